@@ -22,7 +22,7 @@ from benchmarks.simulation.model_layers import layers_of, recorded_seconds
 from benchmarks.simulation.read_cluster import find_cluster
 from benchmarks.simulation.rows import Settings
 from benchmarks.simulation.sweep import Result, fastest_first, simulate
-from benchmarks.simulation.views import best_merged, table
+from benchmarks.simulation.views import best_merged, table, write_files
 from benchmarks.simulation.what_pays import answers, sentences
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.merging import RULES
@@ -87,8 +87,6 @@ def main(args: argparse.Namespace) -> int:
     ordered = fastest_first(chosen)
     said = answers(chosen, results, settings, args.gradients)
     if args.output:
-        from benchmarks.simulation.write_files import write_files  # a GPU machine has nothing that draws
-
         write_files(args.output, said, ordered, results, settings, _scaled(args, clusters[0], settings))
     if args.json:
         print(json.dumps(finite(said | {"results": [one.as_dict() for one in ordered]}), indent=1))

@@ -1,16 +1,16 @@
 """Simulate all cases of a grid in chunks, those of one merging rule together."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.analysis.grouping import grouped
 from benchmarks.simulation.grid import Case
-from benchmarks.simulation.rows import Settings, rows_of
+from benchmarks.simulation.rows import Rows, Settings, rows_of
 from benchmarks.simulation.step_time import Timed, in_message, merged, timed
-from benchmarks.simulation.where_it_pays import where_it_pays
 from benchmarks.simulation.wire import works
 from resireduce.merging import RULES
 
@@ -57,6 +57,27 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
                 step, exposed = float(times.step[number]), float(times.exposed[number])
                 found[place] = Result(case, step, exposed, int(messages[number]), float(sent[number]), work.basis)
     return [one for one in found if one is not None]
+
+
+def where_it_pays(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
+    """Return `rows` in which, for the `chosen` cases, tensors are sent uncompressed if that takes no longer.
+
+    The comparison is with compressing, sending and decompressing the tensor by itself, with nothing hidden. An
+    uncompressed tensor has a message of its own.
+    """
+    compressing = rows.compress(rows.compressed) + rows.more
+    takes = compressing + rows.latency + rows.transfer + rows.unpack
+    dense = chosen[:, None] & (rows.compressed > 0) & (takes >= rows.dense)
+    return replace(
+        rows,
+        compressed=np.where(dense, 0.0, rows.compressed),
+        more=np.where(dense, 0.0, rows.more),
+        latency=np.where(dense, 0.0, rows.latency),
+        transfer=np.where(dense, rows.dense, rows.transfer),
+        nbytes=np.where(dense, rows.moved, rows.nbytes),
+        copied=np.where(dense, 0.0, rows.copied),
+        unpack=np.where(dense, 0.0, rows.unpack),
+    )
 
 
 def fastest_first(results: Iterable[Result]) -> list[Result]:

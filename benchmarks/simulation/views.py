@@ -1,6 +1,7 @@
-"""Views of a simulation: a table, one step's streams, and how it scales. All say that it is simulated."""
+"""Views of a simulation: a table, one step's streams, how it scales, and files of all. All say that it is simulated."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 
 from benchmarks.analysis.labels import TIMES
 from benchmarks.analysis.table import Table
+from benchmarks.analysis.write import to_csv, to_markdown
+from benchmarks.core.files import finite, save_json, save_text, writable
 from benchmarks.simulation.grid import LOSSLESS, Case
 from benchmarks.simulation.rows import Settings
 from benchmarks.simulation.step_time import COMPUTING, Timed
@@ -137,3 +140,30 @@ def efficiencies(results: Sequence[Result], settings: Settings, most: int = 6) -
             text = f"merged {one.case.rule}"
             points.append({"name": name, "ranks": ranks, "efficiency": alone / one.step_seconds, "text": text})
     return points
+
+
+def write_files(
+    folder: Path,
+    answers: Mapping[str, object],
+    ordered: Sequence[Result],
+    results: Sequence[Result],
+    settings: Settings,
+    scaled: Sequence[Result],
+) -> None:
+    """Write simulated.json, .csv and .md, step.svg and scaling.svg into `folder`. Raises ConfigError if this fails.
+
+    answers: the answers to its questions. ordered: all results shown; the first is drawn as a step. results: those that
+    its speed is compared with. scaled: results of one cluster on different numbers of ranks.
+    """
+    from benchmarks.analysis.charts import pictures  # a GPU machine has nothing that draws
+
+    writable("output", folder / "simulated.json")
+    model, fastest = settings.layers.model, ordered[0].case
+    save_json(finite({**answers, "results": [one.as_dict() for one in ordered]}), folder / "simulated.json")
+    whole = table(ordered, results)
+    save_text(to_csv(whole), folder / "simulated.csv")
+    save_text(to_markdown(whole, []), folder / "simulated.md")
+    title = f"Simulated: {model}, {fastest.cluster.name}, {fastest.ranks} ranks\n{name_of(fastest)}"
+    save_text(pictures.step(pieces(fastest, settings), title), folder / "step.svg")
+    title = f"Simulated: {model}, {scaled[0].case.cluster.name}"
+    save_text(pictures.scaling(efficiencies(scaled, settings), title), folder / "scaling.svg")

@@ -1,4 +1,4 @@
-"""Times the compression of a gradient, by each case in turn in one process.
+"""Times the compression of a gradient by each case in turn, and the averaging of all ranks' payloads, in one process.
 
 `python -m benchmarks.training.compress_speed FOLDER` reads the folder's `settings.json` and writes `rows.json`;
 `benchmarks.micro.micro_command` starts it.
@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.core.files import load_json, save_json
-from benchmarks.training.average_speed import average_times
 from benchmarks.training.compress_cases import COPY, NAIVE, Case, list_cases, now
+from resireduce.compressors.topk import TopK
+from resireduce.payload import Payload
 
 WARM_UP_ROUNDS = 1
 
@@ -72,6 +74,37 @@ def timed(
                 seconds[which].append((ended - started) / cases[which].gradients)
     at = {"elements": source.numel(), "density": density}
     return [{"case": case.name, **at, "seconds": found} for case, found in zip(cases, seconds, strict=True)]
+
+
+RANKS = (2, 8, 64)
+
+
+def average_times(like: Tensor, density: float, rounds: int) -> list[dict[str, object]]:
+    """Return a row for each number of ranks: the seconds of each of `rounds` rounds, for one gradient like `like`.
+
+    All numbers are timed in turn. Payloads are top-k's, with positions spread over the gradient at random.
+    """
+    source = torch.Generator().manual_seed(0)
+    payloads = [_payload(like, density, source) for _ in range(max(RANKS))]
+    seconds: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
+    compressor, average = TopK(density), torch.zeros_like(like)
+    for number in range(1 + rounds):  # the first round is warm-up
+        for ranks in RANKS if number % 2 else RANKS[::-1]:
+            started = now(like)
+            compressor.combine_(average, payloads[:ranks], 1 / ranks)
+            if number:
+                seconds[ranks].append(now(like) - started)
+    elements = payloads[0].parts()[1].numel()
+    at = {"elements": like.numel(), "density": density, "sent": elements}
+    return [{**at, "ranks": ranks, "seconds": found, "least_seconds": min(found)} for ranks, found in seconds.items()]
+
+
+def _payload(like: Tensor, density: float, source: torch.Generator) -> Payload:
+    """Return a possible payload of top-k: the gradient is cut into k stretches, and one position is sent of each."""
+    count = max(1, int(density * like.numel()))
+    stretch = like.numel() // count
+    places = torch.arange(count) * stretch + torch.randint(stretch, (count,), generator=source)
+    return TopK(density).packed(like, places.to(like.device))
 
 
 if __name__ == "__main__":

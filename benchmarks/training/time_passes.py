@@ -1,7 +1,7 @@
 """Times a training step of a rank that sends nothing, while all others compute at the same time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,33 @@ from torch import Tensor
 from benchmarks.core.cell import Cell
 from benchmarks.core.prepared import find_root
 from benchmarks.training.build import build
-from benchmarks.training.silent import Silent
+from resireduce.comm.base import Communicator, Deferred, Partition, Polled
+
+
+class Silent(Communicator):
+    """One rank of `world_size` that takes the others' part of each collective to be equal to its own.
+
+    Sums are this rank's own tensors, so training with it is useful only for timing.
+    """
+
+    def __init__(self, world_size: int):
+        self.rank, self.world_size = 0, world_size
+
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return a silent communicator of as many ranks as the first part of each of `partitions` has."""
+        return [Silent(len(parts[0])) for parts in partitions]
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        """Return a handle whose result is `tensor` as it is."""
+        return Deferred(lambda: tensor)
+
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Polled[Sequence[Tensor]]:
+        """Return a handle whose result is `tensor`, once for each rank."""
+        return Deferred(lambda: [tensor] * self.world_size)
+
+    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
+        """Return `tensor` as it is."""
+        return tensor
 
 
 class Passes:

@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.analysis.check.check_screen import text_of
 from benchmarks.analysis.check.compare import Outcome, contradicted, duplicates
-from benchmarks.analysis.check.reference import Reference, path_of, provenance_of
-from benchmarks.analysis.check.reference_checks import ONE_OF
+from benchmarks.analysis.check.reference import ONE_OF, Reference, path_of, provenance_of
 from benchmarks.analysis.check.reference_rows import rows_of
 from benchmarks.analysis.load_run import Run
 from benchmarks.core.provenance import provenance

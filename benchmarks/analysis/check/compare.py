@@ -7,8 +7,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks.analysis.check.bands import Bands
-from benchmarks.analysis.check.reference import Reference, provenance_of
-from benchmarks.analysis.check.reference_checks import ONE_OF
+from benchmarks.analysis.check.reference import ONE_OF, Reference, provenance_of
 from benchmarks.analysis.check.reference_rows import PEAKS, SHORT_STEPS, Row, label_of, rows_of, usual_of
 from benchmarks.analysis.claims.planned import fewer_than_planned, unsound
 from benchmarks.analysis.load_run import Run, strays

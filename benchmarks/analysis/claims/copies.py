@@ -2,24 +2,28 @@
 
 Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds, of
 residuals of other sizes, or that send other elements, do not, except by chance where a metric is a share of a few
-hundred answers. Noise below what `benchmarks.analysis.near` allows makes no other history.
+hundred answers. Divergences are copies if they took the seconds of each other, or of the first steps of a training that
+finished. Noise below what `benchmarks.analysis.near` allows makes no other history.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 from benchmarks.analysis.claims.contradictions import HELD_OUT
 from benchmarks.analysis.claims.planned import planned_residuals
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.near import HISTORY, near_groups
+from benchmarks.analysis.load_run import Hole
+from benchmarks.analysis.near import FIGURE, HISTORY, are_near, near_groups
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from resireduce.scheme import COMPRESSORS
 
 EVALUATIONS = 3
 """Fewest different values of a history that is compared: the first steps of many trainings end with one accuracy."""
+FEWEST = 2
+"""Fewest steps whose seconds tell two trainings apart."""
 
 SIZED = ("baseline", "w", "2d", "w+2d")
 """Schemes whose residuals are the same where they have the same size by plan; those of others differ in values."""
@@ -93,3 +97,24 @@ def _training(record: CellResult) -> Hashable:
 
 def _tells(record: CellResult) -> bool:
     return len({value for _, value in record.metric_history}) >= EVALUATIONS
+
+
+def copied_divergences(holes: Mapping[Cell, Hole], results: Mapping[Cell, CellResult]) -> dict[Cell, Hole]:
+    """Return, with the reason in `doubt`, the holes of trainings that diverged and took the seconds of other ones."""
+    ended = {cell: hole for cell, hole in holes.items() if hole.has_diverged and len(hole.seconds) >= FEWEST}
+    found = {}
+    for cell, other in _pairs(ended, results):
+        doubt = f"its steps took the same seconds as those of {other.name}: one training, not 2"
+        found[cell] = replace(ended[cell], doubt=doubt)
+    return found
+
+
+def _pairs(ended: Mapping[Cell, Hole], results: Mapping[Cell, CellResult]) -> Iterator[tuple[Cell, Cell]]:
+    """Yield each cell that diverged, and another one whose training it is."""
+    for alike in near_groups([(hole.seconds, cell) for cell, hole in ended.items()], FIGURE):
+        ordered = sorted(alike, key=lambda one: one.name)
+        yield from ((cell, next(one for one in ordered if one != cell)) for cell in ordered if len(ordered) > 1)
+    for cell, hole in ended.items():
+        for other, result in results.items():
+            if are_near(result.step_seconds[: len(hole.seconds)], hole.seconds, FIGURE):
+                yield cell, other

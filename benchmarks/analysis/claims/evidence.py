@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from benchmarks.analysis.claims.at_once import at_once
-from benchmarks.analysis.claims.copied_divergences import copied_divergences
-from benchmarks.analysis.claims.copies import copies, not_by_chance, same_history
+from benchmarks.analysis.claims.copies import copied_divergences, copies, not_by_chance, same_history
 from benchmarks.analysis.claims.origins import date_of
 from benchmarks.analysis.claims.planned import unsound
 from benchmarks.analysis.failed import OUTCOMES, load_failed

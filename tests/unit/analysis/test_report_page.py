@@ -14,10 +14,9 @@ from benchmarks.analysis.charts.trade_off import trade_off_chart
 from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow
 from benchmarks.analysis.labels import ABSENT, MINUS
 from benchmarks.analysis.load_run import Hole, Run
-from benchmarks.analysis.page.deviations import deviations
 from benchmarks.analysis.page.html_rows import groups_of, head_of, leading_number
 from benchmarks.analysis.page.ledger_part import by_family, by_test, number
-from benchmarks.analysis.page.page import gaps
+from benchmarks.analysis.page.page import deviations, gaps
 from benchmarks.analysis.page.sentences import sentences
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.accuracy import accuracy

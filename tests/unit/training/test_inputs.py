@@ -8,10 +8,9 @@ import torch
 
 from benchmarks.core.cell import Cell
 from benchmarks.training import time_passes
-from benchmarks.training.silent import Silent
 from benchmarks.training.time_compression import Compression
 from benchmarks.training.time_messages import AT_ONCE, IN_TURN, Collective, sample
-from benchmarks.training.time_passes import Passes, copying
+from benchmarks.training.time_passes import Passes, Silent, copying
 from resireduce.comm.local import LocalCommunicator
 
 CELL = Cell(model="gpt2-bytes", compressor="topk", world_size=4)
