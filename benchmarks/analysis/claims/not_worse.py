@@ -57,14 +57,6 @@ def not_worse(case: Case) -> Verdict:
     )
 
 
-def _margin(case: Case, loss: Loss) -> Derived:
-    name = _metric_name(case.only)
-    if case.limits.get("margin") is None and name not in case.book.margins:
-        reason = f"metric_name: {name!r} has no margin; claims.yaml has those of {', '.join(case.book.margins)}"
-        raise Undecided(reason, results=case.only.records(*BOTH))
-    return margin_of(case.book, case.limits, name, loss.level)
-
-
 def published_loss(case: Case) -> float | None:
     """Return the loss between the two sides as the paper states them, in the unit that is judged."""
     if (value := case.published()) is not None:
@@ -120,20 +112,16 @@ def better(case: Case) -> Verdict:
         unit=loss.unit,
         tolerance=says,
         seeds=loss.estimate.n,
-        seeds_needed=seeds_needed(_gain_of_note(case, loss), loss.spread),
+        seeds_needed=seeds_needed(_margin(case, loss).value, loss.spread),
         p_value=p_beyond(loss.estimate, 0.0),
         results=case.only.records(*BOTH),
     )
 
 
-def _gain_of_note(case: Case, loss: Loss) -> float:
-    """Return a gain as large as the margin of a loss; 0 for a metric without a margin."""
-    name = _metric_name(case.only)
-    return margin_of(case.book, case.limits, name, loss.level).value if name in case.book.margins else 0.0
-
-
-def _metric_name(found: Comparison) -> str:
-    return str(found.results["against"][found.seeds(*BOTH)[0]].metric_name)
+def _margin(case: Case, loss: Loss) -> Derived:
+    """Return the margin of a loss, which is also the gain that is worth showing."""
+    against = case.only.results["against"][case.only.seeds(*BOTH)[0]]
+    return margin_of(case.book, case.limits, str(against.metric_name), loss.level)
 
 
 def _stated(case: Case) -> Bounds | None:

@@ -54,7 +54,7 @@ def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: st
     """Return the loss with its interval. Raises Undecided, with the reason, if there is none.
 
     A cell of `tested` that diverged where the other one finished decides, except in the control (`not_worse`).
-    Reasons: missing or diverged cells, metrics of different kinds, fewer than two seeds, or seeds without spread.
+    Reasons: missing or diverged cells, fewer than two seeds, or seeds without spread.
     """
     if tested != "control":
         check_diverged(found, tested, against)
@@ -62,8 +62,6 @@ def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: st
     relative = bool(case.limits.get("relative"))
     values = losses(found, tested, against, relative)
     records = found.records(tested, against)
-    if odd := _unlike(records):
-        raise Undecided(odd, results=records)
     others = [found.results[against][seed] for seed in values]
     unit = "%" if relative else unit_of(others[0])
     mean = interval(list(values.values()))
@@ -95,15 +93,6 @@ def _equal_losses(values: dict[int, float], level: float) -> str | None:
         return None
     same = number(next(iter(values.values())), 4)
     return f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"
-
-
-def _unlike(records: Sequence[CellResult]) -> str | None:
-    """Return why metrics of records cannot be subtracted; None if they can."""
-    for name in ("metric_name", "higher_is_better"):
-        values = dict.fromkeys(str(getattr(record, name)) for record in records)
-        if len(values) > 1:
-            return f"{name} is not the same in all records: {', '.join(values)}"
-    return None
 
 
 def check_diverged(found: Comparison, tested: str, against: str) -> None:

@@ -80,8 +80,7 @@ def _other_rest(found: Comparison, seeds: Sequence[int]) -> str | None:
 
 def taken(record: CellResult) -> float:
     """Return the seconds of all steps of a record; a long training has the means of equal stretches of them."""
-    seconds = record.step_seconds
-    return sum(seconds) * (record.steps / len(seconds) if seconds else 0.0)
+    return sum(record.step_seconds) * record.steps / len(record.step_seconds)
 
 
 def _loss_of(one: CellResult, other: CellResult, name: str) -> float:
@@ -103,8 +102,8 @@ def _block_interval(one: CellResult, other: CellResult) -> Interval | None:
 
 
 def _block_means(seconds: Sequence[float]) -> list[float]:
-    """Return the means of BLOCKS equal stretches; [] if they have fewer than two steps, or any step took no time."""
+    """Return the means of BLOCKS equal stretches; [] if they have fewer than two steps."""
     size = len(seconds) // BLOCKS
-    if size < 2 or min(seconds) <= 0:
+    if size < 2:
         return []
     return [mean(seconds[size * i : size * (i + 1)]) for i in range(BLOCKS)]

@@ -249,6 +249,10 @@ IMPOSSIBLE: list[tuple[Change, str]] = [
     (lambda one: {"metric_history": [*one.metric_history[:-1], [200, 12.0]]}, "is not the end of metric_history, 12"),
     (lambda one: {"metric_history": one.metric_history[:-1]}, "metric_history: its steps, up to 150, are not those"),
     (lambda one: {"metric_history": [[54, one.metric_history[0][1]], *one.metric_history[1:]]}, "one every 50 steps"),
+    (
+        lambda one: {"metric_name": "f1", "metrics": {"f1": one.metric}},
+        "metric_name: f1, higher_is_better True; its rec",
+    ),
     (lambda one: {"higher_is_better": False}, "accuracy: from 0 to 100 and higher is better"),
     (lambda one: history_of(one, 101.0), "accuracy: from 0 to 100 and higher is better; here up to 101"),
     (lambda one: {"per_rank": [rank(one), rank(one)], "total_bytes": 1}, "total_bytes: 1 is not the sum"),

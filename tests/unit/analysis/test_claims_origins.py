@@ -243,6 +243,7 @@ def test_a_distance_is_a_number_and_a_mean_over_groups(tmp_path: Path, where: st
 def test_metrics_and_observed_steps_are_those_of_training() -> None:
     tasks = {name: load(where) for name, where in TASKS.items()}
     assert {name: (task.metric, task.higher_is_better) for name, task in tasks.items()} == METRICS
+    assert {metric for metric, _ in METRICS.values()} == load_claims().margins.keys()
     assert (OBSERVED_STEPS, OBSERVED_SHARE) == (probe.OBSERVED_STEPS, probe.OBSERVED_SHARE)
 
 

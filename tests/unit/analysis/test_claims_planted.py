@@ -28,7 +28,6 @@ CONFIG = {
     ],
 }
 ACCURACY, SAVING, SAME, SPEED = "exp2-accuracy-vgg19", "exp1-local-vgg19", "ours-identical-w2d-vgg19", "exp2-time-vgg19"
-BROKEN = "vgg-digits.topk.w+2d.kept.d0.01.s0: broken"
 WHERE = ". On vgg-digits; the "
 KEPT = f"loss 0.30 [{MINUS}0.02, 0.62] points, margin 1.27"
 
@@ -324,31 +323,3 @@ def test_one_seed_is_labelled(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "On small models, one seed: what a laptop can show of each claim" in text
     assert f"? {ACCURACY:<36} n = 1: seed 0 alone has no interval; worse by 0.45 points" in text
     assert f"+ {SAME:<36} equal in every digit at 4 evaluations, 1 seed" in text
-
-
-def planted(folder: Path, cell: Cell, **values: Any) -> None:
-    path = path_of(folder, cell)
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-@pytest.mark.parametrize(
-    ("schemes", "values", "reason"),
-    [
-        (
-            ["w+2d"],
-            {"metric_name": "f1", "metrics": {}},
-            f"{BROKEN}, metric_name: f1, higher_is_better True",
-        ),
-        (["w+2d"], {"higher_is_better": False}, f"{BROKEN}, accuracy: from 0 to 100"),
-        (["w+2d", "baseline"], {"metric_name": "x", "metrics": {}}, f"{BROKEN}, metric_name: x, higher_is_better True"),
-    ],
-)
-def test_metrics_that_are_not_alike_are_not_subtracted(
-    folder: Path, schemes: list[str], values: dict[str, Any], reason: str
-) -> None:
-    for scheme in schemes:
-        for seed in range(3):
-            planted(folder, cell_of(scheme, seed), **values)
-    one = found(folder)[ACCURACY]
-    assert one.status == "inconclusive"
-    assert one.reason.startswith(reason)
