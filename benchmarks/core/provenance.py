@@ -24,6 +24,7 @@ CODE: tuple[str, ...] = ("resireduce", "benchmarks", ":!benchmarks/config", "res
 CODE = (*CODE, "constraints.txt", "*.toml")
 """Files whose changes can change a result or a verdict; configs are not among them, since every cell records all its
 fields."""
+TIMING_FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 OWN_FACTS = ("host", "gpu_uuid", "visible_gpus", "link_rate")
 """Facts that differ between the ranks of a job."""
 
@@ -44,6 +45,12 @@ def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "topology": _output("nvidia-smi", "topo", "-m"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def timing_provenance() -> dict[str, Any]:
+    """Return the facts of the provenance that tell where and by which code something was timed on this machine."""
+    here = provenance()
+    return {name: here[name] for name in TIMING_FACTS}
 
 
 def versions() -> dict[str, Any]:

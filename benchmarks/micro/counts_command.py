@@ -10,13 +10,12 @@ from benchmarks.analysis.labels import markdown_table, with_half
 from benchmarks.analysis.statistics import interval
 from benchmarks.core.checks import integer
 from benchmarks.core.files import load_json, save_json, save_text, writable
-from benchmarks.core.provenance import provenance
+from benchmarks.core.provenance import timing_provenance
 from benchmarks.launching.processes import start_here
 from resireduce.errors import ConfigError, check_share
 
 ELEMENTS, DENSITIES, DRAWS = 10**6, (0.01, 0.001), 10
 TINY_ELEMENTS, TINY_DRAWS = 10**4, 2
-FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 READING = (
     "Elements sent / (density x n) of one tensor of {elements:,} elements, without a residual: the mean of {draws} "
     "draws and half of its 95 % interval. t3: Student's t with three degrees of freedom."
@@ -46,8 +45,7 @@ def main(args: argparse.Namespace) -> int:
     }
     writable("output", args.output)
     rows = [described(row) for row in _counts(settings)]
-    here = provenance()
-    save_json({**settings, "rows": rows, "measured": {name: here[name] for name in FACTS}}, args.output)
+    save_json({**settings, "rows": rows, "measured": timing_provenance()}, args.output)
     text = f"{table(rows)}\n\n{READING.format(**settings)}\n"
     save_text(text, args.output.with_suffix(".md"))
     print(f"{text}\nAll of it: {args.output}")

@@ -14,10 +14,9 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICE_VARIABLE
 from benchmarks.core.files import save_json, writable
-from benchmarks.core.provenance import provenance
+from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.micro.pace import FACTS
-from benchmarks.micro.slow_nodes import slow_nodes
+from benchmarks.micro.slow_nodes import INTERFACE, slow_nodes
 from benchmarks.micro.train_on_nodes import make_cells, train_on
 from resireduce.errors import choose
 from resireduce.scheme import MERGES
@@ -59,14 +58,13 @@ def main(args: argparse.Namespace) -> int:
     writable("output", args.output)
     load = list(os.getloadavg())
     with slow_nodes(args.rate, nodes) as held:
-        found = train_on(held, cells, rounds, steps)
+        found = train_on(held, cells, rounds, steps, GLOO_SOCKET_IFNAME=INTERFACE)
     rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
     for row in rows:
         print(f"{_words(row)}: {row['median']:.4f} s ({row['low']:.4f} to {row['high']:.4f})", flush=True)
-    here = provenance()
     setting = {"model": args.model, "nodes": nodes, "ranks_per_node": ranks_per_node, "rate": args.rate}
     setting |= {"rounds": rounds, "steps": steps, "load_before": load}
-    save_json({**setting, "rows": rows, "measured": {name: here[name] for name in FACTS}}, args.output)
+    save_json({**setting, "rows": rows, "measured": timing_provenance()}, args.output)
     print(f"Medians of a step over {rounds} rounds, and their 95 % intervals: {args.output}")
     return 0
 

@@ -14,7 +14,7 @@ from benchmarks.analysis.tables.compression import ALIGN, HEAD, averages_table, 
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import load_json, save_json, save_text, writable
-from benchmarks.core.provenance import provenance
+from benchmarks.core.provenance import timing_provenance
 from benchmarks.launching.processes import MALLOC_THAT_KEEPS, start_here
 from resireduce.errors import ConfigError, check_share, choose
 
@@ -23,7 +23,6 @@ SMALLEST, LARGEST, ROW, MOST_THREADS = 1 << 14, 1 << 30, 1024, 1024
 COPY, NAIVE = "copy", "naive"
 PASSES = 1.5
 """Bytes to read the gradient and read and write the residual, relative to a copy, which reads and writes."""
-FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 READING = (
     "ms: the least of {rounds} rounds in which all cases ran in turn, of one gradient, {threads}. Naive: the sum, "
     "torch.topk(x.abs(), k, sorted=False), the values and zeros in their places. Bound: the time to read the gradient "
@@ -65,11 +64,8 @@ def main(args: argparse.Namespace) -> int:
     writable("output", args.output)
     times = _times(settings)
     rows, averages = compared(times["rows"]), times["averages"]
-    here = provenance()
-    measured = {name: here[name] for name in FACTS}
-    save_json(
-        {**settings, "malloc": MALLOC_THAT_KEEPS, "rows": rows, "averages": averages, "measured": measured}, args.output
-    )
+    found = {"malloc": MALLOC_THAT_KEEPS, "rows": rows, "averages": averages, "measured": timing_provenance()}
+    save_json(settings | found, args.output)
     text = f"{table(rows, settings['rounds'], settings['threads'])}\n{averages_table(averages)}"
     save_text(text, args.output.with_suffix(".md"))
     _draw(rows, args.output.with_suffix(".svg"))

@@ -5,9 +5,7 @@ All train in the same processes, in turn, so other work on the machine affects a
 
 import argparse
 import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +14,11 @@ from benchmarks.analysis.statistics import interval
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
-from benchmarks.core.files import load_json, save_json, writable
-from benchmarks.core.provenance import provenance
+from benchmarks.core.files import save_json, writable
+from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import SMALL, WORKLOADS
-from benchmarks.launching.processes import MALLOC_THAT_KEEPS, start_here
-from benchmarks.launching.ranks import rank_variables
+from benchmarks.launching.processes import MALLOC_THAT_KEEPS
+from benchmarks.micro.train_on_nodes import HERE, train_on
 from resireduce.errors import ConfigError, choose
 
 
@@ -52,7 +50,6 @@ PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
     ),
 }
 """Groups of settings that are timed in the same processes: all others are compared with the first."""
-FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +89,7 @@ def main(args: argparse.Namespace) -> int:
             rows.append(row)
             beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
             print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
-    here = provenance() | {"device": args.device}
-    measured = {name: here[name] for name in (*FACTS, "device")}
+    measured = timing_provenance() | {"device": args.device}
     report = {"rounds": rounds, "steps": steps, "fused": args.fused, "rows": rows, "measured": measured}
     save_json(report, args.output)
     print(f"Speed of the first, of the other's, ± half of the 95 % interval over {rounds} rounds: {args.output}")
@@ -151,7 +147,7 @@ def compare(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str]
     `words` are further ones for `benchmarks.training.pace_rank`. A row has the ratios of all rounds, their mean, half
     its 95 % interval, and the least seconds of a step in both.
     """
-    first, *others = _times(cells, rounds, steps, words)
+    first, *others = train_on(HERE, cells, rounds, steps, *words, **MALLOC_THAT_KEEPS).seconds
     reference = _setting_of(cells[0]) | {"step_seconds": min(first) / steps}
     rows = []
     for one, seconds in zip(cells[1:], others, strict=True):
@@ -166,17 +162,3 @@ def compare(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str]
 
 def _setting_of(cell: Cell) -> dict[str, Any]:
     return {name: getattr(cell, name) for name in ("compressor", "density", *Setting._fields)}
-
-
-def _times(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str]) -> list[list[float]]:
-    """Return the seconds of each round of each cell, as measured by rank 0."""
-    with tempfile.TemporaryDirectory(prefix="resireduce-pace-") as name, ExitStack() as stack:
-        folder, first = Path(name), cells[0]
-        save_json([cell.to_dict() for cell in cells], folder / "cells.json")
-        line = ["-m", "benchmarks.training.pace_rank", str(folder), str(rounds), str(steps), *words]
-        places = [{**rank_variables(first, rank), **MALLOC_THAT_KEEPS} for rank in range(first.world_size)]
-        ranks = [stack.enter_context(start_here(line, place)) for place in places]
-        if {rank.wait() for rank in ranks} != {0}:
-            raise ConfigError(f"{first.name}: could not be timed; its ranks say above why")
-        values: list[list[float]] = load_json(folder / "seconds.json")
-        return values

@@ -11,11 +11,10 @@ from typing import Any
 from benchmarks.core.checks import first_twice, integer
 from benchmarks.core.devices import DEVICE_VARIABLE
 from benchmarks.core.files import save_json, writable
-from benchmarks.core.provenance import provenance
+from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.micro.links_command import FORMS, TOPK, timed_row
-from benchmarks.micro.pace import FACTS
-from benchmarks.micro.slow_nodes import UNSLOWED, check_rate, slow_nodes
+from benchmarks.micro.slow_nodes import INTERFACE, UNSLOWED, check_rate, slow_nodes
 from benchmarks.micro.train_on_nodes import make_cells, train_on
 from benchmarks.micro.typical_inputs import typical
 from resireduce.errors import ConfigError, choose
@@ -55,13 +54,13 @@ def main(args: argparse.Namespace) -> int:
         check_rate(rate)
     os.environ[DEVICE_VARIABLE] = "cpu"
     writable("output", args.output)
-    here, settings = provenance(), []
+    here, settings = timing_provenance(), []
     for layout in layouts:
         for rate in args.rates:
             settings.append(measured(model, LAYOUTS[layout], rate, rounds, steps))
             print(f"{layout}, {rate}: {len(settings[-1]['rows'])} forms timed", flush=True)
             setting = {"model": model, "rounds": rounds, "steps": steps, "settings": settings}
-            save_json({**setting, "measured": {name: here[name] for name in FACTS}}, args.output)
+            save_json({**setting, "measured": here}, args.output)
     print(f"Compare it with: python -m benchmarks simulate --measured {args.output}")
     return 0
 
@@ -70,7 +69,7 @@ def measured(model: str, layout: tuple[int, int], rate: str, rounds: int, steps:
     """Return the measurements with one layout and one rate: a row for each form, and the inputs of the simulator."""
     cells, load = make_cells(model, COMPARED, *layout), list(os.getloadavg())
     with slow_nodes(rate, layout[0]) as nodes:
-        found = train_on(nodes, cells, rounds, steps, inputs=True)
+        found = train_on(nodes, cells, rounds, steps, "inputs", GLOO_SOCKET_IFNAME=INTERFACE)
     rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
     for row in rows:
         del row["costs"]  # the library measured these in the steps that are compared

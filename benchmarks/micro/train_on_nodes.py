@@ -1,4 +1,4 @@
-"""Times several forms of a cell on nodes of this machine, round by round, in the same processes."""
+"""Times several forms of a cell round by round, in the same processes: on this machine, or on nodes within it."""
 
 import os
 import sys
@@ -14,9 +14,11 @@ from benchmarks.core.files import load_json, save_json
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.processes import RankProcess, die_with_parent
 from benchmarks.launching.ranks import rank_variables
-from benchmarks.micro.slow_nodes import INTERFACE
 from resireduce.errors import ConfigError
 from resireduce.settings import dear_bytes
+
+HERE: Sequence[Sequence[str]] = ([],)
+"""The one node that is this machine."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,28 @@ def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, rank
 
 
 def train_on(
-    nodes: Sequence[list[str]], cells: Sequence[Cell], rounds: int, steps: int, inputs: bool = False
+    nodes: Sequence[Sequence[str]], cells: Sequence[Cell], rounds: int, steps: int, *words: str, **variables: str
 ) -> Trained:
     """Train `cells` of one model in turn, for `rounds` rounds of `steps` steps each, on ranks that fill the nodes.
 
-    nodes: for each, the beginning of a command line that runs there. inputs: whether the inputs of a simulated step are
-    measured before each round. Raises ConfigError if ranks fail.
+    Args:
+        nodes: for each, the beginning of a command line that runs there; HERE for this machine itself.
+        words: further ones for `benchmarks.training.pace_rank`; with "inputs" the inputs of a simulated step are
+            measured before each round.
+        variables: further ones of each rank's environment.
+
+    Raises ConfigError if ranks fail.
     """
-    with tempfile.TemporaryDirectory(prefix="resireduce-links-") as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="resireduce-in-turn-") as name, ExitStack() as stack:
         folder, size = Path(name), cells[0].world_size
         save_json([cell.to_dict() for cell in cells], folder / "cells.json")
-        line = [sys.executable, "-m", "benchmarks.training.pace_rank", name, str(rounds), str(steps)]
+        line = [sys.executable, "-m", "benchmarks.training.pace_rank", name, str(rounds), str(steps), *words]
         ranks = []
         for rank in range(size):
-            variables = rank_variables(cells[0], rank) | {"GLOO_SOCKET_IFNAME": INTERFACE}
-            command = [*nodes[rank * len(nodes) // size], *line, *["inputs"] * inputs]
-            started = RankProcess(command, env=os.environ | variables, preexec_fn=die_with_parent)
-            ranks.append(stack.enter_context(started))
+            environment = os.environ | rank_variables(cells[0], rank) | variables
+            command = [*nodes[rank * len(nodes) // size], *line]
+            ranks.append(stack.enter_context(RankProcess(command, env=environment, preexec_fn=die_with_parent)))
         if {rank.wait() for rank in ranks} != {0}:
-            raise ConfigError(f"{cells[0].model}: could not be timed; its ranks say above why")
-        measured = [load_json(folder / f"inputs{rank}.json") for rank in range(size)] if inputs else []
-        return Trained(load_json(folder / "seconds.json"), load_json(folder / "merged.json"), measured)
+            raise ConfigError(f"{cells[0].name}: could not be timed; its ranks say above why")
+        inputs = [load_json(folder / f"inputs{rank}.json") for rank in range(size)] if "inputs" in words else []
+        return Trained(load_json(folder / "seconds.json"), load_json(folder / "merged.json"), inputs)

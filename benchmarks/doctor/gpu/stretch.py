@@ -19,6 +19,7 @@ from benchmarks.doctor.gpu.steps import CONTRACTS, GROUPS, Step
 from benchmarks.doctor.gpu.work import MOST_TIMES, do, line, was_interrupted
 from resireduce.errors import ConfigError
 
+TIMING = tuple(f"benchmarks/micro/{name}.py" for name in ("micro_command", "pace", "train_on_nodes"))
 LIMIT_SECONDS = 540.0
 FINISHED = ("ok", "oom", "diverged")
 """Statuses that say something about the step; others are worth another try."""
@@ -29,7 +30,7 @@ MARGIN_SECONDS = 10.0
 def code_of(group: str) -> str:
     """Return the hash of all code that a group's results depend on."""
     tests = (CONTRACTS.as_posix(), "tests/worlds.py") if group == "contracts" else ()
-    return content_hash((*LIBRARY, *TRAINING, "benchmarks/micro/micro_command.py", "benchmarks/micro/pace.py", *tests))
+    return content_hash((*LIBRARY, *TRAINING, *TIMING, *tests))
 
 
 @dataclass

@@ -85,7 +85,6 @@ def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.Mon
     first = count - 2 + 1.5
     assert f"| no compression, `dear` | {first:.3f} (" in table and table.endswith("|  |  |")
     assert len(table.splitlines()) == 2 + 4 + 2 and len(rules.splitlines()) == 2 + len(MERGES)
-    assert BLOCKS["links"](Measured(tmp_path)) is None
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 20, 21])

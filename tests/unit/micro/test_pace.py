@@ -29,7 +29,8 @@ def test_ratios_and_their_intervals(tmp_path: Path) -> None:
 
 def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank, seconds = tmp_path / "python", [[2.0, 4.0], [1.0, 4.0], [4.0, 8.0]]
-    rank.write_text(f'#!/bin/sh\ncp "$3/cells.json" "{tmp_path}"\necho "{seconds}" > "$3/seconds.json"\n')
+    left = f'echo "{seconds}" > "$3/seconds.json"\necho "[]" > "$3/merged.json"\n'
+    rank.write_text(f'#!/bin/sh\ncp "$3/cells.json" "{tmp_path}"\n{left}')
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
     cell = Cell(model="resnet50", data="synthetic")
