@@ -5,19 +5,21 @@ besides, and are left out where a flag or a missing figure makes them not compar
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.analysis.check.bands import INEXACT_PEAKS
 from benchmarks.analysis.claims.planned import fewer_than_planned
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import percent
-from benchmarks.analysis.one_gpu.gpu_records import MEMORY, Case, Device, read_device
-from benchmarks.analysis.one_gpu.look_up import NVML_PROCESS, Unread, bytes_at
-from benchmarks.analysis.one_gpu.soundness import ALLOCATED, PEAK, STATES
+from benchmarks.analysis.one_gpu.gpu_records import MEMORY, NVML_PROCESS, Case, Device, Unread, bytes_at, read_device
+from benchmarks.analysis.one_gpu.soundness import ALLOCATED, PEAK
+from benchmarks.core.record import STATE_FIELDS
 from resireduce.errors import ConfigError
 
 BANDS: Mapping[str, float] = {ALLOCATED: 0.01, PEAK: INEXACT_PEAKS, NVML_PROCESS: INEXACT_PEAKS}
 """By rung, the largest relative difference that is none."""
+WORSE, BETTER, UNREAD = "worse", "better", "not compared"
+"""Kinds of findings."""
 
 
 def is_gpu_check(folder: Path) -> bool:
@@ -40,10 +42,10 @@ def check_gpu(folder: Path, reference: Path) -> int:
     print("\n".join(f"Note: {note}" for note in now.notes) or "All its records are valid")
     cells = {one.cell.name: one for one in now.cases}
     good = [one for one in then.cases if one.ranks]
-    wrong = [line for one in good for line in _worse(one, cells.get(one.cell.name))]
-    better = [line for one in good for line in _better(one, cells.get(one.cell.name))]
-    better += [line for one in good for line in _uncompared(one, cells.get(one.cell.name))]
-    print("\n".join([*wrong, *better, f"{len(wrong)} of what {len(good)} cells hold is worse, or was not measured"]))
+    found = grouped(pair for one in good for pair in _findings(one, cells.get(one.cell.name)))
+    wrong = found.get(WORSE, [])
+    last = f"{len(wrong)} of what {len(good)} cells hold is worse, or was not measured"
+    print("\n".join([*wrong, *found.get(BETTER, []), *found.get(UNREAD, []), last]))
     return 1 if wrong else 0
 
 
@@ -54,43 +56,31 @@ def _sound(folder: Path) -> Device:
     return device
 
 
-def _worse(then: Case, now: Case | None) -> Iterator[str]:
+def _findings(then: Case, now: Case | None) -> Iterator[tuple[str, str]]:
+    """Yield each difference between two records of a cell beyond its band, and each figure that the second lacks."""
+    name = then.cell.name
     if now is None or not now.ranks:
         why = "not run" if now is None else now.doubt or f"{now.status}, {now.reason}"
-        yield f"  {then.cell.name}: no valid record: {why}"
+        yield WORSE, f"  {name}: no valid record: {why}"
         return
-    yield from (f"  {then.cell.name}: {text}" for more, text in _differences(then, now) if more)
-
-
-def _better(then: Case, now: Case | None) -> Iterator[str]:
-    if now is not None and now.ranks:
-        yield from (f"  better: {then.cell.name}: {text}" for more, text in _differences(then, now) if not more)
-
-
-def _uncompared(then: Case, now: Case | None) -> Iterator[str]:
-    """Yield the figures that the reference has, and that the run could not read or has with a flag."""
-    if now is None or not now.ranks:
-        return
-    for rung in BANDS:
-        with suppress(Unread):
-            bytes_at(then, rung)
-            try:
-                bytes_at(now, rung)
-            except Unread as why:
-                yield f"  not compared: {why}"
-
-
-def _differences(then: Case, now: Case) -> Iterator[tuple[bool, str]]:
-    """Yield, for each figure beyond its band, whether it is more than before, and both in words."""
-    for name in STATES:
-        old, new = int(then.memory[name]), int(now.memory[name])
-        few = fewer_than_planned(now.cell, name, old, new)
+    for field in STATE_FIELDS:
+        old, new = int(then.memory[field]), int(now.memory[field])
+        few = fewer_than_planned(now.cell, field, old, new)
         if old != new:
-            yield few is not None or new > old, f"{name} {few or f'{old:,} -> {new:,}'}"
+            yield _told(name, f"{field} {few or f'{old:,} -> {new:,}'}", few is not None or new > old)
     for rung, band in BANDS.items():
         try:
-            old, new = bytes_at(then, rung), bytes_at(now, rung)
-        except Unread:  # `_uncompared` says so
+            old = bytes_at(then, rung)
+        except Unread:
+            continue
+        try:
+            new = bytes_at(now, rung)
+        except Unread as reason:
+            yield UNREAD, f"  not compared: {reason}"
             continue
         if abs(new / old - 1) > band:
-            yield new > old, f"{rung} {old:,} -> {new:,}, beyond {percent(band)}"
+            yield _told(name, f"{rung} {old:,} -> {new:,}, beyond {percent(band)}", new > old)
+
+
+def _told(name: str, text: str, is_worse: bool) -> tuple[str, str]:
+    return (WORSE, f"  {name}: {text}") if is_worse else (BETTER, f"  better: {name}: {text}")

@@ -10,12 +10,22 @@ from typing import Any
 
 from benchmarks.analysis.claims.claim import Claim
 from benchmarks.analysis.claims.judge import combined
-from benchmarks.analysis.claims.planned import load_planned, planned_residuals
+from benchmarks.analysis.claims.planned import planned_bytes
 from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided, Verdict, number, shown, unless_doubted
-from benchmarks.analysis.one_gpu.gpu_records import Case, Device
-from benchmarks.analysis.one_gpu.look_up import BASELINE, NVML_PROCESS, USUAL, Unread, bytes_at, matching, spoilt
-from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK, STATES
+from benchmarks.analysis.one_gpu.gpu_records import (
+    BASELINE,
+    NVML_PROCESS,
+    USUAL,
+    Case,
+    Device,
+    Unread,
+    bytes_at,
+    matching,
+    spoilt,
+)
+from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK
 from benchmarks.core.cell import CELL_FIELDS
+from benchmarks.core.record import STATE_FIELDS
 
 ONE_GPU = "one_gpu"
 """The kind of these claims, which need no cells of a run."""
@@ -177,14 +187,12 @@ def _unplanned(one: Case, or_more: bool = False) -> Iterator[str]:
 
     or_more: let residuals take more, since a scheme that saves less than it should is a result, if not a claim's proof.
     """
-    planned, residuals = load_planned().get(one.cell.model), planned_residuals(one.cell)
-    if planned is None or residuals is None:
+    planned = {name: nbytes for name in STATE_FIELDS if (nbytes := planned_bytes(one.cell, name)) is not None}
+    if len(planned) < len(STATE_FIELDS):
         yield f"{one.cell.name} has no plan"
         return
-    gradients = 0 if one.cell.gradients == "streamed" else planned.gradients_bytes
-    values = (planned.parameters_bytes, gradients, residuals, planned.optimizer_states_bytes)
     for memory in one.ranks:
-        for name, value in zip(STATES, values, strict=True):
+        for name, value in planned.items():
             more = or_more and name == "residuals_bytes" and memory[name] > value
             if memory[name] != value and not more:
                 yield f"{name} of {one.cell.name} is {memory[name]:,}, by plan {value:,}"

@@ -1,9 +1,9 @@
-"""The records of one GPU in results/reference/<device>: memory.json and known.json, with what is wrong about them."""
+"""The records of one GPU in results/reference/<device>, what is wrong about them, and what of them can be compared."""
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ REFERENCE = ROOT / "results/reference"
 MEMORY, KNOWN = "memory", "known"
 """Groups of the one-GPU check whose files are read."""
 Json = Mapping[str, Any]
+NVML_PROCESS = "nvml_process"
+HARMLESS = ("pid-namespace", "nvml-v1")
+"""Flags of a rung that leave it comparable; with any other it decides nothing."""
+USUAL: Json = {"compressor": "topk", "residual_dtype": None, "slices": None, "world_size": 1}
+BASELINE: Json = {**USUAL, "scheme": "baseline", "gradients": "kept"}
+"""Fields of the cell that savings are measured against."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +76,6 @@ class Device:
         return f"commit{'s' if len(found) > 1 else ''} {', '.join(one[:7] for one in found)}"
 
 
-@dataclass
-class _Read:
-    """Files of one device on the way to a Device."""
-
-    source: Json | None = None
-    notes: list[str] = field(default_factory=list)
-
-
 def read_devices(folder: Path = REFERENCE) -> list[Device]:
     """Return the devices whose records lie below a folder, in the order of their names.
 
@@ -91,15 +89,18 @@ def read_devices(folder: Path = REFERENCE) -> list[Device]:
 def read_device(folder: Path) -> Device:
     """Return the records of one device, in the folder that has its name."""
     folder = folder.resolve()
-    read = _Read()
-    trained = _of_group(folder, MEMORY, read)
-    cases = tuple(_cases(folder, trained))
-    readings = tuple(_readings(_of_group(folder, KNOWN, read)))
-    notes = [*read.notes, *(f"{folder.name}: {one.cell.name}: {one.doubt}" for one in cases if one.doubt)]
+    (source, trained, note), (other, known, more) = (_of_group(folder, group) for group in (MEMORY, KNOWN))
+    cases = tuple(_cases(trained))
+    doubts = (f"{folder.name}: {one.cell.name}: {one.doubt}" for one in cases if one.doubt)
     dated = sorted(trained, key=lambda case: str(case.get("date")))
-    commits = tuple(dict.fromkeys(str(case.get("commit")) for case in dated))
-    source = read.source or {}
-    return Device(name=folder.name, source=source, cases=cases, known=readings, commits=commits, notes=tuple(notes))
+    return Device(
+        name=folder.name,
+        source=source or other or {},
+        cases=cases,
+        known=tuple(_readings(known)),
+        commits=tuple(dict.fromkeys(str(case.get("commit")) for case in dated)),
+        notes=(*filter(None, (note, more)), *doubts),
+    )
 
 
 def with_results(folder: Path, group: str) -> list[Json]:
@@ -107,15 +108,16 @@ def with_results(folder: Path, group: str) -> list[Json]:
 
     One that failed, or was stopped, has results if it is of many parts: they say which were right.
     """
-    found = [case for case in _of_group(folder.resolve(), group, _Read()) if str(case.get("device")).startswith(UUID)]
+    _, cases, _ = _of_group(folder.resolve(), group)
+    found = [case for case in cases if str(case.get("device")).startswith(UUID)]
     return [case for case in found if case.get("status") == "ok" or case.get("result")]
 
 
-def _of_group(folder: Path, group: str, read: _Read) -> list[Json]:
-    """Return the cases of a file with the facts of its source in each; none, with a note, if it is no evidence."""
+def _of_group(folder: Path, group: str) -> tuple[Json | None, list[Json], str | None]:
+    """Return the source of a file, and its cases with the facts of that in each; else why it is no evidence."""
     path = folder / f"{group}.json"
     if not path.exists():
-        return []
+        return None, [], None
     try:
         values = load_json(path)
         source = values["provenance"]
@@ -123,12 +125,9 @@ def _of_group(folder: Path, group: str, read: _Read) -> list[Json]:
             raise ValueError(f"it is of the group {values['group']!r}")
         if problem := wrong_source(source) or _misplaced(folder, source):
             raise ValueError(problem)
-        found: list[Json] = [{**case, "source": source} for case in values["cases"]]
+        return source, [{**case, "source": source} for case in values["cases"]], None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        read.notes.append(f"{folder.name}: {path.name} does not count: {error}")
-        return []
-    read.source = read.source or source
-    return found
+        return None, [], f"{folder.name}: {path.name} does not count: {error}"
 
 
 def _misplaced(folder: Path, source: Json) -> str | None:
@@ -136,7 +135,7 @@ def _misplaced(folder: Path, source: Json) -> str | None:
     return None if name == folder.name else f"it was measured on {source['device']}, and lies in {folder.name}"
 
 
-def _cases(folder: Path, found: list[Json]) -> Iterator[Case]:
+def _cases(found: list[Json]) -> Iterator[Case]:
     """Yield all cells; those with an impossible record, or one that stands for several, have no ranks."""
     twice = Counter(str(case.get("name")) for case in found)
     times = [(_seconds(case), str(case.get("name"))) for case in found if _seconds(case)]
@@ -172,3 +171,28 @@ def _readings(found: list[Json]) -> Iterator[Json]:
     for case in found:
         result = case.get("result") if case.get("status") == "ok" else None
         yield from (one for one in result if isinstance(one, dict)) if isinstance(result, list) else ()
+
+
+class Unread(ValueError):
+    """A rung has no figure, or none that can be compared; the text says why."""
+
+
+def matching(device: Device, model: str, wanted: Mapping[str, Any]) -> list[Case]:
+    """Return the cells of a model with these fields."""
+    found = [one for one in device.cases if one.cell.model == model]
+    return [one for one in found if all(getattr(one.cell, name) == value for name, value in wanted.items())]
+
+
+def bytes_at(one: Case, name: str) -> int:
+    """Return the bytes of a rung, of the fullest rank. Raises Unread if there are none that can be compared."""
+    rung = next((rung for rung in one.memory["ladder"] if rung["name"] == name), {"reason": "no such rung"})
+    if flags := spoilt(rung):
+        raise Unread(f"{one.cell.name}: {name} is flagged {flags}")
+    if not rung.get("bytes"):
+        raise Unread(f"{one.cell.name}: {name}: {rung['reason'] or 'nothing read'}")
+    return int(rung["bytes"])
+
+
+def spoilt(rung: Mapping[str, Any]) -> str:
+    """Return the flags of a rung or of a reading that leave it not comparable; "" if it has none."""
+    return ", ".join(str(flag) for flag in rung.get("flags") or () if flag not in HARMLESS)

@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.ladder import rung_problem
+from benchmarks.core.record import STATE_FIELDS
 
-STATES = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
 TOTAL, IN_FLIGHT, PEAK_STATES = "total_bytes", "in_flight_bytes", "peak_states_bytes"
 ITEMISED, ALLOCATED, FREED, PEAK = (
     "model_state_itemised",
@@ -79,10 +79,10 @@ def _wrong_rank(cell: Cell, rank: Json, uuid: str, source: Json) -> Iterator[str
 
 
 def _wrong_memory(memory: Json) -> Iterator[str]:
-    counts = {name: memory[name] for name in (*STATES, TOTAL, IN_FLIGHT, PEAK_STATES)}
+    counts = {name: memory[name] for name in (*STATE_FIELDS, TOTAL, IN_FLIGHT, PEAK_STATES)}
     if bad := [name for name, value in counts.items() if type(value) is not int or value < 0]:
         yield f"{bad[0]}: {counts[bad[0]]!r} is no number of bytes"
-    if sum(memory[name] for name in STATES) != memory[TOTAL]:
+    if sum(memory[name] for name in STATE_FIELDS) != memory[TOTAL]:
         yield "its model states do not add up"
     if memory[TOTAL] + memory[IN_FLIGHT] != memory[PEAK_STATES]:
         yield f"{PEAK_STATES} is not {TOTAL} and {IN_FLIGHT} together"

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.analysis.labels import ABSENT, markdown_table
-from benchmarks.analysis.one_gpu.gpu_records import Case, Device, read_devices
-from benchmarks.analysis.one_gpu.look_up import BASELINE, USUAL, Unread, bytes_at, matching
+from benchmarks.analysis.one_gpu.gpu_records import (
+    BASELINE,
+    USUAL,
+    Case,
+    Device,
+    Unread,
+    bytes_at,
+    matching,
+    read_devices,
+)
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PEAK
 from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.readme.measured import Measured
