@@ -20,10 +20,8 @@ from resireduce.planning.item import STATES
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
 SCHEMA_VERSION = 2
-ADDED = dict.fromkeys(("metrics", "ladder", "phase_seconds", "units_per_second", "unit", "observations", "failure"), 2)
-"""Fields and the version that added them: an older record is read as if it had their defaults."""
 OPTIONAL = ("items", "moments", "messages")
-"""Fields that even records of this version may lack."""
+"""Fields that a record may lack."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = tuple(f"{state}_bytes" for state in STATES)
 BYTE_FIELDS = (*STATE_FIELDS, "total_bytes", "in_flight_bytes", "peak_states_bytes", "peak_resident_bytes")
@@ -75,7 +73,6 @@ class CellResult(Measured):
     that could not be allocated, and `interrupted` if the same command will resume the cell."""
     provenance: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
-    """The version that the record was written in; claims tell a field that was removed from one that came later."""
 
     def __post_init__(self) -> None:
         """Raise RecordError for a wrong type, and for an ok record that is incomplete or does not add up."""
@@ -86,11 +83,9 @@ class CellResult(Measured):
     def from_dict(cls, values: Any) -> Self:
         """Build a record from plain values. Raises RecordError, one line."""
         version = values.get("schema_version") if isinstance(values, dict) else None
-        if not isinstance(version, int) or version is True or not 1 <= version <= SCHEMA_VERSION:
-            raise RecordError(f"schema_version: {version!r} cannot be read; allowed: 1 to {SCHEMA_VERSION}")
-        missing = [f.name for f in fields(cls) if f.name not in values and ADDED.get(f.name, 1) <= version]
-        missing = [name for name in missing if name not in OPTIONAL]
-        if missing:
+        if version != SCHEMA_VERSION:
+            raise RecordError(f"schema_version: {version!r} cannot be read; allowed: {SCHEMA_VERSION}")
+        if missing := [f.name for f in fields(cls) if f.name not in values and f.name not in OPTIONAL]:
             raise RecordError(f"record: keys are missing: {', '.join(missing)}")
         try:
             known_keys("record", values, (f.name for f in fields(cls)))
@@ -171,7 +166,6 @@ def _sum_problems(result: CellResult) -> list[str]:
     total = sum(getattr(result, name) for name in STATE_FIELDS)
     if total != result.total_bytes:
         return [f"total_bytes: {result.total_bytes} is not the sum of {', '.join(STATE_FIELDS)}, {total}"]
-    # Records of the first version have no other sums.
     if result.metrics and result.metrics.get(str(result.metric_name)) != result.metric:
         return [f"metric: {result.metric} is not the {result.metric_name} in metrics, {result.metrics}"]
     return []

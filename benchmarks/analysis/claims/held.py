@@ -32,9 +32,8 @@ def wrong_ranks(record: CellResult) -> Iterator[str]:
     for rung in record.ladder:
         if rung["name"] == ITEMISED and rung["bytes"] not in (None, record.total_bytes):
             yield f"ladder: {ITEMISED} is {rung['bytes']} bytes, total_bytes {record.total_bytes}"
-    if record.schema_version > 1:
-        for rank, held in enumerate(record.per_rank):
-            yield from (f"per_rank: rank {rank}: {problem}" for problem in _wrong_bytes(record, held))
+    for rank, held in enumerate(record.per_rank):
+        yield from (f"per_rank: rank {rank}: {problem}" for problem in _wrong_bytes(record, held))
 
 
 def _bytes(rank: dict[str, Any]) -> list[Any]:

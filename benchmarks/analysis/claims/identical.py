@@ -44,6 +44,6 @@ def _difference(one: CellResult, other: CellResult) -> str | None:
 
 
 def _digits(record: CellResult) -> dict[str, Any]:
-    """Return all values that must be equal. Records of the first version have no `metrics`."""
+    """Return all values that must be equal."""
     history = [list(pair) for pair in record.metric_history]
     return {"metric": record.metric, "metrics": record.metrics, "metric_history": history}

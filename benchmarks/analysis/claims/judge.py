@@ -114,10 +114,6 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
             status = INCONCLUSIVE
     cells = (record.cell for record in verdict.results)
     open_for = [] if bears == "nothing" else [text for one in verdict.results if (text := mislabelled(one))]
-    if len(versions := sorted({record.schema_version for record in verdict.results})) > 1:
-        open_for.append(
-            f"its records are of schema versions {' and '.join(map(str, versions))}: run the older ones again"
-        )
     odd = evidence.twice | (evidence.shared if bears == "times" else {})
     open_for += [odd[cell] for cell in dict.fromkeys(cells) if cell in odd]
     if open_for or (missing and status == REPRODUCED):

@@ -1,14 +1,14 @@
 """Check what a record says of its origin: its ranks, their places and devices, its dates. Imports no torch.
 
-Records of the first version say less. Of later ones, those of several ranks, which the launcher made, must say all:
-what was removed cannot be told from what agrees. Ranks of the backend local may have run in the process that asked.
+Records of several ranks, which the launcher made, must say all: what was removed cannot be told from what agrees. Ranks
+of the backend local may have run in the process that asked.
 """
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from benchmarks.core.record import ADDED, CellResult
+from benchmarks.core.record import CellResult
 
 NO_GPU = ("no CUDA device", "trained on the CPU")
 """What the ladder of a rank says that trained on a CPU (`benchmarks.training.measure.probe`)."""
@@ -24,21 +24,10 @@ AHEAD = timedelta(days=1)
 
 def wrong_origin(record: CellResult) -> Iterator[str]:
     """Yield one line for each statement of a finished record about its origin that cannot be true, or is missing."""
-    if record.schema_version == 1:
-        yield from _too_new(record)
-    else:
-        yield from _missing(record)
+    yield from _missing(record)
     yield from _wrong_device(record)
     yield from _wrong_places(record)
     yield from _wrong_dates(record)
-
-
-def _too_new(record: CellResult) -> Iterator[str]:
-    """A later record without some fields is no record of the first version."""
-    has = [name for name in ADDED if getattr(record, name)]
-    has += ["provenance: content"] if "content" in record.provenance else []
-    if has:
-        yield f"schema_version: 1, but it has {', '.join(has)}, which a later one added"
 
 
 def _missing(record: CellResult) -> Iterator[str]:
@@ -65,7 +54,7 @@ def _wrong_device(record: CellResult) -> Iterator[str]:
         return
     absent = [name for name in OF_GPUS if not source.get(name)]
     absent += ["gpu_uuids"] if len(uuids) != record.cell.world_size else []
-    if record.schema_version > 1 and absent:
+    if absent:
         yield f"provenance: device: {device}, but {', '.join(absent)} as on a CPU"
     if any(text.endswith("+cpu") for text in _torch_versions(source)):
         yield f"provenance: device: {device}, but its torch is one for CPUs alone"
@@ -113,7 +102,7 @@ def date_of(record: CellResult) -> datetime | None:
 
 def _wrong_dates(record: CellResult) -> Iterator[str]:
     given, date = record.provenance.get("date"), date_of(record)
-    if (given is not None or record.schema_version > 1) and date is None:
+    if date is None:
         yield f"provenance: date: {str(given)[:40]!r} is not a date with a time zone"
     if date is not None and not EARLIEST <= date <= datetime.now(UTC) + AHEAD:
         yield f"provenance: date: {given} is not from {EARLIEST:%Y} to now"

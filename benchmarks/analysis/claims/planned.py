@@ -161,7 +161,7 @@ def _wrong_steps(record: CellResult) -> Iterator[str]:
 
 def _wrong_times(record: CellResult) -> Iterator[str]:
     seconds, speed = record.step_seconds, float(record.steps_per_second or 0)
-    if record.schema_version > 1 and not record.phase_seconds.get("step"):
+    if not record.phase_seconds.get("step"):
         yield "phase_seconds: step: missing"
     if len(seconds) != STRETCHES or record.steps < 2 * STRETCHES or min(seconds) <= 0:
         yield from wrong_seconds(record)

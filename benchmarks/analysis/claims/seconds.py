@@ -39,7 +39,7 @@ def wrong_seconds(record: CellResult) -> Iterator[str]:
 def wrong_phases(record: CellResult) -> Iterator[str]:
     """Yield one line if a record's phases are not those of its rank 0; a record without its ranks' phases has none."""
     own = record.per_rank[0].get("phase_seconds") if record.per_rank else None
-    if record.schema_version > 1 and own != record.phase_seconds:
+    if own != record.phase_seconds:
         yield "phase_seconds: not those of rank 0 in per_rank"
 
 

@@ -19,7 +19,7 @@ from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.provenance import CODE
-from benchmarks.core.record import ADDED, CellResult
+from benchmarks.core.record import CellResult
 from benchmarks.core.registry import TASKS
 from benchmarks.core.sample_counts import steps_per_second
 from benchmarks.training.measure import probe
@@ -51,10 +51,6 @@ def without(*names: str) -> Change:
     return lambda one: {"provenance": {name: value for name, value in one.provenance.items() if name not in names}}
 
 
-def first_version(one: CellResult) -> dict[str, Any]:
-    return {"schema_version": 1} | {name: type(getattr(one, name))() for name in ADDED if name != "failure"}
-
-
 GPU = {"device": "NVIDIA A100", "cuda": "12.6", "device_memory_bytes": 2**36, "gpu_uuids": ["GPU-a", "GPU-b"]}
 WRONG: list[tuple[Change, str]] = [
     (source(device="NVIDIA A100"), "NVIDIA A100, but cuda, device_memory_bytes, gpu_uuids as on a CPU"),
@@ -77,8 +73,6 @@ WRONG: list[tuple[Change, str]] = [
     (source(date="!first"), "date: '!first' is not a date with a time zone"),
     (without("date"), "date: 'None' is not a date with a time zone"),
     (source(resumed_at_steps=[5000]), "resumed_at_steps: [5000] of a training of 200 steps"),
-    (lambda one: {"schema_version": 1}, "schema_version: 1, but it has metrics, phase_seconds, provenance: content"),
-    (lambda one: first_version(one) | without("content")(one), "of schema versions 1 and 2: run the older ones again"),
     (lambda one: {"metric_name": "top1", "metrics": {"top1": one.metric}}, "its recipe accuracy, True"),
     (lambda one: quicker(one, 1.3), "phase_seconds: step: 0.0"),
 ]
