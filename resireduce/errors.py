@@ -4,6 +4,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 PASSED_OVER = ("resireduce", "torch", "contextlib", "weakref")
 """Packages whose lines nobody who is warned can change."""
@@ -23,10 +24,19 @@ class NonFiniteGradient(ArithmeticError):
 
 def warn(text: str) -> None:
     """Warn with `text` at the line of the script that called the library, perhaps through torch's own code."""
+    warnings.warn(text, stacklevel=_caller()[1] - 1)
+
+
+def caller() -> FrameType:
+    """Return the frame that called the library, perhaps through torch's own code."""
+    return _caller()[0]
+
+
+def _caller() -> tuple[FrameType, int]:
     frame, level = sys._getframe(), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in PASSED_OVER:
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    return frame, level
 
 
 def is_number(value: object) -> bool:

@@ -1,13 +1,14 @@
-"""Trained parameters of a model that its optimizer does not hold, so that nobody averages their gradients."""
+"""What a step leaves out: parameters that nobody averages, and what an optimizer around this one does after it."""
 
 import weakref
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
-from resireduce.errors import warn
+from resireduce.errors import caller, warn
 
 FIRST_LOOKS, INTERVAL = 16, 61
 """The model is checked at each of the first steps, and then at intervals of so many: an odd number, so that it meets
@@ -43,4 +44,22 @@ class Outside:
             f"{next(iter(found))!r}{more}: trained, but not by the optimizer given to resireduce.distribute(...), so "
             "that each rank has its own gradient of it: distribute the optimizer that holds it too, or average it "
             "yourself"
+        )
+
+
+def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
+    """Warn if an optimizer with a state of its own, torch's or not, calls the step that updates by `wrapped`.
+
+    Lookahead and its like go on with the parameters that have a gradient, and after the step streamed ones are gone.
+    An optimizer that only passes calls on has the state of `wrapped`.
+    """
+    outer = caller().f_locals.get("self")
+    if hasattr(outer, "param_groups") and getattr(outer, "state", wrapped.state) is not wrapped.state:
+        name = type(outer).__name__
+        inside = (
+            f"put it inside, distribute(model, {name}(...)), or " if isinstance(outer, torch.optim.Optimizer) else ""
+        )
+        warn(
+            f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are gone"
+            f": if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
         )

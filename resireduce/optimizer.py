@@ -20,7 +20,7 @@ from resireduce.backward import BackwardPasses
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, warn
-from resireduce.left_out import Outside
+from resireduce.left_out import Outside, warn_of_outer
 from resireduce.optimizer_view import OptimizerView
 from resireduce.resumed import Resumed
 from resireduce.settings import Settings
@@ -33,6 +33,15 @@ FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
 ZEROS = (
     "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
     "use is left as it is, where zeros would let momentum and weight decay move it; for these give gradients='kept'"
+)
+WITHIN_BACKWARD = (
+    "step() was called within a backward pass, as by a hook: call it when backward() has returned. To update parameters"
+    " within the backward pass, give one optimizer of all parameters and update='in_backward' (with compressor='none') "
+    "to resireduce.distribute(...)"
+)
+UNFINISHED = (
+    "step() after a backward() that did not come to its end: some gradients are under way, others are missing. Build "
+    "model and optimizer anew, on every rank, from a checkpoint"
 )
 HARMLESS = ("train", "eval")
 """Methods of wrapped optimizers that do not look at gradients."""
@@ -156,12 +165,11 @@ class DistributedOptimizer(OptimizerView):
         self._exchange.refuse_if_failed()
         self.flush()
         if self._backward.under_way:
-            raise UsageError(
-                "step() after a backward() that did not come to its end: some gradients are under way, others are "
-                "missing. Build model and optimizer anew, on every rank, from a checkpoint"
-            )
+            raise UsageError(WITHIN_BACKWARD if torch._C._current_graph_task_id() >= 0 else UNFINISHED)
         self._exchange.updater.refuse()
         self._outside.warn()
+        if self.streamed and self.steps == 0:
+            warn_of_outer(self.wrapped)
         with self._backward.attachment.stepping():
             if self._only_makes_state():
                 self.wrapped.step()

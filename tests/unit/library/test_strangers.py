@@ -148,6 +148,61 @@ def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_sa
         distributed(model, LocalCommunicator()).zero_grad(set_to_none=False)
 
 
+class Around:
+    """An optimizer around another that returns part of the way after each step, where there is a gradient."""
+
+    def __init__(self, inner: torch.optim.Optimizer, **state: Any):
+        self.inner, self.param_groups = inner, inner.param_groups
+        self.state = state or inner.state
+
+    def step(self) -> None:
+        held = [parameter for group in self.param_groups for parameter in group["params"]]
+        before = [parameter.detach().clone() for parameter in held]
+        self.inner.step()
+        for parameter, slow in zip(held, before, strict=True):
+            if parameter.grad is not None:
+                parameter.data.lerp_(slow, 0.5)
+
+
+class AroundOfTorch(Around, torch.optim.Optimizer):  # type: ignore[misc]
+    """The same, as a subclass of torch's."""
+
+
+@pytest.mark.parametrize("kind", [Around, AroundOfTorch])
+def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(kind: type[Around]) -> None:
+    model = net()
+    outer = kind(distributed(model, LocalCommunicator()), of="its own")
+    loss_of(model, 0).backward()
+    inside = r"put it inside, distribute\(model, AroundOfTorch\(\.\.\.\)\), or " if kind is AroundOfTorch else ""
+    with pytest.warns(
+        UserWarning, match=rf"{kind.__name__} calls step\(\) of what .* leaves out all; {inside}give gradients='kept'"
+    ):
+        outer.step()
+    loss_of(model, 1).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outer.step()  # it is said once
+
+
+@pytest.mark.parametrize("options", [{"gradients": "kept"}, {}])
+def test_an_optimizer_around_it_that_only_passes_on_or_finds_gradients_is_not_told(options: dict[str, Any]) -> None:
+    model = net()
+    inner = distributed(model, LocalCommunicator(), **options)
+    outer = Around(inner, **({"of": "its own"} if options else {}))
+    loss_of(model, 0).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outer.step()
+
+
+def test_a_step_in_a_hook_of_the_backward_pass_is_told_where_else_to_be() -> None:
+    model = net()
+    optimizer = distributed(model, LocalCommunicator())
+    list(model.parameters())[2].register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with pytest.raises(UsageError, match=r"within a backward pass, as by a hook.*update='in_backward'"):
+        loss_of(model, 0).backward()
+
+
 def test_a_state_of_no_steps_is_none_to_go_on_from() -> None:
     """Adagrad makes its state when it is built, and saves it from then on."""
     with warnings.catch_warnings():
