@@ -1,5 +1,6 @@
 """What stands in `.grad` for a gradient that is under way, so that using it is an error and not a zero."""
 
+import sys
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class StreamedAway(Tensor):
             "clipping off; for their norm max_grad_norm=inf and optimizer.grad_norm; to look at them or to change them "
             "gradients='kept' (without overlap=True), and no merge='dear', which sends them during backward() even "
             "then; to update parameters by another optimizer, or by its functional form, distribute that one"
+            + _behind()
         )
 
     @classmethod
@@ -58,6 +60,12 @@ class StreamedAway(Tensor):
             "own. Take the model out of DistributedDataParallel, or use resireduce.compress_ddp(...) instead of "
             "resireduce.distribute(...)"
         )
+
+
+def _behind() -> str:
+    """Return what names the error that is being handled, as when a trainer moves the model after one."""
+    error = sys.exception()
+    return "" if error is None else f". This came after another error, {type(error).__name__}: {error}"
 
 
 def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:

@@ -385,6 +385,20 @@ def test_a_backward_pass_that_fails_half_way(gradients: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_an_error_after_which_a_trainer_moves_the_model_is_named() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    loss(model).backward()
+    try:
+        loss(model).backward()
+    except UsageError:
+        with pytest.raises(UsageError, match=r"used \(cpu\).*after another error, UsageError: a second backward"):
+            model.cpu()
+    with pytest.raises(UsageError, match=r"\.grad was used \(cpu\).*distribute that one$"):
+        model.cpu()
+    optimizer.close()
+
+
 def test_a_setting_that_a_later_tensor_refuses_leaves_the_model_as_it_was() -> None:
     model = seeded(Net).double()
     model.blocks.float()
