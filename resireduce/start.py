@@ -1,5 +1,6 @@
 """What all ranks start from: rank 0's parameters, buffers and optimizer state."""
 
+import hashlib
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from resireduce.agreement import broadcast_object
 from resireduce.comm.base import Communicator
+from resireduce.errors import warn
 
 
 @torch.no_grad()
@@ -18,6 +20,37 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         _overwrite(tensor, f"resireduce.start.{name}", communicator)
     _broadcast_optimizer(optimizer, communicator)
+    _compare_beside(model, communicator)
+
+
+def _compare_beside(model: nn.Module, communicator: Communicator) -> None:
+    """Warn if layers save more than parameters and buffers, as the scales of a quantized weight, and it is not rank
+    0's."""
+    mine = _saved_beside(model)
+    theirs = broadcast_object(mine, communicator)
+    different = [name for name, digest in mine.items() if theirs.get(name) != digest]
+    if different:
+        more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+        warn(
+            f"{different[0]!r}{more}: not as on rank 0, and neither a parameter nor a buffer, so that ranks compute "
+            "different things with the same weights: load one model on all ranks, or make it from the same seed"
+        )
+
+
+def _saved_beside(model: nn.Module) -> dict[str, str]:
+    """Return digests of the tensors that layers with a `_save_to_state_dict` of their own save beside torch's."""
+    found = {}
+    for prefix, module in model.named_modules():
+        if type(module)._save_to_state_dict is nn.Module._save_to_state_dict:
+            continue
+        saved: dict[str, Any] = {}
+        module._save_to_state_dict(saved, "", keep_vars=True)
+        torchs = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+        for name, tensor in saved.items():
+            if name not in torchs and type(tensor) is Tensor and not (tensor.is_meta or tensor.is_quantized):
+                values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                found[f"{prefix}.{name}".lstrip(".")] = hashlib.sha256(values.numpy().tobytes()).hexdigest()
+    return found
 
 
 def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
