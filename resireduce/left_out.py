@@ -56,9 +56,8 @@ def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
     outer = caller().f_locals.get("self")
     if hasattr(outer, "param_groups") and getattr(outer, "state", wrapped.state) is not wrapped.state:
         name = type(outer).__name__
-        inside = (
-            f"put it inside, distribute(model, {name}(...)), or " if isinstance(outer, torch.optim.Optimizer) else ""
-        )
+        can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
+        inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
         warn(
             f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are gone"
             f": if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"

@@ -165,7 +165,11 @@ class Around:
 
 
 class AroundOfTorch(Around, torch.optim.Optimizer):  # type: ignore[misc]
-    """The same, as a subclass of torch's."""
+    """The same, made with torch's constructor."""
+
+    def __init__(self, inner: torch.optim.Optimizer, **state: Any):
+        torch.optim.Optimizer.__init__(self, inner.param_groups, {})
+        self.inner = inner
 
 
 @pytest.mark.parametrize("kind", [Around, AroundOfTorch])
