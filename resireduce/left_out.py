@@ -48,13 +48,15 @@ class Outside:
 
 
 def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
-    """Warn if an optimizer with a state of its own, torch's or not, calls the step that updates by `wrapped`.
+    """Warn if an optimizer, torch's or not, that does more than to pass it on calls the step that updates by `wrapped`.
 
     Lookahead and its like go on with the parameters that have a gradient, and after the step streamed ones are gone.
-    An optimizer that only passes calls on has the state of `wrapped`.
+    One that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
     """
-    outer = caller().f_locals.get("self")
-    if hasattr(outer, "param_groups") and getattr(outer, "state", wrapped.state) is not wrapped.state:
+    frame = caller()
+    outer = frame.f_locals.get("self")
+    does_more = getattr(outer, "state", wrapped.state) is not wrapped.state or "grad" in frame.f_code.co_names
+    if hasattr(outer, "param_groups") and does_more:
         name = type(outer).__name__
         can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
         inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
