@@ -6,7 +6,7 @@
 
 #include "search.h"
 
-enum { NOT_DONE = -3, BINS = 256 };
+enum { NOT_DONE = -3, BINS = 256, NEXT = 32 };
 typedef uint32_t __attribute__((may_alias)) number;
 
 /* Write where the room of each lane begins. */
@@ -171,33 +171,40 @@ static float sampled_border(const struct search *search, int64_t step, int64_t w
     return kth_largest(sample, size, wanted, &passed);
 }
 
-/* Copy the magnitudes of the candidates that all lanes have found, from the first to the last. */
-static void copy_magnitudes(const struct search *search, float *to)
+/* Bring the magnitudes of the candidates that all lanes have found together. */
+static void close_up(const struct search *search)
 {
-    int64_t next[MOST_THREADS];
+    int64_t next[MOST_THREADS], total = 0;
     begin_lanes(search, next);
-    for (int64_t group = 0; group * GROUP < search->n; group++) {
-        const int64_t count = search->counts[group];
-        memcpy(to, search->magnitudes + next[group % search->lanes], count * sizeof *to);
-        next[group % search->lanes] += count;
-        to += count;
+    for (int lane = 0; lane < search->lanes; lane++) {
+        int64_t count = 0;
+        for (int64_t group = lane; group * GROUP < search->n; group += search->lanes)
+            count += search->counts[group];
+        memmove(search->magnitudes + total, search->magnitudes + next[lane], count * sizeof *search->magnitudes);
+        total += count;
     }
 }
 
-/* Write the places of the candidates above `least`, and of all at it but the first `passed`: k of them, from the first to
- * the last. */
-static void write_places(const struct search *search, float least, int64_t passed, int64_t k, int32_t *indices)
+/* Write values and places of the candidates above `least`, and of all at it but the first `passed`: k of them, from the
+ * first to the last. Set them to 0 if it `takes` them. There is no branch on what is chosen: none could be foreseen. */
+static void write_largest(const struct search *search, float least, int64_t passed, int64_t k, int takes, float *values,
+                          int32_t *indices)
 {
     int64_t next[MOST_THREADS], written = 0;
+    number *bits = (number *)search->x;
     begin_lanes(search, next);
     for (int64_t group = 0; group * GROUP < search->n; group++) {
-        int64_t *at = &next[group % search->lanes];
-        for (const int64_t stop = *at + search->counts[group]; *at < stop && written < k; (*at)++) {
-            const float magnitude = search->magnitudes[*at];
+        const int32_t *places = search->places + next[group % search->lanes];
+        next[group % search->lanes] += search->counts[group];
+        for (int64_t i = 0; i < search->counts[group] && written < k; i++) {
+            if (i + NEXT < search->counts[group])
+                __builtin_prefetch(search->x + places[i + NEXT], 1);
+            const int32_t place = indices[written] = places[i];
+            const float value = values[written] = search->x[place], magnitude = fabsf(value);
             const int equal = magnitude == least, chosen = (magnitude > least) | (equal & (passed <= 0));
             passed -= equal;
-            indices[written] = search->places[*at];
             written += chosen;
+            bits[place] &= (number)(chosen & takes) - 1;
         }
     }
 }
@@ -206,8 +213,8 @@ static void write_places(const struct search *search, float least, int64_t passe
  * and indices of the k largest magnitudes, from the first to the last, and set these to 0 if it `takes` them. The
  * `wanted`-th largest of each `step`-th element is a border. Return 1; with the sums complete and nothing else 0, if fewer
  * than k reach it, or more than there is room for, and NOT_FINITE, if NaN or infinity was met before and it `checks`;
- * NOT_DONE, if there is no such crossing. `scratch` has room for three numbers and a byte for each of `room` candidates,
- * and for a number for each element of the sample. */
+ * NOT_DONE, if there is no such crossing. `scratch` has room for two numbers and a byte for each of `room` candidates, and
+ * for a number for each element of the sample. */
 int resireduce_largest(float *x, const float *added, const uint8_t *codes, const float *scales, int bits,
                        const struct crossing *crossing, int64_t n, int64_t k, int64_t step, int64_t wanted,
                        int64_t room, int threads, int takes, int checks, float *scratch, float *values,
@@ -215,8 +222,7 @@ int resireduce_largest(float *x, const float *added, const uint8_t *codes, const
 {
     struct search search = {.x = x, .added = added, .codes = {codes, scales, bits}, .crossing = crossing, .n = n,
                             .lanes = lanes_of(threads), .room = room, .checks = checks, .magnitudes = scratch,
-                            .places = (int32_t *)(scratch + room), .counts = (int32_t *)(scratch + 3 * room)};
-    float *free = scratch + 2 * room;
+                            .places = (int32_t *)(scratch + room), .counts = (int32_t *)(scratch + 2 * room)};
     if (crossing && !lies_in_matrix(crossing))
         return NOT_DONE;
     if (crossing)
@@ -225,14 +231,9 @@ int resireduce_largest(float *x, const float *added, const uint8_t *codes, const
     const int64_t count = look_through(&search);
     if (count < k)
         return count == NOT_FINITE ? NOT_FINITE : 0;
-    copy_magnitudes(&search, free);
+    close_up(&search);
     int64_t passed;
-    const float least = kth_largest(free, count, k, &passed);
-    write_places(&search, least, passed, k, indices);
-    for (int64_t i = 0; i < k; i++) {
-        values[i] = x[indices[i]];
-        if (takes)
-            x[indices[i]] = 0;
-    }
+    const float least = kth_largest(search.magnitudes, count, k, &passed);
+    write_largest(&search, least, passed, k, takes, values, indices);
     return 1;
 }

@@ -54,9 +54,10 @@ def packed_largest(
     addend = _addend(added, n, packed)
     if addend is None:
         return None
-    scratch = torch.empty(13 * sizes[-1], dtype=torch.uint8)
+    *sample_and_room, nbytes = sizes
+    scratch = torch.empty(nbytes, dtype=torch.uint8)
     to = packed.data_ptr()
-    told = *addend, n, k, *sizes, threads(n), takes, check
+    told = *addend, n, k, *sample_and_room, threads(n), takes, check
     status = _largest(found)(flat.data_ptr(), *told, scratch.data_ptr(), to, to + BYTES // 2 * k)
     if status in (1, NOT_DONE):
         return packed if status == 1 else None
@@ -65,11 +66,15 @@ def packed_largest(
 
 
 @cache
-def _sizes(n: int, k: int) -> tuple[int, int, int] | None:
-    """Return the sample of `n` elements, as of `sample_of`, and the room for candidates; None if that is too little."""
-    room = room_for(n, k, piece_of(n))
+def _sizes(n: int, k: int) -> tuple[int, int, int, int] | None:
+    """Return the sample of `n` elements, as of `sample_of`, room for candidates, and bytes of it; None if too little.
+
+    In the memory of the plain form, of 13 bytes each, there is room for more of them, of 9.
+    """
+    plain = room_for(n, k, piece_of(n))
+    room = min(n, 13 * plain // 9)
     step, wanted = sample_of(n, k, room)
-    return None if wanted >= -(-n // step) or n > GROUP // 8 * room else (step, wanted, room)
+    return None if wanted >= -(-n // step) or n > GROUP // 8 * plain else (step, wanted, room, 13 * plain)
 
 
 def _addend(added: Addend | None, n: int, room: Tensor) -> tuple[Any, ...] | None:

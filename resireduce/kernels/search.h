@@ -69,40 +69,43 @@ static inline __attribute__((always_inline)) int64_t take(const struct search *s
 }
 
 #ifdef WIDE
-/* Add to the elements from number `at` to before `end`, a chunk at most; write a bit for each that reaches the border. */
-WIDE static void add_and_compare_wide(const struct search *search, int64_t at, int64_t end, uint16_t *hits)
+/* Add to the elements from number `at` to before `end`, a chunk at most. Of each sixteen, write a bit for each that reaches
+ * the border; return a bit for each of these numbers that is not 0. */
+WIDE static uint64_t add_and_compare_wide(const struct search *search, int64_t at, int64_t end, uint16_t *hits)
 {
     const __m512 border = _mm512_set1_ps(search->border);
     float *restrict x = search->x;
     const float *restrict added = search->added;
-    for (; at < end; at += LANES_WIDE) {
+    uint64_t some = 0;
+    for (uint64_t bit = 1; at < end; at += LANES_WIDE, bit <<= 1) {
         __m512 value = load_lanes(x + at, end - at);
         if (added) {
             value = _mm512_add_ps(value, load_lanes(added + at, end - at));
             store_lanes(x + at, end - at, value);
         }
-        *hits++ = _mm512_mask_cmp_ps_mask(first_lanes(end - at), _mm512_abs_ps(value), border, _CMP_NLT_UQ);
+        *hits = _mm512_mask_cmp_ps_mask(first_lanes(end - at), _mm512_abs_ps(value), border, _CMP_NLT_UQ);
+        some |= *hits++ ? bit : 0;
     }
+    return some;
 }
 
 /* Add to the elements from number `at` to before `end`, a chunk at most, and take those with a hit. No branch depends on an
- * element before all are read: the processor reads ahead. */
+ * element before all are read, so that the processor reads ahead. */
 WIDE static int64_t look_wide(const struct search *search, int64_t at, int64_t end, int64_t count, int64_t stop)
 {
     const __m512 largest = _mm512_set1_ps(FLT_MAX);
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     uint16_t marks[CHUNK / LANES_WIDE];
-    add_and_compare_wide(search, at, end, marks);
-    for (const uint16_t *of = marks; at < end && count >= 0; at += LANES_WIDE, of++) {
-        if (!*of)
-            continue;
+    for (uint64_t some = add_and_compare_wide(search, at, end, marks); some && count >= 0; some &= some - 1) {
+        const int which = __builtin_ctzll(some);
+        const int64_t first = at + which * LANES_WIDE;
         if (stop - count < LANES_WIDE)
             return NO_ROOM;
-        const __m512 magnitude = _mm512_abs_ps(_mm512_maskz_loadu_ps(*of, search->x + at));
-        if (search->checks && _mm512_mask_cmp_ps_mask(*of, magnitude, largest, _CMP_NLE_UQ))
+        const __m512 magnitude = _mm512_abs_ps(_mm512_maskz_loadu_ps(marks[which], search->x + first));
+        if (search->checks && _mm512_mask_cmp_ps_mask(marks[which], magnitude, largest, _CMP_NLE_UQ))
             return NOT_FINITE;
-        const __mmask16 hits = _mm512_mask_cmp_ps_mask(*of, magnitude, magnitude, _CMP_ORD_Q);
-        const __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)at));
+        const __mmask16 hits = _mm512_mask_cmp_ps_mask(marks[which], magnitude, magnitude, _CMP_ORD_Q);
+        const __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)first));
         _mm512_storeu_ps(search->magnitudes + count, _mm512_maskz_compress_ps(hits, magnitude));
         _mm512_storeu_si512(search->places + count, _mm512_maskz_compress_epi32(hits, places));
         count += __builtin_popcount(hits);
