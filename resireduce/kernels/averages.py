@@ -22,7 +22,6 @@ def add_weighted(
     more: Tensor,
     weight: Tensor | float,
     weights: Tensor | None = None,
-    *,
     is_one: bool = False,
     is_last: bool = False,
 ) -> None:
@@ -37,7 +36,7 @@ def add_weighted(
         is_one: `total` is one tensor and has not been multiplied by its weight, which `weights` are.
         is_last: the sum is divided by `weights`, and is the average; by the smallest normal number if that is more.
     """
-    compiled = library("sums") if _suits(into) and _suits(total) and _suits(more) else None
+    compiled = library("sums") if _suits(more) and _suits(total) and (into is total or _suits(into)) else None
     if compiled is None:
         own = weight if isinstance(weight, Tensor) else mean_norm(more, weight)
         form = _kernel(into, total, more, own, weights) or _add

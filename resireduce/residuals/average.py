@@ -41,10 +41,10 @@ class AverageResidual(GroupResidual):
         """
         if folded is None:
             return Folded(_alone(error), self._weight(error, name), is_one=True)
-        target, is_last = (folded.total, False) if room is None else (room, True)
-        total, weights, weight = folded.total, folded.weight, self.weight(error, name)
-        add_weighted(target, total, error, weight, weights, is_one=folded.is_one, is_last=is_last)
-        return Folded(target, weights, is_complete=is_last)
+        target, is_last, total = folded.total if room is None else room, room is not None, folded.total
+        add_weighted(target, total, error, self.weight(error, name), folded.weight, folded.is_one, is_last)
+        folded.total, folded.is_one, folded.is_complete = target, False, is_last
+        return folded
 
     def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""

@@ -109,7 +109,10 @@ class GroupResidual(Residual):
 
     def _fold_waiting(self, group: Group) -> bool:
         """Fold those whose turn it is; return whether the last of the group was among them."""
-        while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
+        while group.waiting and group.turn < len(group.members):
+            member = group.members[-1 - group.turn]
+            if member not in group.waiting:
+                break
             self._fold(group, member)
             group.turn += 1
         return group.turn == len(group.members)
