@@ -54,7 +54,8 @@ def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
     One that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
     """
     frame = caller()
-    outer = frame.f_locals.get("self")
+    # A frame keeps what `f_locals` shows of it until it ends: one of a step ends soon, one of a script may not.
+    outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
     does_more = getattr(outer, "state", wrapped.state) is not wrapped.state or "grad" in frame.f_code.co_names
     if hasattr(outer, "param_groups") and does_more:
         name = type(outer).__name__
