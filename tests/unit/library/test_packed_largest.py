@@ -1,7 +1,6 @@
 """What is largest is selected and packed by one call: the elements, bits and memory of one step after the other."""
 
 import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -14,8 +13,9 @@ from resireduce.kernels.packed_largest import packed_largest
 from resireduce.kernels.submatrix import Crossing
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.few_bits import Blocks
+from tests.compiled import needs_compiler, values
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
+pytestmark = needs_compiler
 KINDS = ["normal", "ties", "uneven", "zero", "negative zero", "denormal", "huge"]
 
 
@@ -29,14 +29,6 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     yield
     torch.set_num_threads(threads)
     library.cache_clear()
-
-
-def values(n: int, kind: str) -> torch.Tensor:
-    drawn = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    if kind == "uneven":  # what is large lies together, and the sample hardly meets it
-        return drawn * 1e-3 + (torch.arange(n) < n // 50) * drawn.sign()
-    scales = {"normal": 1.0, "denormal": 1e-40, "huge": 1e37, "zero": 0.0, "negative zero": -0.0}
-    return drawn.sign() if kind == "ties" else drawn * scales[kind]
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
