@@ -1,5 +1,6 @@
 """Tensors as blocks of elements that share one number, processed a bounded number of elements at a time."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -28,6 +29,15 @@ def slices(numel: int, size: int) -> Iterator[slice]:
     """Yield slices of a flat tensor of `numel` elements, `size` of them each except the last."""
     for first in range(0, numel, size):
         yield slice(first, min(first + size, numel))
+
+
+def coprime_step(n: int, least: int) -> int:
+    """Return the least number, `least` or more, that has no factor in common with `n`: the step of an even sample.
+
+    Rows, columns, and places in a kernel, of whatever matrix the `n` elements are, all occur alike in a sample of each
+    such-th element. Each 63rd element of 3 x 3 kernels always lies in the same place of a kernel.
+    """
+    return next(step for step in itertools.count(least) if math.gcd(step, n) == 1)
 
 
 def spread(shared: Tensor, block: int, piece: slice) -> Tensor:

@@ -21,31 +21,37 @@ def add_weighted(
     total: Tensor,
     more: Tensor,
     weight: Tensor | float,
-    weights: Tensor | None = None,
+    weights: Tensor | float | None = None,
     is_one: bool = False,
     is_last: bool = False,
-) -> None:
-    """Write total + weight x more to `into`, and add the weight to the sum of `weights`, if there is one.
+) -> Tensor | None:
+    """Write total + weight x more to `into`; return the sum of `weights`, if there are any, and the weight.
 
     Products, sums and quotients are each rounded, on a CPU and on a GPU, by compiled code or not.
 
     Args:
         into, total, more: contiguous, of one size, dtype and device. `into` may be `total`; `more` may be overwritten.
         weight: 0-D, of that dtype; or phi, for `mean_norm(more, phi)`.
-        weights: 0-D, of that dtype, changed in place.
+        weights: 0-D, of that dtype, changed in place; or with `is_one` phi, for `mean_norm(total, phi)`.
         is_one: `total` is one tensor and has not been multiplied by its weight, which `weights` are.
         is_last: the sum is divided by `weights`, and is the average; by the smallest normal number if that is more.
     """
-    compiled = library("sums") if _suits(more) and _suits(total) and (into is total or _suits(into)) else None
+    suits = more.dtype == total.dtype == torch.float32 and more.is_cpu and more.is_contiguous()
+    compiled = library("sums") if suits else None
+    is_new = not (weights is None or isinstance(weights, Tensor))
+    phi = weights if is_new else 0.0 if isinstance(weight, Tensor) else weight
     if compiled is None:
         own = weight if isinstance(weight, Tensor) else mean_norm(more, weight)
-        form = _kernel(into, total, more, own, weights) or _add
-        form(into, total, more, own, weights, is_one, is_last)
-        return
-    n, of_sum = total.numel(), None if weights is None else weights.data_ptr()
-    told = into.data_ptr(), total.data_ptr(), more.data_ptr(), n, threads(n)
-    norms = (0.0, 0.0, 0.0, weight.data_ptr()) if isinstance(weight, Tensor) else (weight, 1 - weight, n**0.5, None)
-    _add_weighted(compiled)(*told, *norms, of_sum, is_one, is_last)
+        so_far = mean_norm(total, phi) if is_new else weights
+        form = _kernel(into, total, more, own, so_far) or _add
+        form(into, total, more, own, so_far, is_one, is_last)
+        return so_far
+    n, so_far = total.numel(), total.new_empty(()) if is_new else weights
+    told = into.data_ptr(), total.data_ptr(), more.data_ptr(), n, threads(n), phi, 1 - phi, n**0.5
+    given = weight.data_ptr() if isinstance(weight, Tensor) else None
+    summed = None if so_far is None else so_far.data_ptr()
+    _add_weighted(compiled)(*told, given, summed, is_one | is_last << 1 | is_new << 2)
+    return so_far
 
 
 def _add(
@@ -72,17 +78,12 @@ def _kernel(*tensors: Tensor | None) -> Callable[..., None] | None:
     return add_weighted
 
 
-def _suits(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.is_cpu and tensor.is_contiguous()
-
-
 @cache
 def _add_weighted(compiled: ctypes.CDLL) -> Callable[..., None]:
     """Return the function, which is told once what it is given."""
     function = compiled.resireduce_add_weighted
-    place, number, flag = ctypes.c_void_p, ctypes.c_float, ctypes.c_int
-    sizes, norms = (ctypes.c_int64, ctypes.c_int), (number, number, number, place)
-    function.argtypes = [place, place, place, *sizes, *norms, place, flag, flag]
+    place, number = ctypes.c_void_p, ctypes.c_float
+    function.argtypes = [place, place, place, ctypes.c_int64, ctypes.c_int, *(number,) * 3, place, place, ctypes.c_int]
     function.restype = None
     return cast(Callable[..., None], function)
 

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from resireduce.blocks import slices
+from resireduce.blocks import coprime_step, slices
 from resireduce.kernels.candidates import Candidates, candidates_of, magnitudes_into, room_for
 from resireduce.kernels.native import addresses, library
 from resireduce.kernels.norms import refuse_non_finite
@@ -126,9 +126,12 @@ def sample_of(n: int, k: int, room: int) -> tuple[int, int]:
     sparse as `room` for what then reaches it allows, and no sparser than pays: each of its elements is read for itself,
     and so is each that reaches the border. The place may lie beyond its end: no border can be told.
     """
-    step = max(SPARSEST, n // SAMPLES, n // (3 * room) + 1) | 1  # odd: it meets all columns of most matrices
-    while n // step > max(2048, 4 * (k * step) ** 0.5) and _most_reaching(k, (step + step // 4) | 1) <= room:
-        step = (step + step // 4) | 1
+    step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (3 * room) + 1))
+    while n // step > max(2048, 4 * (k * step) ** 0.5):
+        sparser = coprime_step(n, step + step // 4)
+        if _most_reaching(k, sparser) > room:
+            break
+        step = sparser
     return step, _place(k / n * -(-n // step))
 
 

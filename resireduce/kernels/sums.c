@@ -124,20 +124,27 @@ static void add_weighted(const void *task, int64_t start, int64_t stop)
             into[i] = (total[i] * first + more[i] * weight) / divisor;
 }
 
+enum { IS_ONE = 1, IS_LAST = 2, IS_NEW = 4 };
+
 /* Write (first x total + w x more) / divisor to into[0..n), which may be `total`, and add w to `weights`, if there are any.
- * w is `weight`, or what resireduce_mean_norm writes for `more`. `first` is `weights` as they were, if `total` is one
- * tensor that has not been multiplied by its weight, and the divisor `weights`, if w is the last; else they are 1. */
+ * w is `weight`, or what resireduce_mean_norm writes for `more`. `first` is 1, or with IS_ONE `weights` as they were:
+ * `total` is one tensor that has not been multiplied by its weight. With IS_NEW that is written first, from its norms.
+ * The divisor is 1, or with IS_LAST `weights`. */
 void resireduce_add_weighted(float *into, const float *total, const float *more, int64_t n, int threads, float phi,
-                             float rest, float root, const float *weight, float *weights, int is_one, int is_last)
+                             float rest, float root, const float *weight, float *weights, int flags)
 {
-    struct addition task = {into, total, more, is_one ? *weights : 1, 0, 1};
+    struct addition task = {into, total, more, 1, 0, 1};
+    if (flags & IS_NEW)
+        resireduce_mean_norm(total, n, threads, phi, rest, root, weights);
+    if (flags & IS_ONE)
+        task.first = *weights;
     if (weight)
         task.weight = *weight;
     else
         resireduce_mean_norm(more, n, threads, phi, rest, root, &task.weight);
     if (weights)
         *weights += task.weight;
-    if (is_last)
+    if (flags & IS_LAST)
         task.divisor = *weights < FLT_MIN ? FLT_MIN : *weights;
     in_threads(add_weighted, &task, n, LANES, threads);
 }

@@ -37,21 +37,24 @@ class AverageResidual(GroupResidual):
     def fold(self, folded: Folded | None, error: Tensor, name: str, room: Tensor | None) -> Folded:
         """Return the weighted sum of errors, now with `error` of member `name`, or with the last one their average.
 
-        The first error is kept as it is, and multiplied by its weight where the second is added.
+        The first error is kept as it is: it is weighed, and multiplied by its weight, where the second is added.
         """
+        weight = self.weight(error, name)
         if folded is None:
-            return Folded(_alone(error), self._weight(error, name), is_one=True)
-        target, is_last, total = folded.total if room is None else room, room is not None, folded.total
-        add_weighted(target, total, error, self.weight(error, name), folded.weight, folded.is_one, is_last)
-        folded.total, folded.is_one, folded.is_complete = target, False, is_last
+            return Folded(_alone(error), weight, is_one=True)
+        target, folded.is_complete = (folded.total, False) if room is None else (room, True)
+        weights = add_weighted(
+            target, folded.total, error, weight, folded.weight, folded.is_one, folded.is_complete
+        )
+        folded.total, folded.weight, folded.is_one = target, weights, False
         return folded
 
     def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
         if folded.is_complete:
             return folded.total
-        total = _multiplied(folded)
-        divisor = folded.weight.clamp(min=torch.finfo(folded.weight.dtype).tiny)
+        total, weight = _multiplied(folded)
+        divisor = weight.clamp(min=torch.finfo(weight.dtype).tiny)
         return torch.div(total, divisor, out=total if room is None else room)
 
     def takes_parts(self, name: str) -> bool:
@@ -90,7 +93,8 @@ class AverageResidual(GroupResidual):
         if folded is None:
             group.folded = Folded(like.new_empty(group.shape, dtype=norm_dtype(like)), weight)
         else:
-            group.folded = Folded(_multiplied(folded), folded.weight + weight)
+            total, so_far = _multiplied(folded)
+            group.folded = Folded(total, so_far + weight)
         return _Member(group.folded.total.view(-1), weight, folded is not None)
 
 
@@ -99,6 +103,9 @@ def _alone(error: Tensor) -> Tensor:
     return error if error.untyped_storage().nbytes() == error.nbytes else error.clone()
 
 
-def _multiplied(folded: Folded) -> Tensor:
-    """Return the sum that is `folded`, in its memory, where it is the error of one member multiplied by its weight."""
-    return folded.total.mul_(folded.weight) if folded.is_one else folded.total
+def _multiplied(folded: Folded) -> tuple[Tensor, Tensor]:
+    """Return the sum that is `folded`, in its memory: also of one error, which is multiplied now; and its weight."""
+    total, weight = folded.total, folded.weight
+    if not isinstance(weight, Tensor):
+        weight = mean_norm(total, weight)
+    return (total.mul_(weight) if folded.is_one else total), weight

@@ -22,8 +22,8 @@ class Folded:
 
     total: Tensor
     """The sum or choice so far, of the residual's shape; in the memory of one of the errors, or in the residual's."""
-    weight: Tensor
-    """What weighs it, 0-D."""
+    weight: Tensor | float
+    """What weighs it, 0-D; or of the error of one member what its `weight` said."""
     is_one: bool = False
     """Whether it is the error of one member, not multiplied by its weight yet."""
     is_complete: bool = False
@@ -109,13 +109,11 @@ class GroupResidual(Residual):
 
     def _fold_waiting(self, group: Group) -> bool:
         """Fold those whose turn it is; return whether the last of the group was among them."""
-        while group.waiting and group.turn < len(group.members):
-            member = group.members[-1 - group.turn]
-            if member not in group.waiting:
-                break
-            self._fold(group, member)
+        members, waiting = group.members, group.waiting
+        while waiting and (member := members[-1 - group.turn]) in waiting:
             group.turn += 1
-        return group.turn == len(group.members)
+            self._fold(group, member, group.turn == len(members))
+        return group.turn == len(members)
 
     @exactly
     def end_step(self, step: int) -> None:
@@ -127,11 +125,10 @@ class GroupResidual(Residual):
             if group.folded is not None:
                 self._close_step(group, step)
 
-    def _fold(self, group: Group, member: str) -> None:
+    def _fold(self, group: Group, member: str, is_last: bool = False) -> None:
         error = group.waiting.pop(member)
         if error.element_size() < FLOAT32:
             error = error.to(norm_dtype(error))
-        is_last = group.turn == len(group.members) - 1
         group.folded = self.fold(group.folded, error, member, group.stored.room(error.dtype) if is_last else None)
 
     def _close_step(self, group: Group, step: int) -> None:
@@ -140,9 +137,8 @@ class GroupResidual(Residual):
 
     def _close(self, group: Group, source: torch.Generator | None) -> None:
         assert group.folded is not None
-        folded, group.folded = group.folded, None
+        folded, group.folded, group.turn = group.folded, None, 0
         group.stored.set_(self.finish(folded, group.stored.room(folded.total.dtype)), source)
-        group.turn = 0
 
     def stored_for(self, name: str) -> Stored:
         """Return the residual that the group of tensor `name` shares."""

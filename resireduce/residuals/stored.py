@@ -91,6 +91,8 @@ class Plain(Stored):
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Keep `value` itself if it has the storage dtype, otherwise a copy rounded to it."""
+        if value is self.values:  # it was formed there
+            return
         if value.dtype == self.values.dtype or self.values.shape != value.shape:
             self.values = value.to(self.values.dtype)
         else:

@@ -10,6 +10,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from resireduce.blocks import coprime_step
 from resireduce.kernels.gpu.language import EXACT, jit, tl
 from resireduce.kernels.gpu.marks import first_in, ones_in, packed, spread
 
@@ -130,7 +131,7 @@ def sample_of(n: int, k: int) -> tuple[int, int, int] | None:
     That place is counted from the largest: where the `k`-th largest of all is expected, four standard errors lower.
     There is room for five more than then are expected near. None of too few elements, and where too many would be near.
     """
-    step = n // SAMPLES | 1  # odd: it meets all columns of most matrices
+    step = coprime_step(n, n // SAMPLES)
     expected = k / step
     place = int(expected + 4 * sqrt(expected) + 4)
     room = int(step * (place + 5 * sqrt(place)))

@@ -1,5 +1,6 @@
 """What is largest is selected and packed by one call: the elements, bits and memory of one step after the other."""
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -8,6 +9,8 @@ import torch
 
 from resireduce.compressors.topk import TopK
 from resireduce.kernels import native
+from resireduce.kernels.candidates import room_for
+from resireduce.kernels.largest import piece_of, sample_of
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.packed_largest import packed_largest
 from resireduce.kernels.submatrix import Crossing
@@ -127,7 +130,8 @@ def test_a_sub_matrix_of_another_precision_is_left_to_others(dtype: torch.dtype)
 
 def test_where_the_sample_misleads_another_look_is_taken() -> None:
     flat = torch.zeros(100_000)
-    flat[1::17] = values(len(flat[1::17]), "normal")  # what the sample skips: it finds zeros alone, and all reach that
+    step, _ = sample_of(100_000, 1000, room_for(100_000, 1000, piece_of(100_000)))
+    flat[1::step] = values(len(flat[1::step]), "normal")  # what the sample skips: it finds zeros alone: all reach that
     places = flat.abs().sort(stable=True).indices[-1000:].sort().values
     expected, left = flat[places], flat.index_fill(0, places, 0.0)
     packed = packed_largest(flat, 1000, takes=True)
@@ -192,3 +196,23 @@ def test_what_it_holds_is_what_a_plan_counts(n: int, density: float) -> None:
         return live.peak_bytes
 
     assert held("cpu") == held("meta")
+
+
+@pytest.mark.parametrize("shape", [(160, 160, 3, 3), (64, 64, 3, 3), (96, 32, 5, 5), (64, 48, 7, 7), (17, 600, 9)])
+def test_one_place_of_all_kernels_does_not_mislead_the_sample(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    """Where each 63rd element was in the sample, all of 3 x 3 kernels lay in the same place of a kernel."""
+    monkeypatch.setattr("resireduce.kernels.packed_largest.by_candidates", None)  # not a second time
+    places = math.prod(shape[2:])
+    for place in range(places):
+        flat = values(math.prod(shape), "normal")
+        flat[place::places] *= 10
+        for density in (0.1, 0.01, 0.001):
+            assert packed_largest(flat, int(density * len(flat))) is not None
+
+
+@pytest.mark.parametrize("n", [12_544, 57_600, 230_400, 589_824, 2_359_296, 38_597_376, 2**25, 510_510 * 12])
+def test_a_sample_meets_all_rows_and_columns(n: int) -> None:
+    for k in (max(1, n // 1000), n // 100, n // 10):
+        assert math.gcd(sample_of(n, k, room_for(n, k, piece_of(n)))[0], n) == 1
