@@ -130,16 +130,17 @@ class ErrorFeedback(Messenger):
 
         It can check only where the sum is not formed in the residual's memory, which would hold the NaN by then.
         """
-        looks = self.finiteness.asks(grad) and self.residual.leaves_stored(name)
+        residual = self.residual.part_of(name) if hasattr(type(self.residual), "part_of") else self.residual
+        looks = self.finiteness.asks(grad) and residual.leaves_stored(name)
         if not looks:
             self.finiteness.check_(grad, name)
-        dense, added = self.residual.addends(grad, name) or (self.residual.compensate_(grad, name), None)
+        dense, added = residual.addends(grad, name) or (residual.compensate_(grad, name), None)
         try:
             payload = self.compressor_of(name).take_from_sum_(dense, added, looks)
         except FloatingPointError:
             raise NonFiniteGradient(refused(name)) from None
         del added  # an update may free it before it stores anew
-        self.residual.update(name, lambda: dense, step)
+        residual.update(name, lambda: dense, step)
         return payload
 
     def _adds(self, name: str) -> bool:

@@ -3,15 +3,16 @@
 import ctypes
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from resireduce.kernels.native import library, threads
+from resireduce.kernels.native import library, threads, with_members
 from resireduce.kernels.norms import mean_norm
 from resireduce.kernels.on_gpu import in_triton
 
+IS_ONE, IS_LAST, IS_NEW = 1, 2, 4
+"""Flags, as in sums.c."""
 PIECE = 1 << 18
 """Elements of a sum that a CPU works on at once: what one operation leaves, the next finds in the cache."""
 
@@ -37,20 +38,22 @@ def add_weighted(
         is_last: the sum is divided by `weights`, and is the average; by the smallest normal number if that is more.
     """
     suits = more.dtype == total.dtype == torch.float32 and more.is_cpu and more.is_contiguous()
-    compiled = library("sums") if suits else None
-    is_new = not (weights is None or isinstance(weights, Tensor))
-    phi = weights if is_new else 0.0 if isinstance(weight, Tensor) else weight
+    compiled, flags = library("sums") if suits else None, is_one * IS_ONE | is_last * IS_LAST
+    if weights is None or isinstance(weights, Tensor):
+        so_far = weights
+    elif compiled is None or isinstance(weight, Tensor):
+        so_far = mean_norm(total, weights)
+    else:
+        so_far, flags = total.new_empty(()), flags | IS_NEW
     if compiled is None:
         own = weight if isinstance(weight, Tensor) else mean_norm(more, weight)
-        so_far = mean_norm(total, phi) if is_new else weights
         form = _kernel(into, total, more, own, so_far) or _add
         form(into, total, more, own, so_far, is_one, is_last)
         return so_far
-    n, so_far = total.numel(), total.new_empty(()) if is_new else weights
-    told = into.data_ptr(), total.data_ptr(), more.data_ptr(), n, threads(n), phi, 1 - phi, n**0.5
-    given = weight.data_ptr() if isinstance(weight, Tensor) else None
-    summed = None if so_far is None else so_far.data_ptr()
-    _add_weighted(compiled)(*told, given, summed, is_one | is_last << 1 | is_new << 2)
+    given, phi = (weight.data_ptr(), 0.0) if isinstance(weight, Tensor) else (0, weight)
+    n, summed = total.numel(), 0 if so_far is None else so_far.data_ptr()
+    places = into.data_ptr(), total.data_ptr(), more.data_ptr(), given, summed
+    _add_weighted(compiled)(*places, n, phi, 1 - phi, n**0.5, threads(n), flags)
     return so_far
 
 
@@ -79,13 +82,8 @@ def _kernel(*tensors: Tensor | None) -> Callable[..., None] | None:
 
 
 @cache
-def _add_weighted(compiled: ctypes.CDLL) -> Callable[..., None]:
-    """Return the function, which is told once what it is given."""
-    function = compiled.resireduce_add_weighted
-    place, number = ctypes.c_void_p, ctypes.c_float
-    function.argtypes = [place, place, place, ctypes.c_int64, ctypes.c_int, *(number,) * 3, place, place, ctypes.c_int]
-    function.restype = None
-    return cast(Callable[..., None], function)
+def _add_weighted(compiled: ctypes.CDLL) -> Callable[..., int]:
+    return with_members(compiled.resireduce_add_weighted, "5Pq3f2i")
 
 
 def _pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:

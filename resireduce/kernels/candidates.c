@@ -162,31 +162,42 @@ static void write_largest(const struct search *search, float least, int64_t pass
     }
 }
 
-/* Add to x[0..n), if anything is `added`, or codes (of no bits: none are), or a crossing (0: none is); then write values
- * and indices of the k largest magnitudes, from the first to the last, and set these to 0 if it `takes` them. The
- * `wanted`-th largest of each `step`-th element is a border. Return 1; with the sums complete and nothing else 0, if fewer
- * than k reach it, or more than there is room for, and NOT_FINITE, if NaN or infinity was met before and it `checks`;
- * NOT_DONE, if there is no such crossing. `scratch` has room for two numbers and a byte for each of `room` candidates, and
- * for a number for each element of the sample. */
-int resireduce_largest(float *x, const float *added, const uint8_t *codes, const float *scales, int bits,
-                       const struct crossing *crossing, int64_t n, int64_t k, int64_t step, int64_t wanted,
-                       int64_t room, int threads, int takes, int checks, float *scratch, float *values,
-                       int32_t *indices)
+/* What resireduce_largest is given. */
+struct largest {
+    float *x;
+    const float *added; /* 0: nothing is */
+    struct codes codes; /* of no bits: none are added */
+    struct crossing crossing; /* without values: none is added */
+    int64_t n, k, step, wanted, room;
+    int threads, takes, checks;
+    float *scratch; /* room for two numbers and a byte for each of `room` candidates, and for the sample */
+    float *values;
+    int32_t *indices;
+};
+
+/* Add to x[0..n) what is to be added; then write values and indices of the k largest magnitudes, from the first to the
+ * last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th element is a border. Return 1; with
+ * the sums complete and nothing else 0, if fewer than k reach it, or more than there is room for, and NOT_FINITE, if NaN or
+ * infinity was met before and it `checks`; NOT_DONE, if there is no such crossing. */
+int resireduce_largest(const struct largest *given)
 {
-    struct search search = {.x = x, .added = added, .codes = {codes, scales, bits}, .crossing = crossing, .n = n,
-                            .lanes = lanes_of(threads), .room = room, .checks = checks, .magnitudes = scratch,
-                            .places = (int32_t *)(scratch + room), .counts = (int32_t *)(scratch + 2 * room)};
+    const struct crossing *crossing = given->crossing.values ? &given->crossing : 0;
+    const int64_t room = given->room;
+    struct search search = {.x = given->x, .added = given->added, .codes = given->codes, .crossing = crossing,
+                            .n = given->n, .lanes = lanes_of(given->threads), .room = room, .checks = given->checks,
+                            .magnitudes = given->scratch, .places = (int32_t *)(given->scratch + room),
+                            .counts = (int32_t *)(given->scratch + 2 * room)};
     if (crossing && !lies_in_matrix(crossing))
         return NOT_DONE;
     if (crossing)
         find_places(crossing);
-    search.border = sampled_border(&search, step, wanted, scratch);
+    search.border = sampled_border(&search, given->step, given->wanted, given->scratch);
     const int64_t count = look_through(&search);
-    if (count < k)
+    if (count < given->k)
         return count == NOT_FINITE ? NOT_FINITE : 0;
     close_up(&search);
     int64_t passed;
-    const float least = kth_largest(search.magnitudes, count, k, &passed);
-    write_largest(&search, least, passed, k, takes, values, indices);
+    const float least = kth_largest(search.magnitudes, count, given->k, &passed);
+    write_largest(&search, least, passed, given->k, given->takes, given->values, given->indices);
     return 1;
 }

@@ -7,9 +7,11 @@ import platform
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from struct import Struct
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +92,21 @@ def addresses(*tensors: Tensor) -> Iterator[ctypes.c_void_p]:
     """Yield where the elements of `tensors` lie, which must be contiguous tensors of the CPU."""
     for tensor in tensors:
         yield ctypes.c_void_p(tensor.data_ptr())
+
+
+def with_members(function: Any, layout: str) -> Callable[..., int]:
+    """Return `function` of C, which takes a pointer to a structure, for calls with the members of that.
+
+    They are numbers: of a tensor where it lies, and 0 for none. ctypes makes an object of each argument, which for a
+    dozen of them takes as long as some thousand elements.
+
+    Args:
+        function: of a compiled library; it returns an int.
+        layout: of the structure, as of the module struct.
+    """
+    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
+    pack = Struct(layout).pack
+    return lambda *members: function(pack(*members))
 
 
 def threads(numel: int) -> int:

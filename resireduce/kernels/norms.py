@@ -4,13 +4,12 @@ import ctypes
 from cmath import isfinite
 from collections.abc import Callable
 from functools import cache
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.kernels.native import addresses, library, threads
+from resireduce.kernels.native import addresses, library, threads, with_members
 from resireduce.kernels.on_gpu import in_triton
 
 LANES, PIECE = 16, 1 << 16
@@ -100,7 +99,7 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
     if compiled is None:
         return mean_of_norms(n, phi, *l1_and_l2_norm(x))
     mean = x.new_empty(())
-    _mean_norm(compiled)(x.data_ptr(), n, threads(n), phi, 1 - phi, n**0.5, mean.data_ptr())
+    _mean_norm(compiled)(x.data_ptr(), n, phi, 1 - phi, n**0.5, threads(n), mean.data_ptr())
     return mean
 
 
@@ -110,13 +109,8 @@ def mean_of_norms(n: int, phi: float, l1: Tensor, l2: Tensor) -> Tensor:
 
 
 @cache
-def _mean_norm(compiled: ctypes.CDLL) -> Callable[..., None]:
-    """Return the function, which is told once what it is given."""
-    function = compiled.resireduce_mean_norm
-    number = ctypes.c_float
-    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, number, number, number, ctypes.c_void_p]
-    function.restype = None
-    return cast(Callable[..., None], function)
+def _mean_norm(compiled: ctypes.CDLL) -> Callable[..., int]:
+    return with_members(compiled.resireduce_mean_norm, "Pq3fiP")
 
 
 def _sum_into(sums: Tensor, flat: Tensor, before: int) -> None:

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,11 +10,14 @@ from torch import Tensor
 from resireduce.kernels.candidates import GROUP, room_for
 from resireduce.kernels.codes import BITS, Coded
 from resireduce.kernels.largest import by_candidates, piece_of, sample_of
-from resireduce.kernels.native import library, threads
-from resireduce.kernels.submatrix import Crossing, crossing_in_c
+from resireduce.kernels.native import library, threads, with_members
+from resireduce.kernels.submatrix import IN_C, Crossing, crossing_in_c
 
 BYTES = 8
 """Bytes of a packed element: a float32 value and an int32 index."""
+ADDENDS = f"2P2Pi{IN_C}"
+"""Where elements lie, and what is added to them: numbers; codes and scales, and of how many bits; a crossing."""
+NO_CODES, NO_CROSSING = (0,) * 3, (0,) * 8
 NOT_DONE = -3
 """The status that compiled code returns if it has changed nothing, as in candidates.c."""
 Addend = Tensor | Coded | Crossing
@@ -24,13 +26,8 @@ Addend = Tensor | Coded | Crossing
 
 @cache
 def _largest(found: ctypes.CDLL) -> Callable[..., int]:
-    """Return the function, which is told once what it is given: that saves an object for each number."""
-    function = found.resireduce_largest
-    number, place = ctypes.c_int64, ctypes.c_void_p
-    addends, flags = (place, place, place, ctypes.c_int, place), (ctypes.c_int, ctypes.c_int, ctypes.c_int)
-    function.argtypes = [place, *addends, number, number, number, number, number, *flags, place, place, place]
-    function.restype = ctypes.c_int
-    return cast(Callable[..., int], function)
+    """Return the function, which takes what is added, and all other numbers."""
+    return with_members(found.resireduce_largest, ADDENDS + "5q3i3P")
 
 
 def packed_largest(
@@ -55,10 +52,9 @@ def packed_largest(
     if addend is None:
         return None
     *sample_and_room, nbytes = sizes
-    scratch = torch.empty(nbytes, dtype=torch.uint8)
-    to = packed.data_ptr()
-    told = *addend, n, k, *sample_and_room, threads(n), takes, check
-    status = _largest(found)(flat.data_ptr(), *told, scratch.data_ptr(), to, to + BYTES // 2 * k)
+    scratch, to = torch.empty(nbytes, dtype=torch.uint8), packed.data_ptr()
+    told = n, k, *sample_and_room, threads(n), takes, check, scratch.data_ptr(), to, to + BYTES // 2 * k
+    status = _largest(found)(flat.data_ptr(), *addend, *told)
     if status in (1, NOT_DONE):
         return packed if status == 1 else None
     del packed, scratch  # what is held depends on no value
@@ -77,18 +73,18 @@ def _sizes(n: int, k: int) -> tuple[int, int, int, int] | None:
     return None if wanted >= -(-n // step) or n > GROUP // 8 * plain else (step, wanted, room, 13 * plain)
 
 
-def _addend(added: Addend | None, n: int, room: Tensor) -> tuple[Any, ...] | None:
-    """Return what compiled code is told of what is added to `n` elements; None, if it cannot add it, or not in `room`.
+def _addend(added: Addend | None, n: int, room: Tensor) -> tuple[int, ...] | None:
+    """Return what compiled code is told of what is added to `n` elements, as ADDENDS has it, or zeros of what there is
+    not; None, if it cannot add it, or not in `room`.
 
-    Where numbers lie; codes and scales, and of how many bits; a crossing, for which there is memory in `room`, where
-    nothing else is written before all is added.
+    For a crossing there is memory in `room`, where nothing else is written before all is added.
     """
     if added is None or isinstance(added, Tensor):
-        return None if added is None else added.data_ptr(), None, None, 0, None
+        return (0 if added is None else added.data_ptr(), *NO_CODES, *NO_CROSSING)
     if not isinstance(added, Crossing):
-        return None, added.codes.data_ptr(), added.scales.data_ptr(), BITS[added.kind], None
+        return 0, added.codes.data_ptr(), added.scales.data_ptr(), BITS[added.kind], *NO_CROSSING
     told = crossing_in_c(added, n, room)
-    return None if told is None else (None, None, None, 0, ctypes.byref(told))
+    return None if told is None else (0, *NO_CODES, *told)
 
 
 def _suits(flat: Tensor) -> bool:

@@ -16,16 +16,29 @@ static int64_t below(const int32_t *indices, int64_t count, int64_t bound)
     return first;
 }
 
+/* What resireduce_add_sent is given. */
+struct sent {
+    float *x;
+    int64_t n, start;
+    const float *values;
+    const int32_t *indices;
+    int64_t count;
+    float scale;
+    int whole;
+};
+
 /* Add `scale` x values to their places in x[0..n), the elements from number `start` on of a tensor: of all `count`, if it
  * is `whole`, else of those that lie there. Return 1; 0, and nothing is done, if a place is none of x. */
-int resireduce_add_sent(float *x, int64_t n, int64_t start, const float *values, const int32_t *indices, int64_t count,
-                        float scale, int whole)
+int resireduce_add_sent(const struct sent *given)
 {
-    const int64_t first = whole ? 0 : below(indices, count, start), stop = whole ? count : below(indices, count, start + n);
+    const int32_t *indices = given->indices;
+    const int64_t start = given->start, end = start + given->n, count = given->count;
+    const int64_t first = given->whole ? 0 : below(indices, count, start);
+    const int64_t stop = given->whole ? count : below(indices, count, end);
     for (int64_t i = first; i < stop; i++)
-        if (indices[i] < start || indices[i] >= start + n)
+        if (indices[i] < start || indices[i] >= end)
             return 0;
     for (int64_t i = first; i < stop; i++)
-        x[indices[i] - start] += values[i] * scale;
+        given->x[indices[i] - start] += given->values[i] * given->scale;
     return 1;
 }

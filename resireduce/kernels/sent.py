@@ -3,12 +3,11 @@
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from resireduce.kernels.native import library
+from resireduce.kernels.native import library, with_members
 from resireduce.kernels.on_gpu import in_triton
 
 LAYOUT = (torch.float32, torch.int32)
@@ -17,11 +16,7 @@ LAYOUT = (torch.float32, torch.int32)
 
 @cache
 def _add_sent(found: ctypes.CDLL) -> Callable[..., int]:
-    """Return the function, which is told once what it is given."""
-    function = found.resireduce_add_sent
-    number, place = ctypes.c_int64, ctypes.c_void_p
-    function.argtypes = [place, number, number, place, place, number, ctypes.c_float, ctypes.c_int]
-    return cast(Callable[..., int], function)
+    return with_members(found.resireduce_add_sent, "P2q2Pqfi")
 
 
 def add_sent_(part: Tensor, start: int, packed: Tensor, count: int, scale: float, whole: bool) -> bool:

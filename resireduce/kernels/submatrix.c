@@ -95,14 +95,26 @@ int resireduce_cut_crossing(float *matrix, int64_t height, int64_t width, const 
     return go_through(cut_rows, &task, threads);
 }
 
-/* Choose the rows and the columns of the largest norms, as many as `rows` and `columns` have room for, and copy the elements
- * where they cross into `values`. `norms` has room for those of all rows, then of all columns. */
-void resireduce_cut_largest(float *matrix, int64_t height, int64_t width, int32_t *rows, int64_t n_rows,
-                            int32_t *columns, int64_t n_columns, float *values, float *norms, int threads)
+/* What resireduce_cut_largest is given. */
+struct cutting {
+    float *matrix;
+    struct crossing into;
+    float *norms; /* room for those of all rows, then of all columns; may be that of the values */
+    int threads;
+};
+
+/* Choose the rows and the columns of the largest norms, as many as there are numbers of them, and copy the elements where
+ * they cross to the values. */
+int resireduce_cut_largest(const struct cutting *given)
 {
+    const struct crossing *into = &given->into;
+    const int64_t height = into->height, width = into->width;
+    float *norms = given->norms;
+    int32_t *rows = (int32_t *)into->rows, *columns = (int32_t *)into->columns;
     memset(norms, 0, (height + width) * sizeof *norms);
-    resireduce_l1_norms(matrix, height, width, threads, norms, norms + height);
-    resireduce_largest_norms(norms, height, n_rows, rows);
-    resireduce_largest_norms(norms + height, width, n_columns, columns);
-    resireduce_cut_crossing(matrix, height, width, rows, n_rows, columns, n_columns, values, threads);
+    resireduce_l1_norms(given->matrix, height, width, given->threads, norms, norms + height);
+    resireduce_largest_norms(norms, height, into->n_rows, rows);
+    resireduce_largest_norms(norms + height, width, into->n_columns, columns);
+    const struct task task = {given->matrix, *into, (float *)into->values};
+    return go_through(cut_rows, &task, given->threads);
 }

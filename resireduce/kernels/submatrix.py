@@ -4,19 +4,18 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from resireduce.blocks import PIECES
 from resireduce.kernels.largest import largest_norms
-from resireduce.kernels.native import addresses, library, threads
+from resireduce.kernels.native import addresses, library, threads, with_members
 from resireduce.kernels.norms import l1_norms
 from resireduce.kernels.on_gpu import DTYPES, in_triton
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Crossing:
     """2-D `values` that lie where 1-D `rows` cross 1-D `columns` (int32, ascending) of a matrix of `height` rows."""
 
@@ -31,26 +30,21 @@ class Crossing:
         return target
 
 
-class InC(ctypes.Structure):
-    """A `Crossing` as crossing.h has it."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("values", "rows", "columns")),
-        *((name, ctypes.c_int64) for name in ("height", "width", "n_rows", "n_columns")),
-        ("places", ctypes.c_void_p),
-    )
+IN_C = "3P4qP"
+"""The layout of a crossing in crossing.h, as of the module struct."""
 
 
-def crossing_in_c(crossing: Crossing, numel: int, room: Tensor) -> InC | None:
+def crossing_in_c(crossing: Crossing, numel: int, room: Tensor) -> tuple[int, ...] | None:
     """Return `crossing` of a matrix of `numel` elements for compiled code, which knows float32 of a CPU; else None.
 
     It writes into `room` which row and which column each of the matrix is: None, too, without 4 bytes for each.
     """
-    held = crossing.values, crossing.rows, crossing.columns
-    height, width = crossing.height, numel // crossing.height
-    if not _suit(crossing.rows, crossing.columns, crossing.values) or room.nbytes < 4 * (height + width):
+    values, rows, columns, height = crossing.values, crossing.rows, crossing.columns, crossing.height
+    width = numel // height
+    if not _suit(rows, columns, values) or room.nbytes < 4 * (height + width):
         return None
-    return InC(*(tensor.data_ptr() for tensor in held), height, width, *crossing.values.shape, room.data_ptr())
+    places = values.data_ptr(), rows.data_ptr(), columns.data_ptr()
+    return *places, height, width, *values.shape, room.data_ptr()
 
 
 def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, pieces: int = PIECES) -> None:
@@ -95,33 +89,37 @@ def cut_largest(matrix: Tensor, n_rows: int, n_columns: int) -> tuple[Tensor, Te
     """Return which rows and which columns of contiguous 2-D `matrix` have the largest L1 norms, and where these cross.
 
     `n_rows` rows and `n_columns` columns (1-D int32, ascending), as `l1_norms` in float32 at least and `largest_norms`
-    choose them, and a copy as of `cut_crossing`. Compiled code does all of it in one call.
+    choose them, and a copy as of `cut_crossing`.
     """
-    fits = matrix.is_cpu and matrix.dtype == torch.float32 and matrix.is_contiguous() and min(matrix.shape) > 1
+    norms_of = l1_norms(matrix, torch.promote_types(matrix.dtype, torch.float32))
+    rows, columns = map(largest_norms, norms_of, (n_rows, n_columns))
+    del norms_of
+    return rows, columns, cut_crossing(matrix, rows, columns)
+
+
+def cut_largest_into(crossing: Crossing, matrix: Tensor) -> bool:
+    """Write what `cut_largest` of contiguous `matrix` returns into the memory of `crossing`, which has that many rows
+    and columns. False, and nothing is done, for all but float32 of a CPU, or without compiler.
+
+    Norms lie where values are cut out later; in memory of their own, if these are few. `matrix` may have more
+    dimensions: rows are those of the first.
+    """
+    values, height = crossing.values, crossing.height
+    width, (n_rows, n_columns) = matrix.numel() // height, values.shape
+    fits = _suit(crossing.rows, crossing.columns, values) and _suits(matrix) and height > 1 and width > 1
     compiled = library("submatrix") if fits else None
     if compiled is None:
-        norms_of = l1_norms(matrix, torch.promote_types(matrix.dtype, torch.float32))
-        rows, columns = map(largest_norms, norms_of, (n_rows, n_columns))
-        del norms_of
-        return rows, columns, cut_crossing(matrix, rows, columns)
-    rows, columns = (torch.empty(count, dtype=torch.int32, device=matrix.device) for count in (n_rows, n_columns))
-    values = matrix.new_empty(n_rows, n_columns)
-    enough = values.numel() >= sum(matrix.shape)
-    norms = values if enough else matrix.new_empty(sum(matrix.shape))  # nobody needs them when values are cut out
-    of, down, across = ((held.data_ptr(), len(held)) for held in (matrix, rows, columns))
-    told = *of, matrix.shape[1], *down, *across, values.data_ptr(), norms.data_ptr()
-    _cut_largest(compiled)(*told, threads(matrix.numel()))
-    return rows, columns, values
+        return False
+    norms = values if n_rows * n_columns >= height + width else matrix.new_empty(height + width)
+    places = values.data_ptr(), crossing.rows.data_ptr(), crossing.columns.data_ptr()
+    told = *places, height, width, n_rows, n_columns, 0, norms.data_ptr(), threads(height * width)
+    _cut_largest(compiled)(matrix.data_ptr(), *told)
+    return True
 
 
 @cache
-def _cut_largest(compiled: ctypes.CDLL) -> Callable[..., None]:
-    """Return the function, which is told once what it is given."""
-    function = compiled.resireduce_cut_largest
-    place, number = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes = [place, number, number, place, number, place, number, place, place, ctypes.c_int]
-    function.restype = None
-    return cast(Callable[..., None], function)
+def _cut_largest(compiled: ctypes.CDLL) -> Callable[..., int]:
+    return with_members(compiled.resireduce_cut_largest, f"P{IN_C}Pi")
 
 
 def _compiled(name: str, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> bool:
@@ -144,5 +142,9 @@ def _in_triton(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) ->
 
 def _suit(rows: Tensor, columns: Tensor, *numbers: Tensor) -> bool:
     """Whether compiled code knows them: int32, and `numbers` in float32, contiguous, of the CPU."""
-    known = {rows.dtype, columns.dtype} == {torch.int32} and {one.dtype for one in numbers} == {torch.float32}
-    return known and all(tensor.is_cpu and tensor.is_contiguous() for tensor in (rows, columns, *numbers))
+    known = rows.dtype == columns.dtype == torch.int32 and rows.is_contiguous() and columns.is_contiguous()
+    return known and rows.is_cpu and columns.is_cpu and all(map(_suits, numbers))
+
+
+def _suits(numbers: Tensor) -> bool:
+    return numbers.dtype == torch.float32 and numbers.is_cpu and numbers.is_contiguous()

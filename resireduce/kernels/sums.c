@@ -86,8 +86,8 @@ void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, str
     add_elements(sums + 1, x + done, n - done);
 }
 
-/* Write phi |x|_1 / n + rest |x|_2 / root of x[0..n) to `mean`, as norms.py forms it of float32 norms. */
-void resireduce_mean_norm(const float *x, int64_t n, int threads, float phi, float rest, float root, float *mean)
+/* Return phi |x|_1 / n + rest |x|_2 / root of x[0..n), as norms.py forms it of float32 norms. */
+static float mean_norm(const float *x, int64_t n, int threads, float phi, float rest, float root)
 {
     struct sums sums[2] = {0};
     resireduce_sums(x, n, 0, threads, sums);
@@ -99,7 +99,23 @@ void resireduce_mean_norm(const float *x, int64_t n, int threads, float phi, flo
         }
     const float l1 = sums->magnitudes[0], l2 = sqrt(sums->squares[0]);
     const float of_l1 = phi * l1 / n, of_l2 = rest * l2 / root;
-    *mean = of_l1 + of_l2;
+    return of_l1 + of_l2;
+}
+
+/* What resireduce_mean_norm is given. */
+struct norms_of {
+    const float *x;
+    int64_t n;
+    float phi, rest, root;
+    int threads;
+    float *mean;
+};
+
+/* Write that to `mean`. */
+int resireduce_mean_norm(const struct norms_of *given)
+{
+    *given->mean = mean_norm(given->x, given->n, given->threads, given->phi, given->rest, given->root);
+    return 1;
 }
 
 struct addition {
@@ -126,25 +142,38 @@ static void add_weighted(const void *task, int64_t start, int64_t stop)
 
 enum { IS_ONE = 1, IS_LAST = 2, IS_NEW = 4 };
 
-/* Write (first x total + w x more) / divisor to into[0..n), which may be `total`, and add w to `weights`, if there are any.
- * w is `weight`, or what resireduce_mean_norm writes for `more`. `first` is 1, or with IS_ONE `weights` as they were:
- * `total` is one tensor that has not been multiplied by its weight. With IS_NEW that is written first, from its norms.
- * The divisor is 1, or with IS_LAST `weights`. */
-void resireduce_add_weighted(float *into, const float *total, const float *more, int64_t n, int threads, float phi,
-                             float rest, float root, const float *weight, float *weights, int flags)
+/* What resireduce_add_weighted is given. */
+struct weighted {
+    float *into; /* may be `total` */
+    const float *total, *more;
+    const float *weight; /* of `more`; 0: what mean_norm writes for it */
+    float *weights; /* of `total`; 0: there are none */
+    int64_t n;
+    float phi, rest, root;
+    int threads, flags;
+};
+
+/* Write (first x total + w x more) / divisor to into[0..n), and add w, the weight of `more`, to `weights`. `first` is 1, or
+ * with IS_ONE `weights` as they were: `total` is one tensor that has not been multiplied by its weight. With IS_NEW that is
+ * written first, from its norms. The divisor is 1, or with IS_LAST `weights`. */
+int resireduce_add_weighted(const struct weighted *given)
 {
-    struct addition task = {into, total, more, 1, 0, 1};
+    const float *total = given->total, *more = given->more;
+    float *weights = given->weights;
+    const int flags = given->flags, threads = given->threads;
+    struct addition task = {given->into, total, more, 1, 0, 1};
     if (flags & IS_NEW)
-        resireduce_mean_norm(total, n, threads, phi, rest, root, weights);
+        *weights = mean_norm(total, given->n, threads, given->phi, given->rest, given->root);
     if (flags & IS_ONE)
         task.first = *weights;
-    if (weight)
-        task.weight = *weight;
+    if (given->weight)
+        task.weight = *given->weight;
     else
-        resireduce_mean_norm(more, n, threads, phi, rest, root, &task.weight);
+        task.weight = mean_norm(more, given->n, threads, given->phi, given->rest, given->root);
     if (weights)
         *weights += task.weight;
     if (flags & IS_LAST)
         task.divisor = *weights < FLT_MIN ? FLT_MIN : *weights;
-    in_threads(add_weighted, &task, n, LANES, threads);
+    in_threads(add_weighted, &task, given->n, LANES, threads);
+    return 1;
 }

@@ -43,9 +43,9 @@ class AverageResidual(GroupResidual):
         if folded is None:
             return Folded(_alone(error), weight, is_one=True)
         target, folded.is_complete = (folded.total, False) if room is None else (room, True)
-        weights = add_weighted(
-            target, folded.total, error, weight, folded.weight, folded.is_one, folded.is_complete
-        )
+        flags = folded.is_one, folded.is_complete
+        weights = add_weighted(target, folded.total, error, weight, folded.weight, *flags)
+        assert weights is not None
         folded.total, folded.weight, folded.is_one = target, weights, False
         return folded
 
@@ -81,7 +81,8 @@ class AverageResidual(GroupResidual):
         if stop == member.target.numel():
             group.turn += member.weight is not None
             del self._member
-            if self._fold_waiting(group):
+            self._fold_waiting(group)
+            if group.turn == len(group.members):
                 self._close(group, source)
 
     def _begin(self, group: Group, like: Tensor, name: str) -> _Member:

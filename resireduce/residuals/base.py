@@ -67,6 +67,10 @@ class Residual(ABC):
             if isinstance(option, Ratio):
                 option.check(names)
 
+    def part_of(self, name: str) -> "Residual":
+        """Return the residual that is responsible for tensor `name`: this one, unless it forwards calls to others."""
+        return self
+
     @abstractmethod
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate zeros for tensor `name`, which has shape, dtype and device of `parameter`."""

@@ -99,21 +99,22 @@ class GroupResidual(Residual):
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""
         group = self._group_of[name]
-        group.waiting[name] = error()
-        if self._fold_waiting(group):
+        if group.waiting or group.members[-1 - group.turn] != name:
+            group.waiting[name] = error()
+            self._fold_waiting(group)
+        else:
+            self._fold(group, name, error())
+        if group.turn == len(group.members):
             self._close_step(group, step)
 
     def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
         """Return the generator of the group of member `name`, which all its members share."""
         return super().source(self._group_of[name].members[0], like, step)
 
-    def _fold_waiting(self, group: Group) -> bool:
-        """Fold those whose turn it is; return whether the last of the group was among them."""
-        members, waiting = group.members, group.waiting
-        while waiting and (member := members[-1 - group.turn]) in waiting:
-            group.turn += 1
-            self._fold(group, member, group.turn == len(members))
-        return group.turn == len(members)
+    def _fold_waiting(self, group: Group) -> None:
+        """Fold those whose turn it is."""
+        while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
+            self._fold(group, member, group.waiting.pop(member))
 
     @exactly
     def end_step(self, step: int) -> None:
@@ -121,15 +122,17 @@ class GroupResidual(Residual):
         for group in self._groups.values():
             for member in reversed(group.members):
                 if member in group.waiting:
-                    self._fold(group, member)
+                    self._fold(group, member, group.waiting.pop(member))
             if group.folded is not None:
                 self._close_step(group, step)
 
-    def _fold(self, group: Group, member: str, is_last: bool = False) -> None:
-        error = group.waiting.pop(member)
+    def _fold(self, group: Group, member: str, error: Tensor) -> None:
+        """Fold the `error` of `member`, whose turn it is, or those before it do not come."""
         if error.element_size() < FLOAT32:
             error = error.to(norm_dtype(error))
-        group.folded = self.fold(group.folded, error, member, group.stored.room(error.dtype) if is_last else None)
+        group.turn += 1
+        room = group.stored.room(error.dtype) if group.turn == len(group.members) else None
+        group.folded = self.fold(group.folded, error, member, room)
 
     def _close_step(self, group: Group, step: int) -> None:
         assert group.folded is not None

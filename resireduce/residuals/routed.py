@@ -19,6 +19,10 @@ class RoutedResidual(Residual):
         self._routes, self._other = dict(routes), other
         self._parts = list(dict.fromkeys([*self._routes.values(), other]))
 
+    def part_of(self, name: str) -> Residual:
+        """Return the residual to which calls for tensor `name` are forwarded; a subclass, which may do more, itself."""
+        return self._part(name) if type(self) is RoutedResidual else self
+
     def _part(self, name: str) -> Residual:
         return self._routes.get(name, self._other)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.errors import choose
 from resireduce.kernels.norms import add_l1_norms_, l1_norms
 from resireduce.kernels.packed_largest import Addend
-from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest
+from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest, cut_largest_into
 from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
 from resireduce.residuals.moving import Moving, between
@@ -29,6 +29,12 @@ class _Block:
 
     def read(self, dtype: torch.dtype) -> Crossing:
         return Crossing(self.values.read(dtype), self.rows, self.columns, self.n_rows)
+
+    def held(self, dtype: torch.dtype) -> Crossing | None:
+        """Return the block in the memory in which it is stored, if that holds numbers of `dtype`."""
+        if type(self.values) is not Plain or self.values.values.dtype != dtype:
+            return None
+        return Crossing(self.values.values, self.rows, self.columns, self.n_rows)
 
     def add_part_to_(self, matrix: Tensor, first: int) -> None:
         """Add to `matrix`, the rows from number `first` on, what of the block lies in these."""
@@ -90,10 +96,10 @@ class RowsColumnsResidual(Residual):
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
         """Return `grad` and the block of tensor `name`; None, if that must be decoded, or norms are of the sum."""
-        own = type(self).compensate_ is RowsColumnsResidual.compensate_ and self.norms == "residual"
-        block = self._blocks[name]
-        as_it_is = type(block.values) is Plain and block.values.values.dtype == grad.dtype and grad.is_contiguous()
-        return (grad, block.read(grad.dtype)) if own and as_it_is else None
+        if type(self).compensate_ is not RowsColumnsResidual.compensate_ or self.norms != "residual":
+            return None
+        crossing = self._blocks[name].held(grad.dtype)
+        return None if crossing is None or not grad.is_contiguous() else (grad, crossing)
 
     def leaves_stored(self, name: str) -> bool:
         """Return True, unless `compensate_` is a subclass' own: norms that are remembered are replaced by the next."""
@@ -101,10 +107,12 @@ class RowsColumnsResidual(Residual):
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Choose rows and columns of the error anew, and store the elements where they cross."""
-        left = error()
-        block, matrix = self._blocks[name], left.view(len(left), -1)
+        left, block, as_published = error(), self._blocks[name], (self.norms, self.choice) == ("residual", "largest")
+        if as_published and (held := block.held(left.dtype)) is not None and cut_largest_into(held, left):
+            return
+        matrix = left.view(len(left), -1)
         block.values.release()
-        if (self.norms, self.choice) == ("residual", "largest"):
+        if as_published:
             sizes = len(block.rows), len(block.columns)
             block.rows = block.columns = block.rows.new_empty(0)  # free before others are made
             block.rows, block.columns, values = cut_largest(matrix, *sizes)

@@ -10,7 +10,7 @@ from resireduce.kernels import native
 from resireduce.kernels.averages import add_weighted
 from resireduce.kernels.native import SWITCH
 from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms, mean_norm, mean_of_norms
-from resireduce.kernels.submatrix import add_crossing_, cut_crossing, cut_largest
+from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest, cut_largest_into
 from resireduce.planning.memory import LiveBytes
 from tests.compiled import bits, both, needs_compiler, values
 
@@ -77,6 +77,11 @@ def test_the_largest_rows_and_columns_are_cut_out_in_one_call_as_in_three(
         norm.sort(stable=True).indices[-size:].sort().values for norm, size in zip(norms, sizes, strict=True)
     )
     expected = [rows.int(), columns.int(), matrix[rows][:, columns]]
+    into = Crossing(torch.empty(sizes), *(torch.empty(size, dtype=torch.int32) for size in sizes), shape[0])
+    if min(shape) > 1:
+        assert cut_largest_into(into, matrix)
+        found = into.rows, into.columns, into.values
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     for one, other in both(monkeypatch, lambda: list(cut_largest(matrix, *sizes))):
         assert torch.equal(one, other) and torch.equal(one, expected.pop(0))
 
@@ -131,6 +136,25 @@ def test_weighted_sums_are_the_same_bit_for_bit(
         results = [torch.from_numpy(expected / summed if is_last else expected), torch.tensor(summed)]
         for one, other in both(monkeypatch, run):
             assert torch.equal(bits(one), bits(other)) and torch.equal(bits(one), bits(results.pop(0)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("weight", [0.3, torch.tensor(0.2)])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_the_first_of_a_sum_is_weighed_where_the_second_is_added(
+    monkeypatch: pytest.MonkeyPatch, is_last: bool, weight: torch.Tensor | float
+) -> None:
+    total, more = values(1003, "normal"), values(1003, "uneven")
+
+    def run(of_total: torch.Tensor | float = 0.3) -> list[torch.Tensor]:
+        into = torch.empty(1003)
+        weights = add_weighted(into, total.clone(), more.clone(), weight, of_total, is_one=True, is_last=is_last)
+        assert weights is not None
+        return [into, weights]
+
+    expected = run(mean_norm(total, 0.3))
+    for one, other in both(monkeypatch, run):
+        assert torch.equal(bits(one), bits(other)) and torch.equal(bits(one), bits(expected.pop(0)))
 
 
 @needs_compiler
