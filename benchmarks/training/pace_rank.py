@@ -4,6 +4,7 @@
 inputs, the inputs of a simulated step are measured before each round. With fused, optimizers take their fused form.
 """
 
+import gc
 import os
 import sys
 import time
@@ -83,6 +84,8 @@ def _built(cells: Sequence[Cell], device: torch.device, rank: int, fused: bool) 
             group.update(fused=True, foreach=False)
         _train(trainer, TIMED_WARM_UP_STEPS if cell.merge in TIMED else WARM_UP_STEPS)
         trainers.append(trainer)
+    gc.collect()
+    gc.freeze()  # to go through all that imports have made takes longer than a round, and would fall on any of the cells
     return trainers
 
 

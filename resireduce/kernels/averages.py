@@ -39,22 +39,26 @@ def add_weighted(
     """
     suits = more.dtype == total.dtype == torch.float32 and more.is_cpu and more.is_contiguous()
     compiled, flags = library("sums") if suits else None, is_one * IS_ONE | is_last * IS_LAST
+    phi, own = (0.0, weight) if isinstance(weight, Tensor) else (weight, None)
     if weights is None or isinstance(weights, Tensor):
         so_far = weights
-    elif compiled is None or isinstance(weight, Tensor):
+    elif compiled is None or own is not None:
         so_far = mean_norm(total, weights)
     else:
         so_far, flags = total.new_empty(()), flags | IS_NEW
     if compiled is None:
-        own = weight if isinstance(weight, Tensor) else mean_norm(more, weight)
+        own = mean_norm(more, phi) if own is None else own
         form = _kernel(into, total, more, own, so_far) or _add
         form(into, total, more, own, so_far, is_one, is_last)
         return so_far
-    given, phi = (weight.data_ptr(), 0.0) if isinstance(weight, Tensor) else (0, weight)
-    n, summed = total.numel(), 0 if so_far is None else so_far.data_ptr()
+    n, given, summed = total.numel(), _place(own), _place(so_far)
     places = into.data_ptr(), total.data_ptr(), more.data_ptr(), given, summed
     _add_weighted(compiled)(*places, n, phi, 1 - phi, n**0.5, threads(n), flags)
     return so_far
+
+
+def _place(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _add(

@@ -7,20 +7,22 @@
 
 #include "threads.h"
 
-enum { LANES = 16, AHEAD = 4096, PIECE = 1 << 16, AT_ONCE = 128 };
+enum { LANES = 16, AHEAD = 4096, PIECE = 1 << 16, AT_ONCE = 128, FETCHED = 1 << 17 };
 
 /* Sixteen sums of magnitudes and sixteen of squares. */
 struct sums {
     double magnitudes[LANES], squares[LANES];
 };
 
-/* Add magnitudes and squares of x[0..n): element i to the sums of number i % 16. */
+/* Add magnitudes and squares of x[0..n): element i to the sums of number i % 16. Meanwhile fetch what is `beside`: each
+ * addition waits for the one before, and memory could do more. */
 FOR_EACH_PROCESSOR
-static void add_elements(struct sums *sums, const float *x, int64_t n)
+static void add_elements(struct sums *sums, const float *x, int64_t n, const float *beside)
 {
     struct sums so_far = *sums; /* memory of its own: the compiler knows that x is not changed */
-    for (; n >= LANES; n -= LANES, x += LANES) {
+    for (; n >= LANES; n -= LANES, x += LANES, beside += LANES) {
         __builtin_prefetch(x + AHEAD);
+        __builtin_prefetch(beside, 1);
         for (int lane = 0; lane < LANES; lane++) {
             const double value = x[lane];
             so_far.magnitudes[lane] += fabs(value);
@@ -44,7 +46,7 @@ static void add_sums(struct sums *sums, const struct sums *more)
 }
 
 struct pieces {
-    const float *x;
+    const float *x, *beside;
     struct sums *sums; /* of each piece, zeros at the start */
 };
 
@@ -52,17 +54,17 @@ static void add_pieces(const void *task, int64_t first, int64_t stop)
 {
     const struct pieces *pieces = task;
     for (int64_t piece = first; piece < stop; piece++)
-        add_elements(pieces->sums + piece, pieces->x + piece * PIECE, PIECE);
+        add_elements(pieces->sums + piece, pieces->x + piece * PIECE, PIECE, pieces->beside + piece * PIECE);
 }
 
 /* Add whole pieces to `sums`, one after the other, whatever thread has gone through them. */
-static void add_whole(struct sums *sums, const float *x, int64_t pieces, int threads)
+static void add_whole(struct sums *sums, const float *x, const float *beside, int64_t pieces, int threads)
 {
     struct sums each[AT_ONCE];
     for (int64_t first = 0; first < pieces; first += AT_ONCE) {
         const int64_t count = pieces - first < AT_ONCE ? pieces - first : AT_ONCE;
         memset(each, 0, count * sizeof *each);
-        const struct pieces task = {x + first * PIECE, each};
+        const struct pieces task = {x + first * PIECE, beside + first * PIECE, each};
         in_threads(add_pieces, &task, count, 1, threads);
         for (int64_t i = 0; i < count; i++)
             add_sums(sums, each + i);
@@ -72,25 +74,31 @@ static void add_whole(struct sums *sums, const float *x, int64_t pieces, int thr
 /* Go on with x[0..n), the elements from number `before` on. `sums` has first those of all whole pieces, each formed for
  * itself from zero on and then added, and second those of the piece that is not complete: the same in any number of
  * threads, and whatever the parts in which the elements come, but for the last each of a multiple of sixteen. */
-void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, struct sums *sums)
+static void sum(const float *x, int64_t n, int64_t before, int threads, struct sums *sums, const float *beside)
 {
     const int64_t open = before % PIECE, rest = open ? PIECE - open : 0, head = rest < n ? rest : n;
-    add_elements(sums + 1, x, head);
+    add_elements(sums + 1, x, head, beside);
     if (open && head == rest) {
         add_sums(sums, sums + 1);
         memset(sums + 1, 0, sizeof *sums);
     }
     const int64_t whole = (n - head) / PIECE;
-    add_whole(sums, x + head, whole, threads);
+    add_whole(sums, x + head, beside + head, whole, threads);
     const int64_t done = head + whole * PIECE;
-    add_elements(sums + 1, x + done, n - done);
+    add_elements(sums + 1, x + done, n - done, beside + done);
 }
 
-/* Return phi |x|_1 / n + rest |x|_2 / root of x[0..n), as norms.py forms it of float32 norms. */
-static float mean_norm(const float *x, int64_t n, int threads, float phi, float rest, float root)
+void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, struct sums *sums)
+{
+    sum(x, n, before, threads, sums, x);
+}
+
+/* Return phi |x|_1 / n + rest |x|_2 / root of x[0..n), as norms.py forms it of float32 norms. Meanwhile fetch what is
+ * `beside`, as many elements, if a cache has room for them. */
+static float mean_norm(const float *x, int64_t n, int threads, float phi, float rest, float root, const float *beside)
 {
     struct sums sums[2] = {0};
-    resireduce_sums(x, n, 0, threads, sums);
+    sum(x, n, 0, threads, sums, n <= FETCHED ? beside : x);
     add_sums(sums, sums + 1);
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int lane = 0; lane < half; lane++) {
@@ -114,7 +122,7 @@ struct norms_of {
 /* Write that to `mean`. */
 int resireduce_mean_norm(const struct norms_of *given)
 {
-    *given->mean = mean_norm(given->x, given->n, given->threads, given->phi, given->rest, given->root);
+    *given->mean = mean_norm(given->x, given->n, given->threads, given->phi, given->rest, given->root, given->x);
     return 1;
 }
 
@@ -163,13 +171,13 @@ int resireduce_add_weighted(const struct weighted *given)
     const int flags = given->flags, threads = given->threads;
     struct addition task = {given->into, total, more, 1, 0, 1};
     if (flags & IS_NEW)
-        *weights = mean_norm(total, given->n, threads, given->phi, given->rest, given->root);
+        *weights = mean_norm(total, given->n, threads, given->phi, given->rest, given->root, more);
     if (flags & IS_ONE)
         task.first = *weights;
     if (given->weight)
         task.weight = *given->weight;
     else
-        task.weight = mean_norm(more, given->n, threads, given->phi, given->rest, given->root);
+        task.weight = mean_norm(more, given->n, threads, given->phi, given->rest, given->root, total);
     if (weights)
         *weights += task.weight;
     if (flags & IS_LAST)

@@ -16,7 +16,7 @@ FLOAT32 = 4
 """Bytes of an element of the narrowest dtype in which sums are formed."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Folded:
     """What the errors of some members of a group have been folded into."""
 
@@ -30,7 +30,7 @@ class Folded:
     """Whether it is what is to be stored."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Group:
     """One reusable group on its way through a step."""
 
