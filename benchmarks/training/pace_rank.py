@@ -85,7 +85,7 @@ def _built(cells: Sequence[Cell], device: torch.device, rank: int, fused: bool) 
         _train(trainer, TIMED_WARM_UP_STEPS if cell.merge in TIMED else WARM_UP_STEPS)
         trainers.append(trainer)
     gc.collect()
-    gc.freeze()  # to go through all that imports have made takes longer than a round, and would fall on any of the cells
+    gc.freeze()  # to go through all that imports have made takes longer than a round, and would fall on any cell
     return trainers
 
 
