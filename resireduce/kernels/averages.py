@@ -17,48 +17,78 @@ PIECE = 1 << 18
 """Elements of a sum that a CPU works on at once: what one operation leaves, the next finds in the cache."""
 
 
-def add_weighted(
-    into: Tensor,
-    total: Tensor,
-    more: Tensor,
-    weight: Tensor | float,
-    weights: Tensor | float | None = None,
-    is_one: bool = False,
-    is_last: bool = False,
-) -> Tensor | None:
-    """Write total + weight x more to `into`; return the sum of `weights`, if there are any, and the weight.
+class WeightedSum:
+    """The weighted sum of contiguous tensors of one size, dtype and device that come one after the other.
 
     Products, sums and quotients are each rounded, on a CPU and on a GPU, by compiled code or not.
 
     Args:
-        into, total, more: contiguous, of one size, dtype and device. `into` may be `total`; `more` may be overwritten.
-        weight: 0-D, of that dtype; or phi, for `mean_norm(more, phi)`.
-        weights: 0-D, of that dtype, changed in place; or with `is_one` phi, for `mean_norm(total, phi)`.
-        is_one: `total` is one tensor and has not been multiplied by its weight, which `weights` are.
-        is_last: the sum is divided by `weights`, and is the average; by the smallest normal number if that is more.
+        first: has the memory of the sum from now on.
+        weight: 0-D, of that dtype; or phi, for `mean_norm(first, phi)`, which is formed where the second tensor comes.
+        is_one: `first` is one tensor, and has not been multiplied by its weight yet; else it is a sum already.
     """
-    suits = more.dtype == total.dtype == torch.float32 and more.is_cpu and more.is_contiguous()
-    compiled, flags = library("sums") if suits else None, is_one * IS_ONE | is_last * IS_LAST
-    phi, own = (0.0, weight) if isinstance(weight, Tensor) else (weight, None)
-    if weights is None or isinstance(weights, Tensor):
-        so_far = weights
-    elif compiled is None or own is not None:
-        so_far = mean_norm(total, weights)
-    else:
-        so_far, flags = total.new_empty(()), flags | IS_NEW
-    if compiled is None:
-        own = mean_norm(more, phi) if own is None else own
-        form = _kernel(into, total, more, own, so_far) or _add
-        form(into, total, more, own, so_far, is_one, is_last)
-        return so_far
-    n, given, summed = total.numel(), _place(own), _place(so_far)
-    places = into.data_ptr(), total.data_ptr(), more.data_ptr(), given, summed
-    _add_weighted(compiled)(*places, n, phi, 1 - phi, n**0.5, threads(n), flags)
-    return so_far
+
+    __slots__ = ("_compiled", "_is_one", "is_average", "total", "weight")
+
+    def __init__(self, first: Tensor, weight: Tensor | float, is_one: bool = True):
+        self.total, self.weight, self._is_one, self.is_average = first, weight, is_one, False
+        self._compiled = _compiled(first)
+
+    def add(self, more: Tensor, weight: Tensor | float, room: Tensor | None = None) -> None:
+        """Add weight x more, and the weight to those of the others; `more` may be overwritten.
+
+        weight: 0-D; or phi, for `mean_norm(more, phi)`. room: where the average of all is written, as this is the last;
+        they are divided by the smallest normal number, if their weights are less.
+        """
+        into, total = self.total if room is None else room, self.total
+        if self._compiled is None or more.dtype != total.dtype:
+            own = weight if isinstance(weight, Tensor) else mean_norm(more, weight)
+            tensors = into, total, more, own, self._weight()
+            (_kernel(*tensors) or _add)(*tensors, self._is_one, room is not None)
+        else:
+            flags = (0 if room is None else IS_LAST) | (IS_ONE if self._is_one else 0)
+            if isinstance(weight, Tensor):
+                self._weight()
+                given, phi = weight.data_ptr(), 0.0
+            else:
+                given, phi = 0, weight
+            weights = self.weight
+            if not isinstance(weights, Tensor):
+                weights, flags = total.new_empty(()), flags | IS_NEW
+            n, self.weight = total.numel(), weights
+            places = into.data_ptr(), total.data_ptr(), more.data_ptr(), given, weights.data_ptr()
+            self._compiled(*places, n, phi, 1 - phi, n**0.5, threads(n), flags)
+        self.total, self._is_one, self.is_average = into, False, room is not None
+
+    def multiplied(self) -> tuple[Tensor, Tensor]:
+        """Return the sum, in its memory: also of one tensor, which is multiplied now; and its weight."""
+        weight = self._weight()
+        if self._is_one:
+            self.total.mul_(weight)
+            self._is_one = False
+        return self.total, weight
+
+    def _weight(self) -> Tensor:
+        if not isinstance(self.weight, Tensor):
+            self.weight = mean_norm(self.total, self.weight)
+        return self.weight
 
 
-def _place(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def add_weighted_(total: Tensor, more: Tensor, weight: Tensor) -> None:
+    """Add weight x more to contiguous `total`, in place, each product rounded; `more`, like it, may be overwritten."""
+    compiled = _compiled(total)
+    if compiled is None or more.dtype != total.dtype:
+        (_kernel(total, total, more, weight, None) or _add)(total, total, more, weight, None, False, False)
+        return
+    n, place = total.numel(), total.data_ptr()
+    compiled(place, place, more.data_ptr(), weight.data_ptr(), 0, n, 0.0, 1.0, n**0.5, threads(n), 0)
+
+
+def _compiled(total: Tensor) -> Callable[..., int] | None:
+    """Return the compiled function that adds to `total`, if there is one."""
+    suits = total.dtype == torch.float32 and total.is_cpu and total.is_contiguous()
+    found = library("sums") if suits else None
+    return None if found is None else _add_weighted(found)
 
 
 def _add(

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.kernels.averages import add_weighted
+from resireduce.kernels.averages import WeightedSum, add_weighted_
 from resireduce.kernels.norms import mean_norm
 from resireduce.residuals.base import norm_dtype
-from resireduce.residuals.group import Folded, Group, GroupResidual
+from resireduce.residuals.group import Group, GroupResidual
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class _Member:
     adds: bool  # whether errors of other members are there already
 
 
-class AverageResidual(GroupResidual):
+class AverageResidual(GroupResidual[WeightedSum]):
     """Stores sum(w_i r_i) / sum(w_i), with w_i = 1: what is added to all members is what they had left, summed."""
 
     def weight(self, error: Tensor, name: str) -> Tensor | float:
@@ -34,26 +34,22 @@ class AverageResidual(GroupResidual):
         weight = self.weight(error, name)
         return weight if isinstance(weight, Tensor) else mean_norm(error, weight)
 
-    def fold(self, folded: Folded | None, error: Tensor, name: str, room: Tensor | None) -> Folded:
+    def fold(self, folded: WeightedSum | None, error: Tensor, name: str, room: Tensor | None) -> WeightedSum:
         """Return the weighted sum of errors, now with `error` of member `name`, or with the last one their average.
 
         The first error is kept as it is: it is weighed, and multiplied by its weight, where the second is added.
         """
         weight = self.weight(error, name)
         if folded is None:
-            return Folded(_alone(error), weight, is_one=True)
-        target, folded.is_complete = (folded.total, False) if room is None else (room, True)
-        flags = folded.is_one, folded.is_complete
-        weights = add_weighted(target, folded.total, error, weight, folded.weight, *flags)
-        assert weights is not None
-        folded.total, folded.weight, folded.is_one = target, weights, False
+            return WeightedSum(_alone(error), weight)
+        folded.add(error, weight, room)
         return folded
 
-    def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
+    def finish(self, folded: WeightedSum, room: Tensor | None) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
-        if folded.is_complete:
+        if folded.is_average:
             return folded.total
-        total, weight = _multiplied(folded)
+        total, weight = folded.multiplied()
         divisor = weight.clamp(min=torch.finfo(weight.dtype).tiny)
         return torch.div(total, divisor, out=total if room is None else room)
 
@@ -75,7 +71,7 @@ class AverageResidual(GroupResidual):
         if member.weight is None:
             target.copy_(flat)
         elif member.adds:
-            add_weighted(target, target, flat.to(target.dtype), member.weight)
+            add_weighted_(target, flat.to(target.dtype), member.weight)
         else:
             torch.mul(flat.to(target.dtype), member.weight, out=target)
         if stop == member.target.numel():
@@ -85,28 +81,21 @@ class AverageResidual(GroupResidual):
             if group.turn == len(group.members):
                 self._close(group, source)
 
-    def _begin(self, group: Group, like: Tensor, name: str) -> _Member:
+    def _begin(self, group: Group[WeightedSum], like: Tensor, name: str) -> _Member:
         """Make room for the error of member `name`, with dtype and device of `like`, of which all parts will come."""
         if group.members[-1 - group.turn] != name:
             waiting = group.waiting[name] = like.new_empty(group.shape)
             return _Member(waiting.view(-1), None, adds=False)
         weight, folded = self._weight(like.to(norm_dtype(like)), name), group.folded
         if folded is None:
-            group.folded = Folded(like.new_empty(group.shape, dtype=norm_dtype(like)), weight)
+            total, weights = like.new_empty(group.shape, dtype=norm_dtype(like)), weight
         else:
-            total, so_far = _multiplied(folded)
-            group.folded = Folded(total, so_far + weight)
-        return _Member(group.folded.total.view(-1), weight, folded is not None)
+            total, so_far = folded.multiplied()
+            weights = so_far + weight
+        group.folded = WeightedSum(total, weights, is_one=False)
+        return _Member(total.view(-1), weight, folded is not None)
 
 
 def _alone(error: Tensor) -> Tensor:
     """Return `error`, or a copy, if it is part of a larger piece of memory, which would be held with it."""
     return error if error.untyped_storage().nbytes() == error.nbytes else error.clone()
-
-
-def _multiplied(folded: Folded) -> tuple[Tensor, Tensor]:
-    """Return the sum that is `folded`, in its memory: also of one error, which is multiplied now; and its weight."""
-    total, weight = folded.total, folded.weight
-    if not isinstance(weight, Tensor):
-        weight = mean_norm(total, weight)
-    return (total.mul_(weight) if folded.is_one else total), weight

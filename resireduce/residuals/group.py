@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,22 +17,18 @@ FLOAT32 = 4
 """Bytes of an element of the narrowest dtype in which sums are formed."""
 
 
-@dataclass(slots=True)
-class Folded:
+class Folded(Protocol):
     """What the errors of some members of a group have been folded into."""
 
     total: Tensor
     """The sum or choice so far, of the residual's shape; in the memory of one of the errors, or in the residual's."""
-    weight: Tensor | float
-    """What weighs it, 0-D; or of the error of one member what its `weight` said."""
-    is_one: bool = False
-    """Whether it is the error of one member, not multiplied by its weight yet."""
-    is_complete: bool = False
-    """Whether it is what is to be stored."""
+
+
+F = TypeVar("F", bound=Folded)
 
 
 @dataclass(slots=True)
-class Group:
+class Group(Generic[F]):
     """One reusable group on its way through a step."""
 
     members: tuple[str, ...]
@@ -44,11 +41,11 @@ class Group:
     """Errors of this step that arrived before their turn."""
     turn: int = 0
     """How many members, counted from the last, have been folded."""
-    folded: Folded | None = None
+    folded: F | None = None
     """What the errors have been folded into so far."""
 
 
-class GroupResidual(Residual):
+class GroupResidual(Residual, Generic[F]):
     """Folds the errors of a group's members into one tensor, and adds it to the gradient of each in the next step.
 
     Errors are folded from the last member to the first, which is the order of the backward pass; a member that comes
@@ -61,18 +58,18 @@ class GroupResidual(Residual):
 
     def __init__(self, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        self._groups: dict[str, Group] = {}
-        self._group_of: dict[str, Group] = {}
+        self._groups: dict[str, Group[F]] = {}
+        self._group_of: dict[str, Group[F]] = {}
 
     @abstractmethod
-    def fold(self, folded: Folded | None, error: Tensor, name: str, room: Tensor | None) -> Folded:
+    def fold(self, folded: F | None, error: Tensor, name: str, room: Tensor | None) -> F:
         """Return what is `folded` so far, if anything, with the `error` of member `name`; may use their memory.
 
         room: with the last member, where what is to be stored may be formed, if that is not copied anyway.
         """
 
     @abstractmethod
-    def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
+    def finish(self, folded: F, room: Tensor | None) -> Tensor:
         """Return what is stored of all errors that are `folded`: in `room`, if any, or in memory of its own."""
 
     def register(self, name: str, parameter: Tensor) -> None:
@@ -111,7 +108,7 @@ class GroupResidual(Residual):
         """Return the generator of the group of member `name`, which all its members share."""
         return super().source(self._group_of[name].members[0], like, step)
 
-    def _fold_waiting(self, group: Group) -> None:
+    def _fold_waiting(self, group: Group[F]) -> None:
         """Fold those whose turn it is."""
         while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
             self._fold(group, member, group.waiting.pop(member))
@@ -126,7 +123,7 @@ class GroupResidual(Residual):
             if group.folded is not None:
                 self._close_step(group, step)
 
-    def _fold(self, group: Group, member: str, error: Tensor) -> None:
+    def _fold(self, group: Group[F], member: str, error: Tensor) -> None:
         """Fold the `error` of `member`, whose turn it is, or those before it do not come."""
         if error.element_size() < FLOAT32:
             error = error.to(norm_dtype(error))
@@ -134,11 +131,11 @@ class GroupResidual(Residual):
         room = group.stored.room(error.dtype) if group.turn == len(group.members) else None
         group.folded = self.fold(group.folded, error, member, room)
 
-    def _close_step(self, group: Group, step: int) -> None:
+    def _close_step(self, group: Group[F], step: int) -> None:
         assert group.folded is not None
         self._close(group, self.rounding(group.members[0], group.folded.total, step))
 
-    def _close(self, group: Group, source: torch.Generator | None) -> None:
+    def _close(self, group: Group[F], source: torch.Generator | None) -> None:
         assert group.folded is not None
         folded, group.folded, group.turn = group.folded, None, 0
         group.stored.set_(self.finish(folded, group.stored.room(folded.total.dtype)), source)

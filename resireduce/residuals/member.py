@@ -1,14 +1,24 @@
 """One member's residual in place of those of a whole reusable group (paper, section 4.2, Fig. 6)."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError
 from resireduce.kernels.norms import l1_and_l2_norm
-from resireduce.residuals.group import Folded, GroupResidual
+from resireduce.residuals.group import GroupResidual
 
 
-class MemberResidual(GroupResidual):
+@dataclass
+class Best:
+    """The error that was chosen of some members, and its norm, 0-D."""
+
+    total: Tensor
+    norm: Tensor
+
+
+class MemberResidual(GroupResidual[Best]):
     """Stores the residual of the member whose L1 or L2 norm is the largest (or the smallest), and reuses it for all.
 
     The paper compares members this way, which led to the weights of `w`. Of equal norms the later member's is stored.
@@ -26,15 +36,15 @@ class MemberResidual(GroupResidual):
             raise ConfigError(f"smallest: {smallest!r} is not allowed; give true or false")
         self.norm, self.smallest = norm, smallest
 
-    def fold(self, folded: Folded | None, error: Tensor, name: str, room: Tensor | None) -> Folded:
+    def fold(self, folded: Best | None, error: Tensor, name: str, room: Tensor | None) -> Best:
         """Return the better of the two errors and its norm, 0-D, without waiting for a GPU to compare them."""
         norm = l1_and_l2_norm(error)[self.norm - 1]
         if folded is None:
-            return Folded(error.clone(), norm)
-        best, best_norm = folded.total, folded.weight
+            return Best(error.clone(), norm)
+        best, best_norm = folded.total, folded.norm
         better = norm < best_norm if self.smallest else norm > best_norm
-        return Folded(torch.where(better, error, best, out=best), torch.where(better, norm, best_norm))
+        return Best(torch.where(better, error, best, out=best), torch.where(better, norm, best_norm))
 
-    def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
+    def finish(self, folded: Best, room: Tensor | None) -> Tensor:
         """Return the error that was chosen, as it is."""
         return folded.total

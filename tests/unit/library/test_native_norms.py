@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from resireduce.kernels import native
-from resireduce.kernels.averages import add_weighted
+from resireduce.kernels.averages import WeightedSum, add_weighted_
 from resireduce.kernels.native import SWITCH
 from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms, mean_norm, mean_of_norms
 from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest, cut_largest_into
@@ -129,9 +129,9 @@ def test_weighted_sums_are_the_same_bit_for_bit(
         expected = total.numpy() * first + more.numpy() * own.numpy()
 
         def run(weight: torch.Tensor | float = weight) -> list[torch.Tensor]:
-            into, weights = torch.empty(n), so_far.clone()
-            add_weighted(into, total.clone(), more.clone(), weight, weights, is_one=is_one, is_last=is_last)
-            return [into, weights]
+            sum_ = WeightedSum(total.clone(), so_far.clone(), is_one)
+            sum_.add(more.clone(), weight, torch.empty(n) if is_last else None)
+            return [sum_.total, sum_.weight]
 
         results = [torch.from_numpy(expected / summed if is_last else expected), torch.tensor(summed)]
         for one, other in both(monkeypatch, run):
@@ -147,10 +147,9 @@ def test_the_first_of_a_sum_is_weighed_where_the_second_is_added(
     total, more = values(1003, "normal"), values(1003, "uneven")
 
     def run(of_total: torch.Tensor | float = 0.3) -> list[torch.Tensor]:
-        into = torch.empty(1003)
-        weights = add_weighted(into, total.clone(), more.clone(), weight, of_total, is_one=True, is_last=is_last)
-        assert weights is not None
-        return [into, weights]
+        sum_ = WeightedSum(total.clone(), of_total)
+        sum_.add(more.clone(), weight, torch.empty(1003) if is_last else None)
+        return [sum_.total, sum_.weight]
 
     expected = run(mean_norm(total, 0.3))
     for one, other in both(monkeypatch, run):
@@ -158,11 +157,24 @@ def test_the_first_of_a_sum_is_weighed_where_the_second_is_added(
 
 
 @needs_compiler
+@pytest.mark.parametrize("n", [1, 17, 300_001])
+def test_what_is_added_in_place_has_the_bits_of_two_operations(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    total, more, weight = values(n, "normal"), values(n, "uneven"), torch.tensor(0.3)
+
+    def run() -> list[torch.Tensor]:
+        add_weighted_(changed := total.clone(), more.clone(), weight)
+        return [changed]
+
+    for one, other in both(monkeypatch, run):
+        assert torch.equal(bits(one), bits(other)) and torch.equal(bits(one), bits(total + more * weight))
+
+
+@needs_compiler
 def test_an_average_of_zeros_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[torch.Tensor]:
-        zeros, weights = torch.zeros(5), torch.tensor(0.0)
-        add_weighted(zeros, zeros, torch.zeros(5), 0.5, weights, is_one=True, is_last=True)
-        return [zeros, weights]
+        zeros = WeightedSum(torch.zeros(5), torch.tensor(0.0))
+        zeros.add(torch.zeros(5), 0.5, torch.empty(5))
+        return [zeros.total, zeros.weight]
 
     for one, other in both(monkeypatch, run):
         assert torch.equal(one, torch.zeros_like(one)) and torch.equal(other, torch.zeros_like(one))
