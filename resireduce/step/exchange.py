@@ -14,6 +14,7 @@ from resireduce.forked import ThisProcess
 from resireduce.merging.costs import TIMED
 from resireduce.settings import Settings
 from resireduce.step.apply import largest_layer
+from resireduce.step.drift import STEPS, digest
 from resireduce.step.halves import HalvesQueue
 from resireduce.step.intake import Intake
 from resireduce.step.late_update import LateUpdater
@@ -83,6 +84,9 @@ class Exchange:
         feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
+        alone = levels.world.world_size == 1 or settings.in_backward  # some are updated before the others are sent
+        self._looks = 0 if alone else STEPS
+        """In how many of the next steps parameters are compared between ranks."""
         self.steps = 0
         """How many steps have been taken, without those that were skipped."""
 
@@ -175,6 +179,8 @@ class Exchange:
         them is not finite and there is no GradScaler.
         """
         step = self.steps
+        self.queue.digest = digest(slot.parameter for slot in self.slots) if self._looks else 0
+        self._looks -= self._looks > 0
         if not self._send_rest():
             return False
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError
+from resireduce.errors import UsageError, warn
 from resireduce.sending.message import Message
 from resireduce.sending.parts import PartedMessage
+from resireduce.step.drift import DRIFTED
 from resireduce.step.gather import Gather
 from resireduce.step.slot import Slot, laid_out
 from resireduce.timeline import Timeline, timed
@@ -50,6 +51,8 @@ class ReceiveQueue:
         """Slots whose averages are not put into `.grad`, but read in slices."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
+        self.digest = 0
+        """Of this rank's parameters before the step, which is compared with those of the others; 0: none is."""
 
     @property
     def timeline(self) -> Timeline | None:
@@ -147,10 +150,13 @@ class ReceiveQueue:
     def _agree(self, flag: bool, step: int) -> list[int]:
         """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`.
 
-        Raises UsageError, on all ranks, if `step` differs between them.
+        Warns if digests of parameters differ. Raises UsageError, on all ranks, if `step` differs between them.
         """
-        *presence, flags = self._sums([*(int(slot.is_taken) for slot in self.slots), int(flag)], step)
+        here = [*(int(slot.is_taken) for slot in self.slots), int(flag), self.digest, self.digest**2]
+        *presence, flags, digests, squares = self._sums(here, step)
         self.flagged = bool(flags)
+        if squares * self.world.world_size != digests * digests:
+            warn(DRIFTED)
         return presence
 
     def _sums(self, here: list[int], step: int) -> list[int]:

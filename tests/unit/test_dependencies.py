@@ -40,6 +40,7 @@ LAYERS = (
         "slices.row_gradients",
         "slices.torchs_own",
         "start",
+        "step.drift",
         "step.shared",
         "step.stage",
         "wrappers.under_way",

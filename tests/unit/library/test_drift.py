@@ -1,0 +1,121 @@
+"""Ranks whose parameters differ in the first steps are told: nothing else would ever notice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.step import exchange
+from resireduce.step.drift import PIECE, digest
+
+MODES: list[dict[str, Any]] = [
+    {"gradients": "kept"},
+    {"gradients": "kept", "overlap": True},
+    {"gradients": "streamed"},
+    {"gradients": "streamed", "slices": 4096},
+    {"compressor": "none", "scheme": "none", "gradients": "streamed", "update": "in_backward"},
+    {"compressor": "none", "scheme": "none", "gradients": "kept", "overlap": True, "merge": "dear"},
+]
+
+
+class Centred(nn.Module):
+    """A shift that the first forward pass sets to what it sees, as in a flow."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.shift, self.is_new = nn.Parameter(torch.zeros(size)), True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input, shifted."""
+        if self.is_new:
+            with torch.no_grad():
+                self.shift.copy_(-x.mean(0))
+            self.is_new = False
+        return x + self.shift
+
+
+def train(
+    communicator: Communicator,
+    change: Callable[[nn.Module, int, int], None],
+    mode: dict[str, Any],
+    first: Callable[[], nn.Module],
+) -> None:
+    """Train for four steps; `change` the model of each rank after each of them."""
+    draw = torch.Generator().manual_seed(communicator.rank)
+    model = nn.Sequential(first(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend=communicator, **mode)
+    for number in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64, generator=draw)).square().mean().backward()
+        optimizer.step()
+        change(model, communicator.rank, number)
+    optimizer.close()
+
+
+def told(recwarn: pytest.WarningsRecorder) -> int:
+    return sum("no longer the same on all ranks" in str(one.message) for one in recwarn)
+
+
+def nothing(model: nn.Module, rank: int, step: int) -> None:
+    """Change nothing."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_that_train_alike_are_told_nothing(mode: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
+    LocalWorld(2).run(lambda communicator: train(communicator, nothing, mode, nn.Identity))
+    assert not told(recwarn)
+
+
+@pytest.mark.parametrize("mode", [one for one in MODES if "update" not in one])
+def test_what_the_first_forward_pass_makes_of_a_rank_s_own_data(
+    mode: dict[str, Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    LocalWorld(2).run(lambda communicator: train(communicator, nothing, mode, lambda: Centred(64)))
+    assert told(recwarn)
+
+
+@pytest.mark.parametrize("mode", [one for one in MODES if "update" not in one])
+@pytest.mark.parametrize("step", [0, 1])
+def test_what_one_rank_alone_changes_after_its_first_step(
+    step: int, mode: dict[str, Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    """Later nothing is looked at: it would cost a pass over all parameters in each step."""
+
+    def change(model: nn.Module, rank: int, number: int) -> None:
+        if (rank, number) == (1, step):
+            with torch.no_grad():
+                model[3].weight[5, 7] += 1e-6  # type: ignore[index]
+
+    LocalWorld(2).run(lambda communicator: train(communicator, change, mode, nn.Identity))
+    assert bool(told(recwarn)) == (step == 0)
+
+
+def test_only_the_first_two_steps_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(exchange, "digest", lambda parameters: looked.append(len([*parameters])) or 1)
+    LocalWorld(2).run(lambda communicator: train(communicator, nothing, {}, nn.Identity))
+    assert looked == [4] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_one_bit_makes_another_digest(dtype: torch.dtype) -> None:
+    tensors = [torch.ones(3, 5, dtype=dtype), torch.ones(PIECE // 3, 4, dtype=dtype), torch.ones((), dtype=dtype)]
+    as_they_are = digest(tensors)
+    assert 1 <= as_they_are <= 1 << 20 and digest(tensors) == as_they_are
+    for tensor in tensors:
+        flat = tensor.view(-1).view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+        flat[-1] += 1
+        assert digest(tensors) != as_they_are
+        flat[-1] -= 1
+
+
+def test_layout_counts_for_nothing_and_what_has_no_bits_is_left_out() -> None:
+    images = torch.randn(4, 3, 5, 5)
+    expected = digest([images])
+    assert digest([images.to(memory_format=torch.channels_last)]) == expected
+    assert digest([torch.empty(0), images, torch.ones(3, device="meta"), torch.eye(3).to_sparse()]) == expected
