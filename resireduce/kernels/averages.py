@@ -47,13 +47,9 @@ class WeightedSum:
             (_kernel(*tensors) or _add)(*tensors, self._is_one, room is not None)
         else:
             flags = (0 if room is None else IS_LAST) | (IS_ONE if self._is_one else 0)
-            if isinstance(weight, Tensor):
-                self._weight()
-                given, phi = weight.data_ptr(), 0.0
-            else:
-                given, phi = 0, weight
-            weights = self.weight
-            if not isinstance(weights, Tensor):
+            given, phi = (weight.data_ptr(), 0.0) if isinstance(weight, Tensor) else (0, weight)
+            weights = weight if weight is self.weight else self._weight()
+            if not isinstance(weights, Tensor):  # of both, one phi
                 weights, flags = total.new_empty(()), flags | IS_NEW
             n, self.weight = total.numel(), weights
             places = into.data_ptr(), total.data_ptr(), more.data_ptr(), given, weights.data_ptr()

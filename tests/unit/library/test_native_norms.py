@@ -139,7 +139,7 @@ def test_weighted_sums_are_the_same_bit_for_bit(
 
 
 @needs_compiler
-@pytest.mark.parametrize("weight", [0.3, torch.tensor(0.2)])
+@pytest.mark.parametrize("weight", [0.3, 0.9, torch.tensor(0.2)])
 @pytest.mark.parametrize("is_last", [True, False])
 def test_the_first_of_a_sum_is_weighed_where_the_second_is_added(
     monkeypatch: pytest.MonkeyPatch, is_last: bool, weight: torch.Tensor | float
