@@ -127,6 +127,7 @@ class GroupResidual(Residual, Generic[F]):
         """Fold the `error` of `member`, whose turn it is, or those before it do not come."""
         if error.element_size() < FLOAT32:
             error = error.to(norm_dtype(error))
+        error = error.contiguous()  # that of a compressor of one's own may not be
         group.turn += 1
         room = group.stored.room(error.dtype) if group.turn == len(group.members) else None
         group.folded = self.fold(group.folded, error, member, room)

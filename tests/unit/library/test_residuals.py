@@ -116,6 +116,17 @@ def test_part_of_a_larger_piece_of_memory_is_not_held_until_the_group_is_complet
     assert torch.equal(residual.tensors()["weighted.a"], torch.ones(30, 40, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("scheme", ["a", "w", "member"])
+def test_errors_that_lie_in_columns_are_folded_as_they_are(scheme: str) -> None:
+    both = [registered(build_residual(scheme, GROUPING), torch.float32) for _ in range(2)]
+    for name in "cba":
+        error = gradients(0, torch.float32)[name]
+        both[0].update(name, error.clone, 0)
+        both[1].update(name, error.t().contiguous().t if name in "ba" else error.clone, 0)
+    one, other = (residual.tensors() for residual in both)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
     residual = RowsColumnsResidual(grouping=Grouping(specific=("conv",)))
     residual.register("conv", nn.Conv2d(16, 10, 3).weight)
