@@ -30,16 +30,17 @@ class AverageResidual(GroupResidual[WeightedSum]):
         """
         return error.new_ones(())
 
-    def _weight(self, error: Tensor, name: str) -> Tensor:
+    def _weight(self, error: Tensor, name: str, is_first: bool) -> Tensor | float:
+        """Return the weight in the dtype of `error`, or phi; in memory of its own, if others are added to it."""
         weight = self.weight(error, name)
-        return weight if isinstance(weight, Tensor) else mean_norm(error, weight)
+        return weight.to(error.dtype, copy=is_first) if isinstance(weight, Tensor) else weight
 
     def fold(self, folded: WeightedSum | None, error: Tensor, name: str, room: Tensor | None) -> WeightedSum:
         """Return the weighted sum of errors, now with `error` of member `name`, or with the last one their average.
 
         The first error is kept as it is: it is weighed, and multiplied by its weight, where the second is added.
         """
-        weight = self.weight(error, name)
+        weight = self._weight(error, name, folded is None)
         if folded is None:
             return WeightedSum(_alone(error), weight)
         folded.add(error, weight, room)
@@ -86,7 +87,9 @@ class AverageResidual(GroupResidual[WeightedSum]):
         if group.members[-1 - group.turn] != name:
             waiting = group.waiting[name] = like.new_empty(group.shape)
             return _Member(waiting.view(-1), None, adds=False)
-        weight, folded = self._weight(like.to(norm_dtype(like)), name), group.folded
+        exact, folded = like.to(norm_dtype(like)), group.folded
+        own = self._weight(exact, name, folded is None)
+        weight = own if isinstance(own, Tensor) else mean_norm(exact, own)
         if folded is None:
             total, weights = like.new_empty(group.shape, dtype=norm_dtype(like)), weight
         else:

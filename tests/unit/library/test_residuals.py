@@ -12,6 +12,7 @@ from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.kernels import averages
 from resireduce.kernels.norms import mean_norm
+from resireduce.residuals.average import AverageResidual
 from resireduce.residuals.base import Residual
 from resireduce.residuals.choosing import select
 from resireduce.residuals.member import MemberResidual
@@ -125,6 +126,25 @@ def test_errors_that_lie_in_columns_are_folded_as_they_are(scheme: str) -> None:
         both[1].update(name, error.t().contiguous().t if name in "ba" else error.clone, 0)
     one, other = (residual.tensors() for residual in both)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_weights_of_ones_own_may_have_another_dtype_and_are_left_as_they_are(dtype: torch.dtype) -> None:
+    given = {name: torch.tensor(weight, dtype=dtype) for name, weight in {"a": 1, "b": 2, "c": 5}.items()}
+
+    class Given(AverageResidual):
+        def weight(self, error: torch.Tensor, name: str) -> torch.Tensor:
+            return given[name]
+
+    residual, errors = Given(grouping=GROUPING), gradients(0, torch.float32)
+    for name in GROUPING.grouped:
+        residual.register(name, errors[name])
+    for number in range(2):
+        for name in "cba":
+            residual.update(name, errors[name].clone, number)
+        expected = (errors["a"] + 2 * errors["b"] + 5 * errors["c"]) / 8
+        torch.testing.assert_close(residual.tensors()["given.a"], expected)
+    assert [int(weight) for weight in given.values()] == [1, 2, 5]
 
 
 def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
