@@ -43,7 +43,7 @@ class MemberResidual(GroupResidual[Best]):
             return Best(error.clone(), norm)
         best, best_norm = folded.total, folded.norm
         better = norm < best_norm if self.smallest else norm > best_norm
-        return Best(torch.where(better, error, best, out=best), torch.where(better, norm, best_norm))
+        return Best(torch.where(better, error.to(best.dtype), best, out=best), torch.where(better, norm, best_norm))
 
     def finish(self, folded: Best, room: Tensor | None) -> Tensor:
         """Return the error that was chosen, as it is."""

@@ -147,6 +147,20 @@ def test_weights_of_ones_own_may_have_another_dtype_and_are_left_as_they_are(dty
     assert [int(weight) for weight in given.values()] == [1, 2, 5]
 
 
+@pytest.mark.parametrize("scheme", ["a", "w", "member"])
+def test_members_of_a_group_may_have_several_dtypes(scheme: str) -> None:
+    exact, mixed = registered(build_residual(scheme, GROUPING)), build_residual(scheme, GROUPING)
+    dtypes = {"a": torch.float64, "b": torch.bfloat16, "c": torch.float32}
+    for name, dtype in dtypes.items():
+        mixed.register(name, torch.empty(SHAPES[name], dtype=dtype))
+    for name in "cba":
+        error = gradients(0)[name].to(dtypes[name])
+        exact.update(name, error.double().clone, 0)
+        mixed.update(name, error.clone, 0)
+    one, other = (residual.tensors()[next(iter(mixed.tensors()))] for residual in (exact, mixed))
+    torch.testing.assert_close(one, other.double(), rtol=1e-5, atol=1e-6)
+
+
 def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
     residual = RowsColumnsResidual(grouping=Grouping(specific=("conv",)))
     residual.register("conv", nn.Conv2d(16, 10, 3).weight)
