@@ -41,6 +41,13 @@ def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
+PARTS = {
+    "takes_parts": [("compensate_", "compensate_part_"), *((n, "update_part") for n in ("update", "fold", "weight"))],
+    "absorbs": [("compensate_", "absorb_rows")],
+}
+"""By the method that says whether gradients may come in parts: methods for whole ones, and those for parts."""
+
+
 class Residual(ABC):
     """This rank's memory of what it has not sent. It never travels.
 
@@ -54,8 +61,16 @@ class Residual(ABC):
         rank: whose residual this is; it seeds random choices that need not agree between ranks.
         device: where it is held between uses: "cpu", the host's memory; None: each gradient's own.
 
-    Subclasses have further arguments, all keyword-only, which users give as `options`.
+    Subclasses have further arguments, all keyword-only, which users give as `options`. One that has a method of its own
+    in `PARTS`, but not what does the same to parts, is given whole gradients, unless it has a `takes_parts` of its own.
     """
+
+    def __init_subclass__(cls, **options: object):
+        super().__init_subclass__(**options)
+        depth = {name: i for i, kind in reversed(list(enumerate(cls.__mro__))) for name in vars(kind)}
+        for whether, pairs in PARTS.items():
+            if any(depth.get(whole, len(depth)) < min(depth[part], depth[whether]) for whole, part in pairs):
+                setattr(cls, whether, getattr(Residual, whether))
 
     def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0, device: str | None = None):
         self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device

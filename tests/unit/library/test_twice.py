@@ -21,7 +21,12 @@ from resireduce.kernels.native import SWITCH, library
 from resireduce.payload import Payload
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes
+from resireduce.residuals.average import AverageResidual
+from resireduce.residuals.base import Residual
+from resireduce.residuals.full import FullResidual
 from resireduce.residuals.moving import Moving
+from resireduce.residuals.rows_columns import RowsColumnsResidual
+from resireduce.residuals.weighted import WeightedResidual
 from resireduce.scheme import NONE, ROWS_COLUMNS, Scheme, build_residual
 from tests.worlds import distributed, same, seeded, take_steps
 
@@ -233,3 +238,49 @@ def group_of_three(scheme: str, precision: str | None) -> ErrorFeedback:
     for name in "abc":
         feedback.register(name, torch.empty(130, 33))
     return feedback
+
+
+class HalfSent(FullResidual):
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        return super().compensate_(grad.mul_(0.5), name)
+
+
+class HalfKept(FullResidual):
+    def update(self, name: str, error: Any, step: int) -> None:
+        super().update(name, lambda: error().mul_(0.5), step)
+
+
+class HalfFolded(WeightedResidual):
+    def fold(self, folded: Any, error: Tensor, name: str, room: Tensor | None) -> Any:
+        return super().fold(folded, error * 0.5, name, room)
+
+
+class ByNorm(AverageResidual):
+    def weight(self, error: Tensor, name: str) -> Tensor:
+        return torch.linalg.vector_norm(error)
+
+
+class Cornered(RowsColumnsResidual):
+    def update(self, name: str, error: Any, step: int) -> None:
+        super().update(name, lambda: error().mul_(0.5), step)
+
+
+class Inherited(HalfFolded):
+    pass
+
+
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+@pytest.mark.parametrize("kind", [HalfSent, HalfKept, HalfFolded, ByNorm, Cornered, Inherited])
+def test_what_a_residual_of_ones_own_does_to_whole_gradients_is_done(
+    kind: type[Residual], precision: str | None
+) -> None:
+    def trained_with(slices: int | None) -> nn.Module:
+        model, names = seeded(lambda: nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))), ("0.weight", "1.weight")
+        groups = Grouping((names,)) if issubclass(kind, AverageResidual) else Grouping(specific=names)
+        options = {"scheme": Scheme(kind, kind, kind), "groups": groups, "residual_dtype": precision, "slices": slices}
+        optimizer = distributed(model, gradients="streamed", density=0.01, **options)
+        source = torch.Generator().manual_seed(0)
+        take_steps(optimizer, lambda: model(torch.randn(4, 128, generator=source)).square().mean(), 3)
+        return model
+
+    assert same(trained_with(None), trained_with(20_000))
