@@ -89,32 +89,22 @@ def cut_largest(matrix: Tensor, n_rows: int, n_columns: int) -> tuple[Tensor, Te
     """Return which rows and which columns of contiguous 2-D `matrix` have the largest L1 norms, and where these cross.
 
     `n_rows` rows and `n_columns` columns (1-D int32, ascending), as `l1_norms` in float32 at least and `largest_norms`
-    choose them, and a copy as of `cut_crossing`.
+    choose them, and a copy as of `cut_crossing`. Compiled code does all of it in one call.
     """
-    norms_of = l1_norms(matrix, torch.promote_types(matrix.dtype, torch.float32))
-    rows, columns = map(largest_norms, norms_of, (n_rows, n_columns))
-    del norms_of
-    return rows, columns, cut_crossing(matrix, rows, columns)
-
-
-def cut_largest_into(crossing: Crossing, matrix: Tensor) -> bool:
-    """Write what `cut_largest` of contiguous `matrix` returns into the memory of `crossing`, which has that many rows
-    and columns. False, and nothing is done, for all but float32 of a CPU, or without compiler.
-
-    Norms lie where values are cut out later; in memory of their own, if these are few. `matrix` may have more
-    dimensions: rows are those of the first.
-    """
-    values, height = crossing.values, crossing.height
-    width, (n_rows, n_columns) = matrix.numel() // height, values.shape
-    fits = _suit(crossing.rows, crossing.columns, values) and _suits(matrix) and height > 1 and width > 1
-    compiled = library("submatrix") if fits else None
+    height, width = matrix.shape
+    compiled = library("submatrix") if _suits(matrix) and height > 1 and width > 1 else None
     if compiled is None:
-        return False
-    norms = values if n_rows * n_columns >= height + width else matrix.new_empty(height + width)
-    places = values.data_ptr(), crossing.rows.data_ptr(), crossing.columns.data_ptr()
-    told = *places, height, width, n_rows, n_columns, 0, norms.data_ptr(), threads(height * width)
-    _cut_largest(compiled)(matrix.data_ptr(), *told)
-    return True
+        norms_of = l1_norms(matrix, torch.promote_types(matrix.dtype, torch.float32))
+        rows, columns = map(largest_norms, norms_of, (n_rows, n_columns))
+        del norms_of
+        return rows, columns, cut_crossing(matrix, rows, columns)
+    rows, columns = (torch.empty(count, dtype=torch.int32, device=matrix.device) for count in (n_rows, n_columns))
+    values = matrix.new_empty(n_rows, n_columns)
+    enough = n_rows * n_columns >= height + width
+    norms = values if enough else matrix.new_empty(height + width)  # nobody needs them when values are cut out
+    into = values.data_ptr(), rows.data_ptr(), columns.data_ptr(), height, width, n_rows, n_columns, 0
+    _cut_largest(compiled)(matrix.data_ptr(), *into, norms.data_ptr(), threads(height * width))
+    return rows, columns, values
 
 
 @cache

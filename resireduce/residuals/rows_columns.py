@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.errors import choose
 from resireduce.kernels.norms import add_l1_norms_, l1_norms
 from resireduce.kernels.packed_largest import Addend
-from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest, cut_largest_into
+from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest
 from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
 from resireduce.residuals.moving import Moving, between
@@ -107,12 +107,10 @@ class RowsColumnsResidual(Residual):
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Choose rows and columns of the error anew, and store the elements where they cross."""
-        left, block, as_published = error(), self._blocks[name], (self.norms, self.choice) == ("residual", "largest")
-        if as_published and (held := block.held(left.dtype)) is not None and cut_largest_into(held, left):
-            return
-        matrix = left.view(len(left), -1)
+        left = error()
+        block, matrix = self._blocks[name], left.view(len(left), -1)
         block.values.release()
-        if as_published:
+        if (self.norms, self.choice) == ("residual", "largest"):
             sizes = len(block.rows), len(block.columns)
             block.rows = block.columns = block.rows.new_empty(0)  # free before others are made
             block.rows, block.columns, values = cut_largest(matrix, *sizes)

@@ -152,12 +152,13 @@ class ReceiveQueue:
 
         Warns if digests of parameters differ. Raises UsageError, on all ranks, if `step` differs between them.
         """
-        here = [*(int(slot.is_taken) for slot in self.slots), int(flag), self.digest, self.digest**2]
-        *presence, flags, digests, squares = self._sums(here, step)
-        self.flagged = bool(flags)
-        if squares * self.world.world_size != digests * digests:
+        here = [*(int(slot.is_taken) for slot in self.slots), int(flag)]
+        compared = [self.digest, self.digest**2] if self.digest else []  # on all ranks in the same steps
+        sums = self._sums([*here, *compared], step)
+        self.flagged = bool(sums[len(self.slots)])
+        if compared and sums[-1] * self.world.world_size != sums[-2] ** 2:
             warn(DRIFTED)
-        return presence
+        return sums[: len(self.slots)]
 
     def _sums(self, here: list[int], step: int) -> list[int]:
         """Return the sums of all ranks' numbers. Raises UsageError, on all ranks, if `step` differs between them."""

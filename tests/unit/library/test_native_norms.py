@@ -10,7 +10,7 @@ from resireduce.kernels import native
 from resireduce.kernels.averages import WeightedSum, add_weighted_
 from resireduce.kernels.native import SWITCH
 from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms, mean_norm, mean_of_norms
-from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest, cut_largest_into
+from resireduce.kernels.submatrix import add_crossing_, cut_crossing, cut_largest
 from resireduce.planning.memory import LiveBytes
 from tests.compiled import bits, both, needs_compiler, values
 
@@ -77,11 +77,6 @@ def test_the_largest_rows_and_columns_are_cut_out_in_one_call_as_in_three(
         norm.sort(stable=True).indices[-size:].sort().values for norm, size in zip(norms, sizes, strict=True)
     )
     expected = [rows.int(), columns.int(), matrix[rows][:, columns]]
-    into = Crossing(torch.empty(sizes), *(torch.empty(size, dtype=torch.int32) for size in sizes), shape[0])
-    if min(shape) > 1:
-        assert cut_largest_into(into, matrix)
-        found = into.rows, into.columns, into.values
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     for one, other in both(monkeypatch, lambda: list(cut_largest(matrix, *sizes))):
         assert torch.equal(one, other) and torch.equal(one, expected.pop(0))
 
