@@ -20,8 +20,8 @@ class RoutedResidual(Residual):
         self._parts = list(dict.fromkeys([*self._routes.values(), other]))
 
     def part_of(self, name: str) -> Residual:
-        """Return the residual to which calls for tensor `name` are forwarded; a subclass, which may do more, itself."""
-        return self._part(name) if type(self) is RoutedResidual else self
+        """Return the residual to which calls for tensor `name` are forwarded; where `update` may do more, this one."""
+        return self._part(name) if type(self) is RoutedResidual and "update" not in vars(self) else self
 
     def _part(self, name: str) -> Residual:
         return self._routes.get(name, self._other)

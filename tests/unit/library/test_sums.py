@@ -17,6 +17,7 @@ from resireduce.residuals.base import Residual
 from resireduce.residuals.few_bits import Blocks
 from resireduce.residuals.full import FullResidual
 from resireduce.residuals.weighted import WeightedResidual
+from resireduce.scheme import build_residual
 
 SHAPE = (300, 257)
 
@@ -93,6 +94,14 @@ def test_what_stands_in_the_place_of_a_residual_sees_all_that_is_compensated() -
     seen = feedback.residual = Seen(feedback.residual)  # type: ignore[assignment]
     sent(feedback, torch.float32, steps=3)
     assert seen.count == 6
+
+
+def test_what_is_put_in_the_place_of_the_update_of_a_scheme_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    feedback = pipeline(TopK(0.01), build_residual("w", Grouping()), torch.float32)
+    update, seen = feedback.residual.update, []
+    monkeypatch.setattr(feedback.residual, "update", lambda *given: (seen.append(given[0]), update(*given)))
+    sent(feedback, torch.float32, steps=3)
+    assert len(seen) == 6
 
 
 def test_a_gradient_that_does_not_lie_in_a_row_is_added_all_the_same() -> None:
