@@ -12,7 +12,7 @@ from resireduce.kernels.norms import mean_norm
 from resireduce.kernels.on_gpu import in_triton
 
 IS_ONE, IS_LAST, IS_NEW = 1, 2, 4
-"""Flags, as in sums.c."""
+"""Flags of compiled sums: the names are those in sums.c."""
 PIECE = 1 << 18
 """Elements of a sum that a CPU works on at once: what one operation leaves, the next finds in the cache."""
 

@@ -52,7 +52,7 @@ class ReceiveQueue:
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
         self.digest = 0
-        """Of this rank's parameters before the step, which is compared with those of the others; 0: none is."""
+        """The digest of this rank's parameters as they were before the step; 0 in a step that compares none."""
 
     @property
     def timeline(self) -> Timeline | None:

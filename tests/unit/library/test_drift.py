@@ -114,6 +114,18 @@ def test_one_bit_makes_another_digest(dtype: torch.dtype) -> None:
         flat[-1] -= 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.5, 2.0, -1.0, 1024.0])
+def test_a_common_factor_makes_another_digest(factor: float, dtype: torch.dtype) -> None:
+    """A power of two changes one field of the bits by the same number in each of, say, 2,048 elements."""
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.randn(64, 16, generator=draw).to(dtype)
+    weights = torch.cat((weights, -weights))  # as many above zero as below
+    tensors = [weights, torch.ones(64, dtype=dtype)]
+    others = [[weights * factor, tensors[1]], [weights, tensors[1] * factor], [weights.flip(0), tensors[1]]]
+    assert len({digest(one) for one in [tensors, *others]}) == 4
+
+
 def test_layout_counts_for_nothing_and_what_has_no_bits_is_left_out() -> None:
     images = torch.randn(4, 3, 5, 5)
     expected = digest([images])
