@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from benchmarks.analysis.statistics import interval
@@ -57,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "how often each is timed, in turn with the others (default: %(default)s)"
     parser.add_argument("--rounds", type=int, default=20, help=text)
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round (default: %(default)s)")
+    text = "how often processes are started anew for it: where memory comes to lie differs between them by a percent; "
+    text += "of two or more, the interval is over their means (default: %(default)s)"
+    parser.add_argument("--starts", type=int, default=1, help=text)
     parser.add_argument("--models", metavar="NAME", nargs="+", help="default: the small ones")
     text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, "
     text += "both, or every, which has no compression too; against no compression: compression; streamed, against the "
@@ -78,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the ratios of all models, print them, and return 0. Raises ConfigError for unusable input."""
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
+    starts = integer("starts", args.starts, 1, 100)
     integer("ranks", args.ranks, 1, 128)
     models = [choose("models", name, WORKLOADS) for name in args.models or [one.model for one in SMALL]]
     together = _in_pairs(models, args) if args.config is None else _of_config(models, args)
@@ -85,14 +90,15 @@ def main(args: argparse.Namespace) -> int:
     writable("output", args.output)
     rows = []
     for cells in together:
-        for row in compare(cells, rounds, steps, ("fused",) if args.fused else ()):
+        for row in compare(cells, rounds, steps, ("fused",) if args.fused else (), starts):
             rows.append(row)
             beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
             print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
     measured = timing_provenance() | {"device": args.device}
-    report = {"rounds": rounds, "steps": steps, "fused": args.fused, "rows": rows, "measured": measured}
-    save_json(report, args.output)
-    print(f"Speed of the first, of the other's, ± half of the 95 % interval over {rounds} rounds: {args.output}")
+    asked = {"rounds": rounds, "steps": steps, "starts": starts, "fused": args.fused}
+    save_json(asked | {"rows": rows, "measured": measured}, args.output)
+    over = f"{rounds} rounds" if starts == 1 else f"{starts} starts of {rounds} rounds"
+    print(f"Speed of the first, of the other's, ± half of the 95 % interval over {over}: {args.output}")
     return 0
 
 
@@ -141,22 +147,26 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}{few_bits}{slices}"
 
 
-def compare(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str] = ()) -> list[dict[str, Any]]:
+def compare(
+    cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str] = (), starts: int = 1
+) -> list[dict[str, Any]]:
     """Return the ratio of the speed of each further cell to that of the first; all are of one model.
 
-    `words` are further ones for `benchmarks.training.pace_rank`. A row has the ratios of all rounds, their mean, half
-    its 95 % interval, and the least seconds of a step in both.
+    `words` are further ones for `benchmarks.training.pace_rank`. A row has the ratios of all rounds, or of several
+    `starts` of the processes their means, the mean of these, half its 95 % interval, and the least seconds of a step in
+    both.
     """
-    first, *others = train_on(HERE, cells, rounds, steps, *words, **MALLOC_THAT_KEEPS).seconds
-    reference = _setting_of(cells[0]) | {"step_seconds": min(first) / steps}
+    timed = [train_on(HERE, cells, rounds, steps, *words, **MALLOC_THAT_KEEPS).seconds for _ in range(starts)]
+    reference = _setting_of(cells[0]) | {"step_seconds": min(min(one[0]) for one in timed) / steps}
     rows = []
-    for one, seconds in zip(cells[1:], others, strict=True):
-        ratios = [before / after for before, after in zip(first, seconds, strict=True)]
-        found = interval(ratios)
+    for number, cell in enumerate(cells[1:], 1):
+        ratios = [[a / b for a, b in zip(one[0], one[number], strict=True)] for one in timed]
+        paired = ratios[0] if starts == 1 else [fmean(one) for one in ratios]
+        found = interval(paired)
         assert found is not None
-        row: dict[str, Any] = {"model": one.model, **_setting_of(one), "against": reference}
+        row: dict[str, Any] = {"model": cell.model, **_setting_of(cell), "against": reference}
         row |= {"pairs": found.n, "ratio": found.mean, "half_width": found.half_width}
-        rows.append({**row, "step_seconds": min(seconds) / steps, "ratios": ratios})
+        rows.append({**row, "step_seconds": min(min(one[number]) for one in timed) / steps, "ratios": paired})
     return rows
 
 

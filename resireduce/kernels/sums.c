@@ -5,37 +5,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "add_norms.h"
 #include "threads.h"
 
-enum { LANES = 16, AHEAD = 4096, PIECE = 1 << 16, AT_ONCE = 128, FETCHED = 1 << 17 };
-
-/* Sixteen sums of magnitudes and sixteen of squares. */
-struct sums {
-    double magnitudes[LANES], squares[LANES];
-};
-
-/* Add magnitudes and squares of x[0..n): element i to the sums of number i % 16. Meanwhile fetch what is `beside`: each
- * addition waits for the one before, and memory could do more. */
-FOR_EACH_PROCESSOR
-static void add_elements(struct sums *sums, const float *x, int64_t n, const float *beside)
-{
-    struct sums so_far = *sums; /* memory of its own: the compiler knows that x is not changed */
-    for (; n >= LANES; n -= LANES, x += LANES, beside += LANES) {
-        __builtin_prefetch(x + AHEAD);
-        __builtin_prefetch(beside, 1);
-        for (int lane = 0; lane < LANES; lane++) {
-            const double value = x[lane];
-            so_far.magnitudes[lane] += fabs(value);
-            so_far.squares[lane] += value * value;
-        }
-    }
-    for (int lane = 0; lane < n; lane++) {
-        const double value = x[lane];
-        so_far.magnitudes[lane] += fabs(value);
-        so_far.squares[lane] += value * value;
-    }
-    *sums = so_far;
-}
+enum { PIECE = 1 << 16, AT_ONCE = 128, FETCHED = 1 << 17 };
 
 static void add_sums(struct sums *sums, const struct sums *more)
 {

@@ -27,12 +27,17 @@ def test_ratios_and_their_intervals(tmp_path: Path) -> None:
     assert row["step_seconds"] > 0 and row["against"]["step_seconds"] > 0
 
 
-def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, seconds = tmp_path / "python", [[2.0, 4.0], [1.0, 4.0], [4.0, 8.0]]
+def stand_in(folder: Path, seconds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that trains nothing: it copies cells.json to `folder` and says that rounds took these seconds."""
+    rank = folder / "python"
     left = f'echo "{seconds}" > "$3/seconds.json"\necho "[]" > "$3/merged.json"\n'
-    rank.write_text(f'#!/bin/sh\ncp "$3/cells.json" "{tmp_path}"\n{left}')
+    rank.write_text(f'#!/bin/sh\ncp "$3/cells.json" "{folder}"\necho >> "{folder}/starts"\n{left}')
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
+
+
+def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, "[[2.0, 4.0], [1.0, 4.0], [4.0, 8.0]]", monkeypatch)
     cell = Cell(model="resnet50", data="synthetic")
     cells = [replace(cell, **one._asdict()) for one in pace.PAIRS["both"][0]]
     streamed, shared = pace.compare(cells, 2, 1)
@@ -40,6 +45,15 @@ def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: py
     assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [one[:2] for one in pace.PAIRS["both"][0]]
     assert (streamed["ratios"], shared["ratios"]) == ([2.0, 1.0], [0.5, 0.5])
     assert (shared["scheme"], shared["against"]["scheme"]) == ("w+2d", "baseline")
+
+
+def test_with_several_starts_the_interval_is_over_their_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, f"[[2.0, $(wc -l < {tmp_path}/starts)], [1.0, 2.0]]", monkeypatch)
+    cell = Cell(model="resnet50", data="synthetic", world_size=1, backend="local")
+    (row,) = pace.compare([cell, replace(cell, gradients="streamed")], 2, 1, (), 3)
+    assert row["ratios"] == [1.25, 1.5, 1.75] and row["pairs"] == 3
+    assert row["ratio"] == 1.5 and row["half_width"] == pytest.approx(0.25 / 3**0.5 * 4.303, rel=1e-3)
+    assert (row["against"]["step_seconds"], row["step_seconds"]) == (1.0, 1.0)
 
 
 def test_what_compression_costs_is_beside_none_with_fused_optimizers_too(
@@ -111,7 +125,8 @@ def test_a_config_without_what_others_are_compared_with(tmp_path: Path, capsys: 
     assert "has 0 settings of resnet50, 0 of them without compression" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("option", "value"), [("--rounds", "1"), ("--steps", "0"), ("--ranks", "0")])
-def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+@pytest.mark.parametrize("option", ["--rounds 1", "--steps 0", "--ranks 0", "--starts 0"])
+def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    option, value = option.split()
     assert main(["pace", option, value, "--output", str(tmp_path / "pace.json")]) == 2
     assert f"{option[2:]}: {value} is not allowed" in capsys.readouterr().err
