@@ -25,8 +25,8 @@ from resireduce.optimizer_view import OptimizerView
 from resireduce.resumed import Resumed
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
+from resireduce.step.make_slots import make_slots
 from resireduce.step.outdated import QUIET
-from resireduce.step.slot import make_slots
 
 FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""

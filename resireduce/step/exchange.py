@@ -20,10 +20,11 @@ from resireduce.step.intake import Intake
 from resireduce.step.late_update import LateUpdater
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.outdated import QUIET, BeforeForward
+from resireduce.step.own_memory import part
 from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
-from resireduce.step.slot import Slot, part
+from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
 from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from resireduce.comm.base import Handle
 from resireduce.errors import UsageError
 from resireduce.forked import ThisProcess
-from resireduce.step.slot import Slot, laid_out
+from resireduce.step.own_memory import laid_out
+from resireduce.step.slot import Slot
 
 QUIET = torch._C.DisableTorchFunctionSubclass
 """Within it no use of a parameter brings it up to date."""

@@ -13,7 +13,8 @@ from resireduce.sending.message import Message
 from resireduce.sending.parts import PartedMessage
 from resireduce.step.drift import DRIFTED
 from resireduce.step.gather import Gather
-from resireduce.step.slot import Slot, laid_out
+from resireduce.step.own_memory import laid_out
+from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
 
 OTHER_STEP = (

@@ -1,24 +1,20 @@
 """Slots: the record of one parameter's gradient on its way through a step."""
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from resireduce.comm.base import Communicator
-from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
-from resireduce.grouping import is_small
 from resireduce.node_slices import NodeSlices
 from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
 from resireduce.sending.parts import PartedMessage
-from resireduce.step.shared import is_shared, meeting, prepare
+from resireduce.step.shared import is_shared
 from resireduce.step.stage import AFTER, Stage
-from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
+from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway
 
 if TYPE_CHECKING:
     from resireduce.slices.row_gradients import RowGradient
@@ -202,52 +198,3 @@ class Slot:
         if isinstance(self.payload, Payload):
             own = self.payload.buffer if gathered else self.payload.buffer.clone()
             self.sent = replace(self.payload, buffer=own)
-
-
-def part(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
-    """Give gradients memory of their own, where autograd has left several in the same: each is to take its own average.
-
-    Graphs that create_graph=True has made of them are let go: averages have none.
-
-    others: parameters that somebody else updates, whose gradients must stay as they are.
-    """
-    found = [(slot, slot.parameter.grad) for slot in slots] + [(None, other.grad) for other in others]
-    held = [(slot, grad) for slot, grad in found if grad is not None and not isinstance(grad, StreamedAway)]
-    for slot, grad in held:
-        if slot is not None and grad.requires_grad:
-            slot.parameter.grad = grad.detach()
-    strided = [(slot, grad) for slot, grad in held if grad.layout == torch.strided]
-    for number in meeting([grad for _, grad in strided]):
-        slot, grad = strided[number]
-        if slot is not None:
-            slot.copy_grad(grad)
-
-
-def laid_out(average: Tensor, like: Tensor) -> Tensor:
-    """Return `average`, in memory as the parameter `like` lies there, which fused optimizers take for granted."""
-    if average.stride() == like.stride():
-        return average
-    return torch.empty_like(like, dtype=average.dtype).detach_().copy_(average)
-
-
-def make_slots(
-    parameters: Mapping[str, nn.Parameter],
-    feedback: ErrorFeedback,
-    node: Communicator | None = None,
-    shares: bool = False,
-) -> list[Slot]:
-    """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
-
-    node: the ranks that share each gradient, each compressing its slice; None: this rank compresses all of it.
-    shares: whether all dense tensors may share a message, and not only small ones.
-    """
-    prepare()
-    guard = guards(dict(parameters))
-    slots = []
-    for index, (name, parameter) in enumerate(parameters.items()):
-        dense = not feedback.keeps_residual(name)
-        slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
-        place = 0 if node is None else node.rank
-        small = dense and (is_small(parameter) or (shares and not feedback.merges(name)))
-        slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
-    return slots

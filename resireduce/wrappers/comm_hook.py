@@ -17,8 +17,9 @@ from resireduce.errors import UsageError, check_steps
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
+from resireduce.step.make_slots import make_slots
 from resireduce.step.receive import refuse_partly_absent
-from resireduce.step.slot import Slot, make_slots
+from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
 from resireduce.wrappers.earlier import Earlier
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps

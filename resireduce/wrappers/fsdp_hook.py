@@ -15,7 +15,8 @@ from resireduce.errors import ConfigError, UsageError, check_steps
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
-from resireduce.step.slot import Slot, make_slots
+from resireduce.step.make_slots import make_slots
+from resireduce.step.slot import Slot
 from resireduce.wrappers.comm_hook import WITHIN
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.fsdp_early import Early

@@ -46,6 +46,7 @@ LAYERS = (
         "wrappers.under_way",
     ),
     ("step.slot",),
+    ("step.make_slots", "step.own_memory"),
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing", "wrappers.earlier"),
     ("left_out", "resumed", "slices.layers", "step.gather", "step.scatter", "wrapped_step"),

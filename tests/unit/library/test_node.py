@@ -19,8 +19,9 @@ from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.node_slices import NodeSlices
 from resireduce.scheme import COMPRESSORS, SCHEMES, build_residual
+from resireduce.step.make_slots import make_slots
 from resireduce.step.scatter import Scatter
-from resireduce.step.slot import Slot, make_slots
+from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
 from tests.nodes import by_hand, given_gradients
 from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world

@@ -1,0 +1,36 @@
+"""The memory in which gradients and their averages lie."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.step.shared import meeting
+from resireduce.step.slot import Slot
+from resireduce.streamed_away import StreamedAway
+
+
+def part(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
+    """Give gradients of `slots` memory of their own, where autograd has left several in the same: each gets an average.
+
+    Graphs that create_graph=True has made of them are let go: averages have none.
+
+    others: parameters that somebody else updates, whose gradients must stay as they are.
+    """
+    found = [(slot, slot.parameter.grad) for slot in slots] + [(None, other.grad) for other in others]
+    held = [(slot, grad) for slot, grad in found if grad is not None and not isinstance(grad, StreamedAway)]
+    for slot, grad in held:
+        if slot is not None and grad.requires_grad:
+            slot.parameter.grad = grad.detach()
+    strided = [(slot, grad) for slot, grad in held if grad.layout == torch.strided]
+    for number in meeting([grad for _, grad in strided]):
+        slot, grad = strided[number]
+        if slot is not None:
+            slot.copy_grad(grad)
+
+
+def laid_out(average: Tensor, like: Tensor) -> Tensor:
+    """Return `average`, in memory as the parameter `like` lies there, which fused optimizers take for granted."""
+    if average.stride() == like.stride():
+        return average
+    return torch.empty_like(like, dtype=average.dtype).detach_().copy_(average)
