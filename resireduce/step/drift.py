@@ -13,7 +13,7 @@ STEPS = 2
 """In how many steps it is asked: before the first, a forward pass may have made parameters; before the second, the
 optimizer has changed them once."""
 PIECE = 1 << 18
-"""Elements that are added up at once."""
+"""Elements that are added up at once, in 16 bytes each."""
 DIGESTS = 1 << 20
 """How many digests there are: few enough that the sum of the squares of all ranks' fits 64 bits."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -29,30 +29,51 @@ DRIFTED = (
 def digest(parameters: Iterable[Tensor]) -> int:
     """Return a number, 1 to 2^20, that different `parameters` hardly share: a hash of sums over the bits of each.
 
-    Tensors that wrap others, are sparse, or have no storage, count for nothing. The host waits for the devices once.
+    Of tensors that wrap others, these count; those that are sparse, or have no storage, count for nothing. The host
+    waits for the devices once.
     """
-    found = [torch.stack([*_sums(one)]).sum() for one in parameters if one.numel() and _has_bits(one)]
-    if not found:
+    held = [inner for one in parameters for inner in _inner(one) if inner.numel() and _has_bits(inner)]
+    if not held:
         return 1
-    sums = torch.stack([one.to(found[0].device) for one in found]).tolist()
+    found = [torch.stack([*map(_sum, _pieces(one))]) for one in held]
+    sums = torch.cat([one.to(found[0].device) for one in found]).tolist()
     return 1 + int.from_bytes(hashlib.sha256(str(sums).encode()).digest()[:8]) % DIGESTS
 
 
-def _has_bits(parameter: Tensor) -> bool:
-    plain = parameter.layout == torch.strided and not (parameter.is_meta or parameter.is_quantized)
-    return plain and parameter.element_size() in BITS and not is_traceable_wrapper_subclass(parameter)
+def _inner(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield `tensor`, or what it wraps, as a quantized weight wraps its integers and scales."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor.detach()
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _inner(getattr(tensor, name))
 
 
-def _sums(parameter: Tensor) -> Iterator[Tensor]:
-    """Yield sums over some rows, int64: all at once would take memory of several times the parameter.
+def _has_bits(tensor: Tensor) -> bool:
+    plain = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_quantized)
+    return plain and tensor.element_size() in BITS
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield `tensor` in views of at most PIECE elements, of whole rows as far as these are short enough."""
+    if tensor.numel() <= PIECE:
+        yield tensor
+    elif tensor.numel() > PIECE * len(tensor):
+        for row in tensor:
+            yield from _pieces(row)
+    else:
+        for some in slices(len(tensor), PIECE * len(tensor) // tensor.numel()):
+            yield tensor[some]
+
+
+def _sum(piece: Tensor) -> Tensor:
+    """Return a sum over the bits of `piece`, int64, as a scalar. It takes memory of several times the piece.
 
     An element of bits b in place p counts b (b + p^2): plain sums are the same for elements in another order, and for
     many that are multiplied by a power of two.
     """
-    rows = parameter.detach().view(1) if parameter.dim() == 0 else parameter.detach()
-    for some in slices(len(rows), max(1, PIECE * len(rows) // rows.numel())):
-        bits = rows[some].view(BITS[rows.element_size()]).long()
-        if rows.element_size() == 8:
-            bits = bits ^ bits >> 32  # what the highest bits say would be lost in products of 64 bits
-        places = torch.arange(1, 1 + bits.numel(), device=bits.device).view(bits.shape)
-        yield places.square_().add_(bits).mul_(bits).sum()
+    bits = piece.resolve_neg().view(BITS[piece.element_size()]).long()
+    if piece.element_size() == 8:
+        bits = bits ^ bits >> 32  # what the highest bits say would be lost in products of 64 bits
+    places = torch.arange(1, 1 + bits.numel(), device=bits.device).view(bits.shape)
+    return places.square_().add_(bits).mul_(bits).sum()

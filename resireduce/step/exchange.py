@@ -181,13 +181,13 @@ class Exchange:
         """
         step = self.steps
         self.queue.digest = digest(slot.parameter for slot in self.slots) if self._looks else 0
-        self._looks -= self._looks > 0
         if not self._send_rest():
             return False
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         taken = self._finish(step, loss)
         if not taken:
             self.steps = step
+        self._looks -= taken and self._looks > 0  # a step that was skipped has changed nothing
         return taken
 
     def _send_rest(self) -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -102,6 +104,37 @@ def test_only_the_first_two_steps_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert looked == [4] * 4
 
 
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_steps_that_overflow_are_not_counted(gradients: str, recwarn: pytest.WarningsRecorder) -> None:
+    """A loss scale that begins too high has some of the first steps skipped, after which nothing has changed."""
+
+    def train(communicator: Communicator) -> None:
+        model, scaler = nn.Linear(120, 120), resireduce.GradScaler("cpu", init_scale=2.0**127)
+        optimizer = resireduce.distribute(
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            "baseline",
+            backend=communicator,
+            grad_scaler=scaler,
+            gradients=gradients,
+        )
+        skipped, has_changed = 0, False
+        while optimizer.steps < 2:
+            optimizer.zero_grad()
+            scaler.scale(model(torch.full((1, 120), 10.0)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped += optimizer.overflowed
+            if optimizer.steps and not has_changed and communicator.rank:
+                has_changed = True
+                model.weight.data[5, 7] += 1e-6
+        assert skipped > 2
+        optimizer.close()
+
+    LocalWorld(2).run(train)
+    assert told(recwarn)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_one_bit_makes_another_digest(dtype: torch.dtype) -> None:
     tensors = [torch.ones(3, 5, dtype=dtype), torch.ones(PIECE // 3, 4, dtype=dtype), torch.ones((), dtype=dtype)]
@@ -131,3 +164,37 @@ def test_layout_counts_for_nothing_and_what_has_no_bits_is_left_out() -> None:
     expected = digest([images])
     assert digest([images.to(memory_format=torch.channels_last)]) == expected
     assert digest([torch.empty(0), images, torch.ones(3, device="meta"), torch.eye(3).to_sparse()]) == expected
+
+
+def test_what_a_tensor_wraps_counts() -> None:
+    """As the integers and scales of a weight that is quantized in training."""
+    first, second = torch.randn(3, 5), torch.randn(3, 5)
+    expected = digest([TwoTensor(first, second)])
+    second[2, 4] += 1
+    assert digest([TwoTensor(first, second)]) != expected
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that any operation makes."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`."""
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.nbytes = max(self.nbytes, made.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.parametrize("shape", [(4 * PIECE,), (1, 4 * PIECE), (2, 2, PIECE), (2, 3, PIECE + 5), (8 * PIECE, 1)])
+def test_no_more_than_a_piece_is_looked_at_in_one_go(shape: tuple[int, ...]) -> None:
+    """Experts that lie in one parameter have long rows, and may be in another order."""
+    parameter = torch.randn(shape, dtype=torch.float16)
+    with Largest() as largest:
+        found = digest([parameter])
+    assert largest.nbytes <= max(8 * PIECE, parameter.nbytes)
+    strided = torch.randn(*shape, 2, dtype=torch.float16)[..., 0]
+    assert digest([strided.copy_(parameter)]) == found
+    dim = next(dim for dim, size in enumerate(shape) if size > 1)
+    assert digest([parameter.roll(shape[dim] // 2, dim)]) != found
