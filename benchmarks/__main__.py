@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, choose, in_one_line, short
 
 GROUPS = {
     "To run cells": {
@@ -118,7 +118,8 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, description=f"{said[0].upper()}{said[1:]}.")
         if name == command:
             loaded = import_module(module)
-            subparser.register("type", Path, named_path)
+            for kind, read in ((Path, named_path), (int, whole_number), (float, number)):
+                subparser.register("type", kind, read)
             loaded.add_arguments(subparser)
             subparser.set_defaults(main=loaded.main, parser=subparser)
     return parser
@@ -133,6 +134,22 @@ def named_path(text: str) -> Path:
             f"{text[:60]!r}... is too long; a name has up to {LONGEST_NAME} bytes, a path up to {LONGEST_PATH}"
         )
     return Path(text)
+
+
+def whole_number(text: str) -> int:
+    """Return the whole number that an option gives."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{short(text)} is no whole number; give one in digits, such as 8") from None
+
+
+def number(text: str) -> float:
+    """Return the number that an option gives."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{short(text)} is no number; give one, such as 0.5") from None
 
 
 def _overview() -> str:
@@ -178,7 +195,7 @@ def _meant(option: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _end(error: object, status: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {in_one_line(error)}", file=sys.stderr)
     return status
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from resireduce.errors import ConfigError, UsageError
+from resireduce.errors import ConfigError, UsageError, in_one_line
 from resireduce.planning.item import Item
 from resireduce.planning.texts import arguments_in, as_count, as_number, as_pair, patterns_in
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print({"plan": _plan, "groups": _groups}[args.command](args))
     except (ConfigError, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_one_line(error)}", file=sys.stderr)
         return 2
     return 0
 

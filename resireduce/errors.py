@@ -8,6 +8,8 @@ from types import FrameType
 
 PASSED_OVER = ("resireduce", "torch", "contextlib", "weakref")
 """Packages whose lines nobody who is warned can change."""
+LONGEST_VALUE = 200
+"""Most characters of a value that a message repeats."""
 
 
 class ConfigError(ValueError):
@@ -49,25 +51,38 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def in_one_line(error: object) -> str:
+    """Return the message of `error` as one line: line ends and other characters that move a cursor are escaped."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(error))
+
+
+def short(value: object, most: int = 60) -> str:
+    """Return a value for a message, cut after `most` characters."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def choose(field: str, value: object, allowed: Iterable[str]) -> str:
     """Return `value` if it is one of `allowed`; else raise a ConfigError that names `field`, lists them and guesses."""
     names = sorted(allowed)
     if isinstance(value, str) and value in names:
         return value
-    texts = str(value), str(value).lower()
+    texts = str(value)[:LONGEST_VALUE], str(value)[:LONGEST_VALUE].lower()
     close = [found for text in texts for found in difflib.get_close_matches(text, names, n=1)]
     hint = f" (did you mean '{close[0]}'?)" if close else ""
-    raise ConfigError(f"{field}: {value!r} is not known{hint}; allowed: {', '.join(names) or 'none'}")
+    raise ConfigError(
+        f"{field}: {short(value, LONGEST_VALUE)} is not known{hint}; allowed: {', '.join(names) or 'none'}"
+    )
 
 
 def check_share(field: str, value: object) -> float:
     """Return `value` as a float in (0, 1], or raise a ConfigError that names `field`."""
     if is_number(value) and 0 < value <= 1:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    raise ConfigError(f"{field}: {value!r} is not allowed; give a share, 0 < {field} <= 1")
+    raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give a share, 0 < {field} <= 1")
 
 
 def check_steps(field: str, value: object) -> None:
     """Raise ConfigError unless `value` of `field` is a whole number, 0 or more."""
     if not is_count(value):
-        raise ConfigError(f"{field}: {value!r} is not allowed; give a number of steps, 0 or more")
+        raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give a number of steps, 0 or more")

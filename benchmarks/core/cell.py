@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from benchmarks.core import merge_option, scheme_options
-from benchmarks.core.checks import allow, integer, known_keys, short
+from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
-from resireduce.errors import ConfigError, check_share, choose, is_count
+from resireduce.errors import ConfigError, check_share, choose, is_count, short
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES
 
 LAUNCHED = ("local", "torch", "horovod")

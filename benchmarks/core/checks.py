@@ -10,7 +10,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
-from resireduce.errors import ConfigError, choose, is_count
+from resireduce.errors import LONGEST_VALUE, ConfigError, choose, is_count, short
 
 LARGEST = sys.float_info.max
 T = TypeVar("T")
@@ -29,14 +29,16 @@ def within(where: object) -> Iterator[None]:
 def allow(field: str, value: Any, is_allowed: object, allowed: str) -> Any:
     """Return value if it is allowed; `allowed` describes the allowed values in the message."""
     if not is_allowed:
-        raise ConfigError(f"{field}: {value!r} is not allowed; give {allowed}")
+        raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give {allowed}")
     return value
 
 
 def mapping(where: str, given: Any) -> dict[str, Any]:
     """Return given if it is a mapping; where names it in the message."""
     if not isinstance(given, dict):
-        raise ConfigError(f"{where}: {given!r} is not a mapping of names to values")
+        raise ConfigError(
+            f"{where}: {short(given, LONGEST_VALUE)} is not a mapping of names to values; give one, as {{name: value}}"
+        )
     return given
 
 
@@ -63,12 +65,6 @@ def integer(field: str, value: object, minimum: int, maximum: int) -> int:
     if is_count(value) and minimum <= value <= maximum:  # type: ignore[operator]
         return value  # type: ignore[return-value]
     raise ConfigError(f"{field}: {short(value)} is not allowed; give a whole number, {minimum} to {maximum}")
-
-
-def short(value: object) -> str:
-    """Return a value for a message, cut after 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def seconds(field: str, value: str | float) -> float:

@@ -14,13 +14,19 @@ from benchmarks.core.files import once, read_text
 from benchmarks.core.matrix import WORDS, chosen_parts
 from benchmarks.core.run_config import get_cells, get_run_name
 from benchmarks.core.taking import INSTEAD, ONLY, taken
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, short
+
+EXAMPLE = "benchmarks/config/smoke.yaml"
+MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
     """Refuses duplicate keys, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if any(key.tag == MERGE for key, _ in node.value):
+            problem = "<<: is not allowed; give values that entries share under defaults"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
         except (ValueError, TypeError) as error:  # TypeError: a key that is a list or a mapping
@@ -39,7 +45,7 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:  # such as a date with a month 13
-            problem = f"{getattr(node, 'value', '')!r} cannot be read: {error}"
+            problem = f"{short(getattr(node, 'value', ''))} cannot be read: {error}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
@@ -82,12 +88,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
             "for beside it)"
         ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"config: {path} is no text: {error}") from None
+        raise ConfigError(f"config: {path} is no text: {error}; save it as UTF-8") from None
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError(f"config: {path}{where}: {problem}") from None
+        raise ConfigError(f"config: {path}{where}: {problem}; mend that place, as in {EXAMPLE}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"config: {path} holds no mapping; give run, defaults and matrix or parts")
     return config

@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
-from benchmarks.core.checks import short
 from benchmarks.core.content import text_hash
-from resireduce.errors import ConfigError, choose, is_count
+from resireduce.errors import ConfigError, choose, is_count, short
 from resireduce.scheme import COMPRESSORS, MERGES
 from resireduce.settings import dear_bytes
 

@@ -39,6 +39,7 @@ from benchmarks.launching.slurm.working import find_kept, working_folder
 from resireduce.errors import ConfigError, choose
 
 LAUNCHERS = ("here", "srun")
+SPEC = 'give the JSON of a cell, such as {"model": "vgg-digits"}, or of results/runs/RUN/specs'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +128,7 @@ def _check_places(args: argparse.Namespace) -> None:
     """Raise ConfigError, one line, if an output that the options name cannot be written, or is also an input."""
     for name in ("cell", "weights"):
         given = getattr(args, name)
-        if given is not None and given.resolve() == args.output.resolve():
+        if given is not None and os.path.realpath(given) == os.path.realpath(args.output):
             raise ConfigError(f"output: {args.output} is the file given as --{name}; give another one")
     writable("output", args.output)
     if args.checkpoints is not None and args.checkpoints.exists() and not args.checkpoints.is_dir():
@@ -160,9 +161,9 @@ def read_cell(path: Path) -> Cell:
     try:
         values = load_json(path)
     except OSError as error:
-        raise ConfigError(f"cell: {path}: {error.strerror}") from None
+        raise ConfigError(f"cell: {path}: {error.strerror}; {SPEC}") from None
     except ValueError as error:
-        raise ConfigError(f"cell: {path} is no JSON: {error}") from None
+        raise ConfigError(f"cell: {path} is no JSON: {error}; {SPEC}") from None
     return Cell.from_dict(values)
 
 

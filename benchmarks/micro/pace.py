@@ -5,7 +5,8 @@ All train in the same processes, in turn, so other work on the machine affects a
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -37,6 +38,8 @@ DENSE = Setting("none", "kept")
 BASELINE, STREAMED = Setting("baseline", "kept"), Setting("baseline", "streamed")
 SHARED, SHARED_STREAMED = Setting("w+2d", "kept"), Setting("w+2d", "streamed")
 INT8 = Setting("baseline", "streamed", "int8")
+UNFINISHED = ".unfinished.json"
+"""End of the name of a file with the rows of a measurement that was interrupted."""
 FEW_SLICES = 272 * 2**10
 """Bytes of a slice of which the small models have few."""
 PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
@@ -80,7 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the ratios of all models, print them, and return 0. Raises ConfigError for unusable input."""
+    """Write the ratios of all models, print them, and return 0. Raises ConfigError for unusable input.
+
+    If anything ends it early, the ratios of models that are finished are written to another file beside the output.
+    """
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
     starts = integer("starts", args.starts, 1, 100)
     integer("ranks", args.ranks, 1, 128)
@@ -88,18 +94,33 @@ def main(args: argparse.Namespace) -> int:
     together = _in_pairs(models, args) if args.config is None else _of_config(models, args)
     os.environ[DEVICE_VARIABLE] = choose("device", args.device, DEVICES)
     writable("output", args.output)
-    rows = []
-    for cells in together:
-        for row in compare(cells, rounds, steps, ("fused",) if args.fused else (), starts):
-            rows.append(row)
-            beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
-            print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
-    measured = timing_provenance() | {"device": args.device}
     asked = {"rounds": rounds, "steps": steps, "starts": starts, "fused": args.fused}
-    save_json(asked | {"rows": rows, "measured": measured}, args.output)
+    with _kept_if_interrupted(args.output) as found:
+        found.update(asked | {"rows": [], "measured": timing_provenance() | {"device": args.device}})
+        for cells in together:
+            for row in compare(cells, rounds, steps, ("fused",) if args.fused else (), starts):
+                found["rows"].append(row)
+                beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
+                print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
+    save_json(found, args.output)
     over = f"{rounds} rounds" if starts == 1 else f"{starts} starts of {rounds} rounds"
     print(f"Speed of the first, of the other's, ± half of the 95 % interval over {over}: {args.output}")
     return 0
+
+
+@contextmanager
+def _kept_if_interrupted(output: Path) -> Iterator[dict[str, Any]]:
+    """Yield an empty mapping, which is saved beside `output` if anything ends the block when it has rows: `output` may
+    hold those of an earlier measurement, which is whole."""
+    found: dict[str, Any] = {}
+    try:
+        yield found
+    except BaseException:
+        if found.get("rows"):
+            place = output.with_name(f"{output.stem}{UNFINISHED}")
+            save_json(found, place)
+            print(f"Not finished; what has been measured: {place}", flush=True)
+        raise
 
 
 def _in_pairs(models: Sequence[str], args: argparse.Namespace) -> list[list[Cell]]:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.core.checks import Check, is_number, is_text, short
+from benchmarks.core.checks import Check, is_number, is_text
 from benchmarks.simulation.grid import HIERARCHIES
-from resireduce.errors import ConfigError, is_count
+from resireduce.errors import ConfigError, is_count, short
 from resireduce.merging import RULES
 
 MAKE = "make it with: python -m benchmarks testbed"

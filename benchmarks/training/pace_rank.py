@@ -26,6 +26,7 @@ from benchmarks.training.place import choose_place, settle_arithmetic
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
+from resireduce.errors import ConfigError
 from resireduce.merging.costs import TIMED
 from resireduce.step.profile import TIMED_STEPS
 
@@ -120,4 +121,7 @@ def meet() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ConfigError as error:
+        sys.exit(f"rank {os.environ['RANK']}: {error}")

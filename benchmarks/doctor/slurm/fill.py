@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
+from benchmarks.core.files import read_text
 from benchmarks.core.paths import ROOT
 from benchmarks.launching.slurm.site import site_file
 from resireduce.errors import ConfigError
@@ -22,7 +23,7 @@ def template(path: Path) -> str:
     """
     source = path if path.exists() else site_file(ROOT)
     try:
-        return source.read_text(encoding="utf-8")
+        return read_text(source)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"write: {source} cannot be read: {error}; give another file") from None
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 import yaml
 
 from benchmarks.core.checks import Check, allow, is_number, is_text, known_keys, within
+from benchmarks.core.files import read_text
 from benchmarks.launching.containers.runtime_options import NETWORKS, RUNTIMES
 from resireduce.errors import ConfigError, choose, is_count
 
@@ -76,10 +77,10 @@ class Site:
     def load(cls, path: Path) -> Self:
         """Read `site` in a file. Raises ConfigError, one line with the path, if it cannot be used."""
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = yaml.safe_load(read_text(path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"site: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise ConfigError(f"site: {path} is no YAML: {' '.join(str(error).split())}") from None
         with within(path):
             known_keys("file", values if values is not None else {}, ("partitions", "site"))

@@ -41,6 +41,23 @@ def test_a_misspelt_command_or_option_is_told_what_was_meant(capsys: pytest.Capt
     assert "error: unrecognized arguments: --jsno (did you mean --json?)" in said
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--rounds=1.5", "argument --rounds: '1.5' is no whole number; give one in digits, such as 8"),
+        ("--rounds=", "argument --rounds: '' is no whole number"),
+        (f"--rounds={'9' * 5000}", f"argument --rounds: '{'9' * 59}... is no whole number"),
+    ],
+)
+def test_what_is_no_number_is_told_what_is(capsys: pytest.CaptureFixture[str], option: str, said: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pace", option])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["simulate", "--most-lost", "a little"])
+    assert "argument --most-lost: 'a little' is no number; give one, such as 0.5" in capsys.readouterr().err
+
+
 def test_an_interpreter_without_the_packages_is_told_the_right_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ BAD_FIELDS = [
     *(({"seed": value}, f"seed: {value!r}") for value in (-1, 0.5, "0", True)),
     ({"seed": 2**70}, f"seed: {2**70} .* 0 to 4294967295"),
     ({"seed": 10**300}, "seed: 10{59}[.]{3} is not allowed"),
-    ({"density": 10**400}, "density: 10+ is not allowed"),
+    ({"density": 10**400}, "density: 10{199}[.]{3} is not allowed"),
     ({"world_size": 0}, "world_size: 0 .* 1 to 128"),
     ({"world_size": 129}, "world_size: 129 .* 1 to 128"),
     ({"steps": 0}, "steps: 0 .* 1 to"),

@@ -1,5 +1,6 @@
 """The site file, and where the ranks of a cell go: what is asked of Slurm for them."""
 
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from snakemake_executor_plugin_slurm.partitions import PartitionLimits
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 
 from benchmarks.core.cell import Cell
+from benchmarks.doctor.slurm.fill import template
 from benchmarks.launching.slurm.job_resources import Placement, job_resources, place
 from benchmarks.launching.slurm.site import LIMITS, Site
 from resireduce.errors import ConfigError
@@ -38,6 +40,7 @@ BAD_SITES = [
     ("partitions: {}\nsite: {runtime: dokcer}", r"runtime: 'dokcer' is not known \(did you mean 'docker'\?\)"),
     ("partitions: {}\nsite: {account: [a]}", r"account: \['a'\] is not allowed; give a text, or null"),
     ("partitions: {}\nsite: {account: ", r"is no YAML"),
+    ("[" * 5000, r"is no YAML"),
     ("partitons: {}", r"file key: 'partitons' is not known \(did you mean 'partitions'\?\)"),
     ("partitions: {}\nsite: {gres: 'gpu:h100 --foo'}", r"gres: 'gpu:h100 --foo' is not allowed; give gpu, or gpu:TYPE"),
     ("partitions: {a: {max_nods: 4}}", r"partitions: a key: 'max_nods' is not known \(did you mean 'max_nodes'\?\)"),
@@ -129,3 +132,10 @@ def test_partitions_that_can_be_used(tmp_path: Path) -> None:
     file = tmp_path / "site.yaml"
     file.write_text("partitions: {a: {max_gpu: 8, max_runtime: 1-00:00:00}, b: {max_nodes: .inf}, c: {}}\n")
     assert Site.load(file) == Site()
+
+
+def test_a_pipe_in_place_of_a_site_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "site.yaml")
+    for read in (Site.load, template):
+        with pytest.raises(ConfigError, match=r"site\.yaml cannot be read: .*it is no file"):
+            read(tmp_path / "site.yaml")

@@ -259,6 +259,22 @@ def test_a_cell_file_that_is_no_json_is_named_in_one_line(spec, capsys, text, me
     assert said.startswith(f"error: cell: {spec} is no JSON: ") and message in said and said.count("\n") == 1
 
 
+def test_a_cell_file_that_is_not_there_is_told_what_is_wanted(spec, tmp_path, capsys):
+    assert run(tmp_path / "none.json") == 2
+    said = capsys.readouterr().err
+    assert 'none.json: No such file or directory; give the JSON of a cell, such as {"model": "vgg-digits"}' in said
+
+
+def test_links_that_go_in_a_circle_are_told_in_one_line(tmp_path, capsys):
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).symlink_to(tmp_path / other)
+    assert run(tmp_path / "a", "--weights", str(tmp_path / "b")) == 2
+    spec = tmp_path / "cell.json"
+    spec.write_text(json.dumps(Cell(model="gpt2-bytes").to_dict()))
+    assert run(spec, "--weights", str(tmp_path / "b")) == 2
+    assert "weights: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
 def test_a_bad_timeout_is_named_in_one_line(spec, capsys, value):
     assert run(spec, f"--timeout={value}") == 2

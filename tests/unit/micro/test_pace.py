@@ -4,14 +4,17 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
 from benchmarks.core.workloads import SMALL
 from benchmarks.micro import pace
+from resireduce.errors import ConfigError
 
 
 def test_ratios_and_their_intervals(tmp_path: Path) -> None:
@@ -130,3 +133,46 @@ def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
     option, value = option.split()
     assert main(["pace", option, value, "--output", str(tmp_path / "pace.json")]) == 2
     assert f"{option[2:]}: {value} is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ConfigError("its ranks say above why")])
+def test_what_was_measured_before_an_interruption_is_kept_and_nothing_earlier_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    stand_in(tmp_path, "[[2.0, 4.0], [1.0, 4.0]]", monkeypatch)
+    calls, compare = [], pace.compare
+
+    def interrupted(*arguments: Any) -> list[dict[str, Any]]:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise error
+        return compare(*arguments)
+
+    monkeypatch.setattr(pace, "compare", interrupted)
+    output = tmp_path / "pace.json"
+    output.write_text("an earlier measurement")
+    assert main(["pace", "--rounds", "2", "--output", str(output)]) in (2, 130)
+    found = json.loads((tmp_path / "pace.unfinished.json").read_text())
+    assert [row["ratios"] for row in found["rows"]] == [[2.0, 1.0]] * 2 and found["rounds"] == 2
+    assert output.read_text() == "an earlier measurement"
+    assert f"Not finished; what has been measured: {tmp_path}/pace.unfinished.json" in capsys.readouterr().out
+
+
+def test_nothing_is_left_of_a_measurement_that_was_interrupted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pace, "compare", interrupted)
+    assert main(["pace", "--output", str(tmp_path / "pace.json")]) == 130
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_ranks_without_a_gpu_say_so_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--models", "vgg-digits", "--device", "cuda", "--output", str(tmp_path / "pace.json")]
+    assert main(["pace", *options]) == 2
+    first, second, last = sorted(capfd.readouterr().err.splitlines(), key=lambda line: line.startswith("error: "))
+    assert {first[:8], second[:8]} == {"rank 0: ", "rank 1: "} and last.startswith("error: ")
+    assert "'cuda' is not allowed without a CUDA device; set cpu, or leave it out" in first
