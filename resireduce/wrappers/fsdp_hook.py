@@ -21,7 +21,7 @@ from resireduce.wrappers.comm_hook import WITHIN
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.fsdp_early import Early
 from resireduce.wrappers.fsdp_pass import PassEnd
-from resireduce.wrappers.fsdp_units import Unit, likes, smallest_shards
+from resireduce.wrappers.fsdp_units import Unit, frozen_shards, likes, smallest_shards
 from resireduce.wrappers.under_way import UnderWay
 
 SHARD = ("shard_rank", "shard_world_size")
@@ -218,7 +218,8 @@ class ShardedCompressionHook:
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
-        mine = {f"values of {name} (a checksum)": _checksum(one) for unit in self.units for name, one in unit.shards()}
+        held = dict(frozen_shards(self.units)) | {name: one for unit in self.units for name, one in unit.shards()}
+        mine = {f"values of {name} (a checksum)": _checksum(one) for name, one in held.items()}
         agree(mine | {STEP: str(self.steps)}, self.feedback.communicator, beside=self._shards)
         self._is_known = True
 
@@ -235,7 +236,7 @@ class ShardedCompressionHook:
 
 def _checksum(values: Tensor) -> str:
     """Return a checksum of the bits of `values`: two initialisations hardly ever have the same."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(values.element_size(), torch.int64)
     return str(int(values.contiguous().view(-1).view(whole).sum(dtype=torch.int64)))
 
 

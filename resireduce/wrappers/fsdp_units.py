@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from resireduce.errors import ConfigError, UsageError
 
@@ -232,6 +233,17 @@ def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
 def _like(unit: Unit, one: Slice) -> nn.Parameter:
     element = torch.empty((), dtype=unit.dtype, device=unit.device)
     return nn.Parameter(element.expand(one.shape), requires_grad=False)
+
+
+def frozen_shards(units: Sequence[Unit]) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and this rank's slice of each frozen parameter under the roots of `units`, but not of one that wraps
+    others, as a quantized one does."""
+    roots = {id(unit.state._state_ctx): unit.state._state_ctx for unit in units}
+    groups = [group for root in roots.values() for state in root.all_states for group in _held_by(state)]
+    for one in (parameter for group in groups for parameter in group.fsdp_params):
+        local = one.sharded_param.detach().to_local()
+        if not (one.sharded_param.requires_grad or is_traceable_wrapper_subclass(local)):
+            yield one._param_fqn, local
 
 
 def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tensor]]]:

@@ -16,7 +16,7 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.threshold import Threshold
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from tests.dist.fsdp import NONE, Sharded, compressed, mesh_of, native, replicas_equal, same_values, train, whole
+from tests.dist.fsdp import NONE, Sharded, compressed, mesh_of, native, replicas_equal, same_values, shard, train, whole
 from tests.processes import on_processes
 from tests.worlds import Block, loss_of, seeded, sgd_for
 from tests.worlds import train as train_flat
@@ -79,6 +79,17 @@ def check_refused(mesh: DeviceMesh) -> None:
             model.first.weight.to_local().mul_(1.5)  # type: ignore[union-attr, operator]
     with pytest.raises(ConfigError, match=r"values of first\.weight \(a checksum\)|another rank says which"):
         loss_of(model, torch.Generator()).backward()
+    for frozen in ("blocks.1.up.weight", "blocks.1"):
+        start = seeded(Sharded)
+        for name, parameter in start.named_parameters():
+            if name.startswith(frozen):
+                parameter.requires_grad_(False).add_(rank // 2)
+        model = shard(start, mesh["shard"])
+        resireduce.compress_fsdp(model, mesh["replicate"])
+        with pytest.raises(
+            ConfigError, match=r"values of blocks\.1\.up\.weight \(a checksum\)|another rank says which"
+        ):
+            loss_of(model, torch.Generator()).backward()
 
 
 def check_four(communicator: Communicator) -> None:
