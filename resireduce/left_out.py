@@ -1,10 +1,10 @@
 """What a step leaves out: parameters that nobody averages, and what an optimizer around this one does after it."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
@@ -18,14 +18,18 @@ both phases of training that alternates."""
 class Outside:
     """The parameters of `model` that are trained and are none of `held`, which are given by name.
 
-    Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly.
+    Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
+    there already, as the averages of an earlier stage, counts only once something is added to it.
     """
 
     def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter]):
         self._model = weakref.ref(model)
         self._held = {id(one) for one in held.values()}
-        self._told = WeakTensorKeyDictionary()
+        self._told, self._before = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
         self._looks = 0
+        for _, one in self._others(model):
+            if one.grad is not None and not is_distributed(one) and not one.grad.is_inference():
+                self._before[one] = weakref.ref(one.grad), one.grad._version
 
     def warn(self) -> None:
         """Warn once about each that has a gradient now, which no other optimizer of the library averages."""
@@ -33,9 +37,8 @@ class Outside:
         model = self._model()
         if model is None or (self._looks > FIRST_LOOKS and self._looks % INTERVAL):
             return
-        others = [(name, one) for name, one in model.named_parameters() if id(one) not in self._held]
-        with_gradient = {name: one for name, one in others if one.grad is not None and not is_distributed(one)}
-        found = {name: one for name, one in with_gradient.items() if one not in self._told}
+        new = {name: one for name, one in self._others(model) if one.grad is not None and not self._is_left(one)}
+        found = {name: one for name, one in new.items() if not is_distributed(one) and one not in self._told}
         if not found:
             return
         self._told.update(dict.fromkeys(found.values(), True))
@@ -45,6 +48,16 @@ class Outside:
             "that each rank has its own gradient of it: distribute the optimizer that holds it too, or average it "
             "yourself"
         )
+
+    def _others(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+        return ((name, one) for name, one in model.named_parameters() if id(one) not in self._held)
+
+    def _is_left(self, parameter: Tensor) -> bool:
+        """Whether `.grad` of `parameter` holds what it held at the start, and nothing has been added to it."""
+        before = self._before.get(parameter)
+        if before is None or parameter.grad is None:
+            return False
+        return before[0]() is parameter.grad and before[1] == parameter.grad._version
 
 
 def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:

@@ -142,6 +142,40 @@ def test_parameters_that_nobody_averages_are_looked_for_for_ever() -> None:
             optimizer.step()
 
 
+def test_gradients_that_an_earlier_stage_has_left_are_no_strangers() -> None:
+    model = net()
+    with distributed(model, LocalCommunicator(), gradients="kept") as first:
+        loss_of(model, 0).backward()
+        first.step()
+    model[0].requires_grad_(False)
+    second = torch.optim.SGD(model[2].parameters(), 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = distributed(model, LocalCommunicator(), gradients="kept", optimizer=second)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model, 0).backward()
+            optimizer.step()
+    assert model[0].weight.grad is not None
+    model[0].requires_grad_(True)
+    loss_of(model, 0).backward()
+    with pytest.warns(UserWarning, match=r"'0.weight' and 1 more: trained, but not by the optimizer"):
+        optimizer.step()
+
+
+def test_a_second_optimizer_while_gradients_of_the_first_are_under_way() -> None:
+    model, plain = net(), net()
+    parts = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
+    first = distributed(model, LocalCommunicator(), optimizer=parts[0])
+    loss_of(model, 0).backward()
+    second = distributed(model, LocalCommunicator(), optimizer=parts[1])
+    first.step()
+    loss_of(plain, 0).backward()
+    torch.optim.SGD(plain[0].parameters(), 0.1).step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    del second
+
+
 def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_said() -> None:
     model = net()
     with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\): streamed gradients are let go"):
