@@ -1,6 +1,7 @@
 """How the wrapped optimizer uses received averages: several together, those of large tensors in slices."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class Applier:
     def __init__(self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: LaunchQueue, settings: Settings):
         self.queue, self.streamed = queue, settings.streamed
         self._parameters = [slot.parameter for slot in slots]
+        self._waiting = slots if settings.in_backward else ()  # those that may have a gradient by hand meanwhile
         self.sizes = slice_bytes(settings.slices, slots, optimizer)
         self.slice_bytes = self.sizes.average
         self.chunk_bytes = self.slice_bytes or largest_layer(slots)
@@ -90,8 +92,24 @@ class Applier:
     @timed("update")
     def _update_some(self) -> None:
         """Let the wrapped optimizer update the parameters whose averages have come; it skips those without `.grad`."""
-        self._wrapped_step.some()
+        with self._by_hand_aside():
+            self._wrapped_step.some()
         self._free()
+
+    @contextmanager
+    def _by_hand_aside(self) -> Iterator[None]:
+        """Within it, only what is being updated has a gradient. One that was put into `.grad` by hand before the end of
+        the backward pass, as by a function of autograd, is this rank's own until `step()` averages it."""
+        updating = {*self._updating} if self._waiting else ()
+        found = [(slot.parameter, slot.parameter.grad) for slot in self._waiting if slot not in updating]
+        aside = [(parameter, grad) for parameter, grad in found if grad is not None]
+        for parameter, _ in aside:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, grad in aside:
+                parameter.grad = grad
 
     @timed("update")
     def _update_in_rows(self, slot: Slot, factor: Tensor | None) -> None:

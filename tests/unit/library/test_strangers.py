@@ -87,6 +87,47 @@ def test_gradients_by_hand_of_layers_that_the_backward_pass_leaves_alone() -> No
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
+class OwnGradient(torch.autograd.Function):
+    """Passes its input on, and puts a gradient of its own into `.grad` of a parameter within the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, parameter: torch.Tensor, value: float) -> torch.Tensor:
+        ctx.parameter, ctx.value = parameter, value
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.parameter.grad = torch.full_like(ctx.parameter, ctx.value)
+        return gradients[0], None, None
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_gradients_by_hand_are_averaged_where_others_are_updated_in_the_backward_pass(within: bool) -> None:
+    """They come before the backward pass, or by a function of autograd within it."""
+
+    def train(model: nn.Module, step: Any, value: float) -> nn.Module:
+        for _ in range(3):
+            x = model[1:](torch.ones(2, 100))  # type: ignore[index]
+            if within:
+                x = OwnGradient.apply(x, model[0].weight, value)
+            else:
+                model[0].weight.grad = torch.full_like(model[0].weight, value)
+            x.square().mean().backward()
+            step()
+            model.zero_grad()
+        return model
+
+    def rank(communicator: Communicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        return train(model, distributed(model, communicator, update="in_backward").step, 1.0 + 2 * communicator.rank)
+
+    start = nn.Sequential(*(nn.Linear(100, 100) for _ in range(5)))
+    plain = copy.deepcopy(start)
+    train(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=0.1).step, 2.0)
+    for model in LocalWorld(2).run(rank):
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("gradients", KINDS)
 def test_trained_parameters_that_nobody_averages(gradients: str, recwarn: pytest.WarningsRecorder) -> None:
     for second in (False, True):
