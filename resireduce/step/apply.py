@@ -100,9 +100,8 @@ class Applier:
     def _by_hand_aside(self) -> Iterator[None]:
         """Within it, only what is being updated has a gradient. One that was put into `.grad` by hand before the end of
         the backward pass, as by a function of autograd, is this rank's own until `step()` averages it."""
-        updating = {*self._updating} if self._waiting else ()
-        found = [(slot.parameter, slot.parameter.grad) for slot in self._waiting if slot not in updating]
-        aside = [(parameter, grad) for parameter, grad in found if grad is not None]
+        held = [(slot, grad) for slot in self._waiting if (grad := slot.parameter.grad) is not None]
+        aside = [(slot.parameter, grad) for slot, grad in held if slot not in self._updating]
         for parameter, _ in aside:
             parameter.grad = None
         try:
