@@ -119,7 +119,7 @@ def recorded_seconds(path: Path, model: str, batch: int | None = None) -> float:
     try:
         result = CellResult.load(path)
     except RecordError as error:
-        raise ConfigError(f"record: {error}") from None
+        raise ConfigError(f"record: {error}; give that of a cell, as in results/runs/RUN/cells") from None
     if result.cell.model != model:
         raise ConfigError(f"record: {path} is of {result.cell.model!r}, not of {model!r}; give one of the same model")
     own = WORKLOADS[model].batch_per_rank

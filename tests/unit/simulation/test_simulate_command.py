@@ -155,7 +155,7 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_line(
         (["--micro", "OTHER"], "is no record of speeds; make one with: python -m benchmarks micro"),
         (["--micro", "nothing.json"], "micro: nothing.json cannot be read"),
         (["--record", "RECORD"], "is of 'vgg-digits', not of 'resnet-digits'; give one of the same model"),
-        (["--record", "OTHER"], "record: "),
+        (["--record", "OTHER"], "; give that of a cell, as in results/runs/RUN/cells"),
         (["--record", "SAME", "--batch", "3"], "has 8 samples a rank, not 3; give --batch 8"),
         (["--record", "SAME", "--cluster", "paper-local", "paper-cloud"], "cluster: a measured time is of one device"),
         (["--cluster", "paper-local", "paper-local"], "cluster: 'paper-local' is there twice; give each once"),
