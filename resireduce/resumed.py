@@ -1,7 +1,7 @@
 """Warns when an optimizer state was loaded without its residuals."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -20,10 +20,15 @@ FORGOTTEN = (
 
 
 class Resumed:
-    """What has been loaded since the last step of a distributed optimizer, whose wrapped one is `optimizer`."""
+    """What has been loaded since the last step of `optimizer`, the wrapped one of a distributed optimizer, or its own.
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self._optimizer, self._residuals = has_stepped(getattr(optimizer, "state", {})), False
+    parameters: those whose state shows whether it goes on from earlier steps; None: all.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Collection[Tensor] | None = None):
+        state = getattr(optimizer, "state", {})
+        own = state if parameters is None else {one: state[one] for one in parameters if one in state}
+        self._optimizer, self._residuals = has_stepped(own), False
         self._has_stepped = False
         self._end: Callable[[], object] = bool  # does nothing
         if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # not all optimizers of others begin as torch's
@@ -54,10 +59,14 @@ class Resumed:
 
     def warn(self, residual: Residual) -> None:
         """At a step: warn if the optimizer's state was loaded, but not what `residual` stores, if it does."""
+        if self.has_forgotten() and residual.tensors():
+            warn(FORGOTTEN)
+
+    def has_forgotten(self) -> bool:
+        """At a step: whether the optimizer's state was loaded since the last one, and no residuals were."""
         forgotten = self._optimizer and not self._residuals
         self._optimizer, self._residuals, self._has_stepped = False, False, True
-        if forgotten and residual.tensors():
-            warn(FORGOTTEN)
+        return forgotten
 
     def end(self) -> None:
         """Look no longer at what is loaded."""

@@ -194,6 +194,7 @@ class CompressionHook:
         for future, buffer in self._results:
             future.set_result(buffer)
         is_new = not self._is_told and bool(self.feedback.residual.tensors())
+        self._is_told = False
         self._first_steps.end([slot.is_taken for slot in self._watched], is_new)
         self._restart()
 

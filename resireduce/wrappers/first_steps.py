@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import warn
-from resireduce.resumed import FORGOTTEN, has_stepped
+from resireduce.resumed import FORGOTTEN, Resumed
 
 LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
 """Exchanges that are looked at; how many must have been dropped before it is said; parameters by which it is seen, and
@@ -21,7 +21,7 @@ the share of them that must have been: a few may have zeros for averages, or a l
 
 class FirstSteps:
     """Warns of averages that `zero_grad()` drops, several times, before a step has used them, of a GradScaler, and of
-    an optimizer that goes on from a checkpoint of which the residuals were forgotten.
+    an optimizer that goes on from a checkpoint, at first or later, of which the residuals were forgotten.
 
     Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values.
 
@@ -33,17 +33,21 @@ class FirstSteps:
         self._parameters = tuple(parameters[:WATCHED])
         self._looks, self._dropped = LOOKS, 0
         self._then: list[tuple[int, Tensor] | None] = []
+        self._resumed: list[Resumed] = []
 
     @torch.no_grad()
     def end(self, exchanged: Sequence[bool], is_new: bool) -> None:
         """At the end of an exchange: remember the parameters as they are, if they were `exchanged`, each.
 
-        is_new: whether there are residuals, which nobody has loaded, and for which nobody has named a step.
+        is_new: whether there are residuals, which nobody has loaded since the last exchange, and for which nobody has
+        named a step.
         """
         if self._looks == LOOKS:
             _warn_of_scaler()
-            if is_new and self._have_state():
-                warn(FORGOTTEN)
+            self._find_optimizers()
+        forgotten = [one.has_forgotten() for one in self._resumed]
+        if is_new and any(forgotten):
+            warn(FORGOTTEN)
         if self._looks:
             self._looks -= 1
             pairs = zip(self._parameters, exchanged, strict=False)
@@ -66,11 +70,14 @@ class FirstSteps:
                 "time; steps that you skip on purpose need no cure"
             )
 
-    def _have_state(self) -> bool:
-        """Whether steps of an optimizer have left a state of these parameters, before any average."""
-        own = [one() for one in self._parameters]
-        states = [vars(one).get("state", {}) for one in _objects(torch.optim.Optimizer)]
-        return any(has_stepped({one: state[one] for one in own if one in state}) for state in states)
+    def _find_optimizers(self) -> None:
+        """Find the optimizers of these parameters, before any average, to look at what they are given to go on from."""
+        own = {one() for one in self._parameters}
+        for optimizer in _objects(torch.optim.Optimizer):
+            # Those that pass on another's groups have no own.
+            groups = vars(optimizer).get("param_groups") or ()
+            if any(not own.isdisjoint(group["params"]) for group in groups):
+                self._resumed.append(Resumed(optimizer, own))
 
 
 def _is_dropped(parameter: Tensor, then: tuple[int, Tensor]) -> bool:

@@ -211,6 +211,7 @@ class ShardedCompressionHook:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
             is_new = not self._is_told and bool(self.feedback.residual.tensors())
+            self._is_told = False
             self._first_steps.end([unit in self._reduced for unit, _ in self._watched], is_new)
             self._fold()
             self.feedback.states.commit()

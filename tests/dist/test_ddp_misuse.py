@@ -294,6 +294,25 @@ def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recw
     assert told(recwarn, "but not the residuals") == (loads == "nothing")
 
 
+@pytest.mark.parametrize("loads", ["nothing", "residuals", "its own"])
+def test_a_state_that_is_taken_back_later(alone: None, loads: str, recwarn: pytest.WarningsRecorder) -> None:
+    """As by a search for a learning rate, which takes some steps and loads what was there before them."""
+    parallel, hook, _ = hooked(seeded(Branch))
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    for step in range(6):
+        loss(parallel, step).backward()
+        optimizer.step()
+        if step == 1:
+            before, residuals = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(hook.residual_state_dict())
+        if step == 3:
+            optimizer.load_state_dict(optimizer.state_dict() if loads == "its own" else before)
+            if loads == "residuals":
+                hook.load_residual_state_dict(residuals)
+        elif step < 4:
+            assert not told(recwarn, "but not the residuals")
+    assert told(recwarn, "but not the residuals") == (loads == "nothing")
+
+
 def test_states_are_saved_and_loaded_between_passes(alone: None) -> None:
     """A hook of the script runs when some buckets have left, and others have not."""
     parallel, hook, _ = hooked(seeded(Branch), bucket_cap_mb=0.01)

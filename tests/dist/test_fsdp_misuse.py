@@ -316,6 +316,19 @@ def test_residuals_that_are_forgotten_at_a_restart(mesh: DeviceMesh, recwarn: py
         assert any("but not the residuals" in str(one.message) for one in recwarn) == bool(restart)
 
 
+def test_a_state_that_is_taken_back_later(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
+    model, _ = compressed(mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(5):
+        backward(model)
+        assert any("but not the residuals" in str(one.message) for one in recwarn) == (step > 2)
+        optimizer.step()
+        if step == 0:
+            before = copy.deepcopy(optimizer.state_dict())
+        if step == 2:
+            optimizer.load_state_dict(before)
+
+
 def test_what_changes_between_the_call_and_a_step(mesh: DeviceMesh) -> None:
     def divide(model: nn.Module) -> None:
         divide_by_two(model)
