@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.accumulation import accumulation_node
 from resireduce.errors import UsageError, warn
+from resireduce.orphaned import Orphans, end_watch
 from resireduce.step.outdated import QUIET, BeforeForward
 from resireduce.step.slot import Slot
 
@@ -39,10 +40,12 @@ class Attachment:
     Args:
         owner: is passed to the functions that the hooks call, and has `slots`.
         slots: one for each parameter whose gradients it takes.
+        world_size: the number of ranks.
     """
 
-    def __init__(self, owner: object, slots: Sequence[Slot]):
+    def __init__(self, owner: object, slots: Sequence[Slot], world_size: int):
         self._slots = slots
+        end_watch(slot.parameter for slot in slots)
         self._handles: list[RemovableHandle] = []
         self._nodes: dict[int, Any] = {}  # torch forgets those that nobody holds, and their hooks
         self._steps = [0, 0]  # whether the owner takes a step, and how many it has taken
@@ -50,7 +53,7 @@ class Attachment:
         for slot in slots:
             _OWNERS[slot.parameter] = self._owner
         self._guards: list[RemovableHandle] = []
-        self._end = weakref.finalize(owner, _lost, slots, self._handles, self._guards, self._steps)
+        self._end = weakref.finalize(owner, _lost, slots, self._handles, self._guards, self._steps, world_size)
         self._end.atexit = False
 
     def on_gradients(self, act: Callable[[Any, Slot], None]) -> None:
@@ -171,10 +174,19 @@ class _Before:
 
 
 def _lost(
-    slots: Sequence[Slot], handles: Sequence[RemovableHandle], guards: Sequence[RemovableHandle], steps: list[int]
+    slots: Sequence[Slot],
+    handles: Sequence[RemovableHandle],
+    guards: Sequence[RemovableHandle],
+    steps: list[int],
+    world_size: int,
 ) -> None:
-    """Remove what a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses steps."""
+    """Remove what a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses steps.
+
+    If it took some, with other ranks, the next backward pass gives a warning.
+    """
     _detach(slots, [*handles, *(guards if steps[1] else [])])
+    if steps[1] and world_size > 1:
+        Orphans(slot.parameter for slot in slots)
     if not steps[1]:
         warn(
             "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "

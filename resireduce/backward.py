@@ -43,7 +43,7 @@ class BackwardPasses:
         """Whether a backward pass has begun and not finished."""
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
-        self.attachment = Attachment(self, self.slots)
+        self.attachment = Attachment(self, self.slots, exchange.world_size)
         self.attachment.on_gradients(BackwardPasses._on_finished if settings.overlaps else _note_gradient)
         for slot in self.slots if settings.overlaps else ():
             self.attachment.before_gradient(slot, BackwardPasses._before)

@@ -22,6 +22,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, warn
 from resireduce.left_out import Outside, warn_of_outer
 from resireduce.optimizer_view import OptimizerView
+from resireduce.orphaned import warn_of_scaler
 from resireduce.resumed import Resumed
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
@@ -175,6 +176,8 @@ class DistributedOptimizer(OptimizerView):
                 self.wrapped.step()
                 return loss
             self._resumed.warn(self.feedback.residual)
+            if self.steps == 0 and self.grad_scaler is None and self._exchange.world_size > 1:
+                warn_of_scaler()
             self.overflowed = not self._exchange.take_step(loss)
         self._restart()
         return loss

@@ -64,6 +64,8 @@ class Exchange:
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
         limit, parts = gathered_at_once(settings, slots)
         remembers = settings.streamed and settings.scaler is not None
+        self.world_size = levels.world.world_size
+        """The number of ranks."""
         self.queue: LaunchQueue
         self.updater: Updater
         self.before_forward = BeforeForward() if settings.in_halves else None
@@ -85,7 +87,7 @@ class Exchange:
         feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
-        alone = levels.world.world_size == 1 or settings.in_backward  # some are updated before the others are sent
+        alone = self.world_size == 1 or settings.in_backward  # some are updated before the others are sent
         self._looks = 0 if alone else STEPS
         """In how many of the next steps parameters are compared between ranks."""
         self.steps = 0

@@ -4,14 +4,13 @@ In plain training a gradient that is dropped has no effect. With error feedback 
 has left in residuals what was not sent, and later steps send it.
 """
 
-import gc
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from resireduce.errors import warn
+from resireduce.orphaned import objects
 from resireduce.resumed import FORGOTTEN, Resumed
 
 LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
@@ -73,7 +72,7 @@ class FirstSteps:
     def _find_optimizers(self) -> None:
         """Find the optimizers of these parameters, before any average, to look at what they are given to go on from."""
         own = {one() for one in self._parameters}
-        for optimizer in _objects(torch.optim.Optimizer):
+        for optimizer in objects(torch.optim.Optimizer):
             # Those that pass on another's groups have no own.
             groups = vars(optimizer).get("param_groups") or ()
             if any(not own.isdisjoint(group["params"]) for group in groups):
@@ -96,14 +95,9 @@ def _local(tensor: Tensor) -> Tensor:
     return local.detach()
 
 
-def _objects(kind: type) -> list[Any]:
-    """Return all objects of this process that are of that `kind`, which nothing connects with a model."""
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
-
-
 def _warn_of_scaler() -> None:
     """Warn if a GradScaler of this process has scaled a loss."""
-    if any(one.is_enabled() and one._scale is not None for one in _objects(torch.amp.GradScaler)):
+    if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
         warn(
             "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of another "
             "scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "

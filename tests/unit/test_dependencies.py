@@ -28,7 +28,7 @@ LAYERS = (
         "slices.row_step",
         "timeline",
     ),
-    ("forked", "same_memory", "streamed_away"),
+    ("forked", "orphaned", "same_memory", "streamed_away"),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "finiteness", "momentum", "optim", "partial_selection", "sending.message"),
     ("sending.packing", "sending.parts", "slices.gradient_parts"),

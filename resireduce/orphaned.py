@@ -1,0 +1,70 @@
+"""What goes on in this process beside the library: a model that is trained on when its optimizer is gone, scalers."""
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from resireduce.errors import warn
+
+TRAINED_ON = (
+    "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its gradients any "
+    "more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes its optimizer anew, "
+    "distribute that one too, in the function that makes it. If each rank is to train by itself, close() it before"
+)
+SCALER = (
+    "torch's GradScaler has unscaled gradients before this step: it leaves out a step if those of this rank overflow, "
+    "whatever the other ranks do, so that ranks then wait for each other or differ. Use bfloat16, which needs no "
+    "scaling, or resireduce.GradScaler(...), given to resireduce.distribute(grad_scaler=...). If that scaler is of "
+    "another model, nothing is wrong"
+)
+
+
+class Orphans:
+    """Warns once of a backward pass that reaches one of `parameters`, of which an optimizer that is gone took care.
+
+    Those that DistributedDataParallel averages now are no reason.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]):
+        trained = [one for one in parameters if one.requires_grad]
+        self._handles = [one.register_post_accumulate_grad_hook(self) for one in trained]
+
+    @torch.compiler.disable
+    def __call__(self, parameter: Tensor) -> None:
+        """Look at the first `parameter` that has a gradient."""
+        self.end()
+        wrappers = objects(DistributedDataParallel)
+        if not any(one is parameter for wrapper in wrappers for one in wrapper.parameters()):
+            warn(TRAINED_ON)
+
+    def end(self) -> None:
+        """Look no longer."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def end_watch(parameters: Iterable[Tensor]) -> None:
+    """Take what watches over `parameters` away, as they are averaged anew."""
+    for parameter in parameters:
+        for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+            if isinstance(hook, Orphans):
+                hook.end()
+
+
+def warn_of_scaler() -> None:
+    """Warn if a GradScaler of torch is between a step and its update, as where a trainer steps by an object of its own.
+
+    Given the optimizer of the library it would have raised an error.
+    """
+    for scaler in objects(torch.amp.GradScaler):
+        if scaler.is_enabled() and scaler._per_optimizer_states and not hasattr(scaler, "inverse_scale"):
+            return warn(SCALER)
+
+
+def objects(kind: type) -> list[Any]:
+    """Return all objects of this process that are of that `kind`, which nothing connects with a model."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]

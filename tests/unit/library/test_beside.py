@@ -1,0 +1,82 @@
+"""What goes on beside the optimizer of the library: it is gone and training goes on, or torch's GradScaler skips."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from tests.worlds import Net, loss_of, seeded
+
+GONE, SCALER = "is gone, and the model is trained on", "torch's GradScaler has unscaled"
+
+
+def take_step(optimizer: torch.optim.Optimizer, model: nn.Module, rank: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, torch.Generator().manual_seed(rank)).backward()
+    optimizer.step()
+
+
+def go_on(communicator: Communicator, model: nn.Module, how: str) -> None:
+    """Take a step with an optimizer of the library, and another one when that is gone."""
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, plain, backend=communicator)
+    take_step(optimizer, model, communicator.rank)
+    if how == "closed":
+        optimizer.close()
+    del optimizer
+    gc.collect()
+    if how == "distributed anew":
+        plain = resireduce.distribute(model, plain, backend=communicator)
+    elif how == "made anew":  # as by a trainer's second fit()
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+    take_step(plain, model, communicator.rank)
+    if how != "distributed anew":
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()), "it is said once"
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks"), [("made anew", 2), ("made anew", 1), ("plain", 2), ("closed", 2), ("distributed anew", 2)]
+)
+def test_training_that_goes_on_without_averages(how: str, ranks: int, recwarn: pytest.WarningsRecorder) -> None:
+    start = seeded(Net)
+    LocalWorld(ranks).run(lambda communicator: go_on(communicator, copy.deepcopy(start), how))
+    told = [one for one in recwarn if GONE in str(one.message)]
+    assert bool(told) == (how in ("made anew", "plain") and ranks > 1)
+
+
+class Stand:
+    """What some trainers give to a scaler in the place of an optimizer, to learn whether it would step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.param_groups, self.stepped = optimizer.param_groups, False
+
+    def step(self) -> None:
+        self.stepped = True
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_scaler_that_skips_steps_of_this_rank_alone(ours: bool, recwarn: pytest.WarningsRecorder) -> None:
+    def rank(communicator: Communicator) -> None:
+        model = copy.deepcopy(start)
+        scaler = resireduce.GradScaler("cpu") if ours else torch.amp.GradScaler("cpu")
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = resireduce.distribute(
+            model, plain, gradients="kept", backend=communicator, grad_scaler=scaler if ours else None
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, torch.Generator().manual_seed(communicator.rank))).backward()
+            stand = Stand(optimizer)
+            scaler.step(optimizer if ours else stand)
+            if stand.stepped:
+                optimizer.step()
+            scaler.update()
+
+    start = seeded(Net)
+    LocalWorld(2).run(rank)
+    assert bool([one for one in recwarn if SCALER in str(one.message)]) == (not ours)
