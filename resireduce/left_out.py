@@ -15,15 +15,22 @@ FIRST_LOOKS, INTERVAL = 16, 61
 both phases of training that alternates."""
 
 
+NOT_HELD = (
+    "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
+    "distribute the optimizer that holds it too, or average it yourself"
+)
+
+
 class Outside:
     """The parameters of `model` that are trained and are none of `held`, which are given by name.
 
     Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
-    there already, as the averages of an earlier stage, counts only once something is added to it.
+    there already, as the averages of an earlier stage, counts only once something is added to it. `reason` says who
+    does not know such a one, and the cure.
     """
 
-    def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter]):
-        self._model = weakref.ref(model)
+    def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter], reason: str = NOT_HELD):
+        self._model, self._reason = weakref.ref(model), reason
         self._held = {id(one) for one in held.values()}
         self._told, self._before = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
         self._looks = 0
@@ -43,11 +50,7 @@ class Outside:
             return
         self._told.update(dict.fromkeys(found.values(), True))
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        warn(
-            f"{next(iter(found))!r}{more}: trained, but not by the optimizer given to resireduce.distribute(...), so "
-            "that each rank has its own gradient of it: distribute the optimizer that holds it too, or average it "
-            "yourself"
-        )
+        warn(f"{next(iter(found))!r}{more}: trained, but {self._reason}")
 
     def _others(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         return ((name, one) for name, one in model.named_parameters() if id(one) not in self._held)

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.futures import Future
 
 from resireduce.accumulation import accumulation_node
 from resireduce.agreement import STEP, agree
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, check_steps
+from resireduce.left_out import Outside
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
@@ -54,6 +56,8 @@ class CompressionHook:
         """How many times all gradients have been averaged."""
         self.refuse: Callable[[], object] = bool  # does nothing
         """Is called before each bucket, and raises UsageError for what the wrapper cannot do with a hook."""
+        self.outside: Outside | None = None
+        """Warns, at the end of a pass, of parameters that the wrapper does not know."""
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
@@ -184,6 +188,9 @@ class CompressionHook:
                 f"{first.name!r} is in no bucket: it was unfrozen between DistributedDataParallel(...) and "
                 "resireduce.compress_ddp(...), and nobody averages it: unfreeze before the model is wrapped"
             )
+        in_pass = torch._C._current_graph_task_id() >= 0  # not where join() lets ranks go on
+        if self.outside is not None and in_pass:  # of which the last bucket may not be the end
+            Variable._execution_engine.queue_callback(self.outside.warn)
         self._under_way.end_rounds()
         self.feedback.residual.end_step(self.steps)
         self.steps += 1

@@ -22,9 +22,15 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
+from resireduce.left_out import Outside
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.wrappers.comm_hook import CONVERTED, CompressionHook
+
+UNKNOWN = (
+    "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "
+    "gradient of it: do that before the model is wrapped, or wrap it anew"
+)
 
 
 def compress_ddp(
@@ -64,6 +70,8 @@ def compress_ddp(
     feedback, _ = build_feedback(model.module, parameters, lossy, communicator, settings)
     hook = CompressionHook(parameters, feedback)
     hook.refuse = partial(_refuse_join, weakref.ref(model))
+    averaged = {name: one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore}
+    hook.outside = Outside(model.module, averaged | parameters, UNKNOWN)
     model.register_comm_hook(hook, _reduce)
     return hook
 

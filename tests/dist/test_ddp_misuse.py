@@ -274,6 +274,23 @@ def test_a_model_that_is_converted_after_it_was_wrapped(alone: None, when: str, 
         parallel(torch.ones(2, 120, dtype=model.first.weight.dtype)).sum().backward()
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_parameter_that_is_unfrozen_later(alone: None, ignored: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """The wrapper does not notice, and averages the others alone."""
+    model = seeded(Branch)
+    model.first.weight.requires_grad_(False)
+    if ignored:  # the script averages it
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["first.weight"])
+    parallel, _, optimizer = hooked(model)
+    for step in range(3):
+        loss(parallel, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert told(recwarn, "'first.weight': trained, but unfrozen or added after") == (step > 1 and not ignored)
+        if step == 1:
+            model.first.weight.requires_grad_()
+
+
 @pytest.mark.parametrize("loads", ["nothing", "residuals", "start_at"])
 def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recwarn: pytest.WarningsRecorder) -> None:
     parallel, hook, _ = hooked(seeded(Branch))
@@ -343,4 +360,4 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert len(said) == 11 and [one for one in said if one not in library] == []
+    assert len(said) == 12 and [one for one in said if one not in library] == []
