@@ -8,6 +8,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
+from resireduce.left_out import Bypassed
 from resireduce.settings import Settings
 from resireduce.slices.layers import is_used_again
 from resireduce.slices.row_gradients import RowGradient
@@ -41,6 +42,7 @@ class BackwardPasses:
         self._syncing = True
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
+        self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else ())
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
         self.attachment = Attachment(self, self.slots, exchange.world_size)
@@ -76,6 +78,11 @@ class BackwardPasses:
             yield
         finally:
             self._syncing = outer
+
+    def restart(self) -> None:
+        """Forget the passes of the last step."""
+        self.under_way = False
+        self.bypassed.restart()
 
     def end(self) -> None:
         """Remove all hooks from the model."""
@@ -189,6 +196,7 @@ class BackwardPasses:
         self._at_end()
 
 
-def _note_gradient(_: BackwardPasses, slot: Slot) -> None:
+def _note_gradient(passes: BackwardPasses, slot: Slot) -> None:
     """Note, without overlap, that autograd has finished this parameter's gradient, which `step()` will take."""
     slot.note_made()
+    passes.bypassed.note(slot.parameter)

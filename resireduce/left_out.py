@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
@@ -19,6 +20,15 @@ NOT_HELD = (
     "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
     "distribute the optimizer that holds it too, or average it yourself"
 )
+
+
+BYPASSED = (
+    "parameters have changed between two backward passes, but not by step() of what resireduce.distribute(...) returned"
+    ": another optimizer updates them by the gradients of this rank alone, so that ranks differ. Call the step() of "
+    "that one, or distribute the other; if you change them yourself, alike on all ranks, nothing is wrong"
+)
+BYPASS_WATCHED = 4
+"""How many parameters are looked at, of the smallest."""
 
 
 class Outside:
@@ -61,6 +71,46 @@ class Outside:
         if before is None or parameter.grad is None:
             return False
         return before[0]() is parameter.grad and before[1] == parameter.grad._version
+
+
+class Bypassed:
+    """Warns once of parameters that change between two backward passes, kept gradients of which no step has averaged.
+
+    Some are looked at, which take little memory, by their version, and in the first passes by their values too, since
+    fused optimizers do not tell autograd that they change a parameter.
+
+    Args:
+        parameters: those whose gradients are averaged.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]):
+        plain = [one for one in parameters if not is_traceable_wrapper_subclass(one)]
+        self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
+        self._looks = FIRST_LOOKS
+        self._then: dict[int, tuple[int, Tensor | None]] = {}
+
+    def note(self, parameter: Tensor) -> None:
+        """Look at `parameter`, whose gradient autograd has finished."""
+        if id(parameter) not in self._watched:
+            return
+        if id(parameter) not in self._then:
+            values = parameter.detach().clone() if self._looks else None
+            self._then[id(parameter)] = parameter._version, values
+            return
+        version, values = self._then[id(parameter)]
+        if parameter._version != version or (values is not None and _differ(parameter, values)):
+            self._watched.clear()
+            warn(BYPASSED)
+
+    def restart(self) -> None:
+        """Begin the next step, or let the gradients of this one go."""
+        self._looks -= bool(self._looks and self._then)
+        self._then.clear()
+
+
+def _differ(parameter: Tensor, values: Tensor) -> bool:
+    is_converted = (values.dtype, values.device) != (parameter.dtype, parameter.device)  # which is refused elsewhere
+    return not is_converted and not torch.equal(parameter, values)
 
 
 def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:

@@ -86,7 +86,7 @@ class DistributedOptimizer(OptimizerView):
         self._restart()
 
     def _restart(self) -> None:
-        self._backward.under_way = False
+        self._backward.restart()
         with QUIET():
             self._exchange.restart()
 

@@ -1,4 +1,4 @@
-"""What goes on beside the optimizer of the library: it is gone and training goes on, or torch's GradScaler skips."""
+"""What goes on beside the optimizer of the library: training without it, steps of another, torch's GradScaler."""
 
 import copy
 import gc
@@ -12,6 +12,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from tests.worlds import Net, loss_of, seeded
 
+OTHERS = ("other", "fused")
 GONE, SCALER = "is gone, and the model is trained on", "torch's GradScaler has unscaled"
 
 
@@ -47,6 +48,28 @@ def test_training_that_goes_on_without_averages(how: str, ranks: int, recwarn: p
     LocalWorld(ranks).run(lambda communicator: go_on(communicator, copy.deepcopy(start), how))
     told = [one for one in recwarn if GONE in str(one.message)]
     assert bool(told) == (how in ("made anew", "plain") and ranks > 1)
+
+
+@pytest.mark.parametrize("by", ["step", "other", "fused", "skipped"])
+def test_another_optimizer_beside_kept_gradients(by: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Without a guard in `.grad` that would refuse it."""
+
+    def rank(communicator: Communicator) -> None:
+        model = copy.deepcopy(start)
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = resireduce.distribute(model, plain, gradients="kept", backend=communicator)
+        other = torch.optim.AdamW(model.parameters(), 0.1, fused=by == "fused")
+        for step in range(4):
+            loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
+            if by != "skipped" or step == 2:
+                (optimizer if by in ("step", "skipped") else other).step()
+            model.zero_grad()
+        keep.append(optimizer)
+
+    keep: list[object] = []
+    start = seeded(Net)
+    LocalWorld(2).run(rank)
+    assert bool([one for one in recwarn if "another optimizer updates them" in str(one.message)]) == (by in OTHERS)
 
 
 class Stand:
