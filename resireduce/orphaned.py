@@ -66,5 +66,15 @@ def warn_of_scaler() -> None:
 
 
 def objects(kind: type) -> list[Any]:
-    """Return all objects of this process that are of that `kind`, which nothing connects with a model."""
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    """Return all objects of this process that are of that `kind`, a class in Python; nothing connects them to a model.
+
+    An object refers to its class. A list of all objects is not asked for: it has tuples that other threads are about to
+    make, and while it has them, they cannot.
+    """
+    kinds = {kind}
+    left = [kind]
+    while left:
+        more: set[type] = set(type.__subclasses__(left.pop())) - kinds
+        kinds |= more
+        left += more
+    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import sys
+import threading
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.orphaned import objects
 from tests.worlds import Net, loss_of, seeded
 
 OTHERS = ("other", "fused")
@@ -103,3 +106,31 @@ def test_a_scaler_that_skips_steps_of_this_rank_alone(ours: bool, recwarn: pytes
     start = seeded(Net)
     LocalWorld(2).run(rank)
     assert bool([one for one in recwarn if SCALER in str(one.message)]) == (not ours)
+
+
+def test_objects_are_found_beside_threads_that_make_tuples() -> None:
+    """A tuple that is not finished is among the objects, and an error in its thread if it is held any longer."""
+    errors: list[SystemError] = []
+    over = threading.Event()
+
+    def make() -> None:
+        while not over.is_set():
+            try:
+                tuple(number for number in range(50))
+            except SystemError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    scaler = torch.amp.GradScaler("cpu")
+    ballast = [[] for _ in range(200_000)]  # as in a process that trains: a list of them takes its time
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    for _ in range(40):
+        assert any(one is scaler for one in objects(torch.amp.GradScaler))
+    sys.setswitchinterval(interval)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert ballast and not errors
