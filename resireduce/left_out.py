@@ -77,7 +77,7 @@ class Bypassed:
     """Warns once of parameters that change between two backward passes, kept gradients of which no step has averaged.
 
     Some are looked at, which take little memory, by their version, and in the first passes by their values too, since
-    fused optimizers do not tell autograd that they change a parameter.
+    fused optimizers do not tell autograd that they change a parameter: on a CPU, as the host would wait for a GPU.
 
     Args:
         parameters: those whose gradients are averaged.
@@ -94,7 +94,7 @@ class Bypassed:
         if id(parameter) not in self._watched:
             return
         if id(parameter) not in self._then:
-            values = parameter.detach().clone() if self._looks else None
+            values = parameter.detach().clone() if self._looks and parameter.is_cpu else None
             self._then[id(parameter)] = parameter._version, values
             return
         version, values = self._then[id(parameter)]
