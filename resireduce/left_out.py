@@ -48,6 +48,7 @@ class Outside:
             if one.grad is not None and not is_distributed(one) and not one.grad.is_inference():
                 self._before[one] = weakref.ref(one.grad), one.grad._version
 
+    @torch.compiler.disable
     def warn(self) -> None:
         """Warn once about each that has a gradient now, which no other optimizer of the library averages."""
         self._looks += 1
