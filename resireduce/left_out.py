@@ -14,14 +14,10 @@ from resireduce.errors import caller, warn
 FIRST_LOOKS, INTERVAL = 16, 61
 """The model is checked at each of the first steps, and then at intervals of so many: an odd number, so that it meets
 both phases of training that alternates."""
-
-
 NOT_HELD = (
     "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
     "distribute the optimizer that holds it too, or average it yourself"
 )
-
-
 BYPASSED = (
     "parameters have changed between two backward passes, but not by step() of what resireduce.distribute(...) returned"
     ": another optimizer updates them by the gradients of this rank alone, so that ranks differ. Call the step() of "

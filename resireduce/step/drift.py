@@ -43,7 +43,8 @@ def digest(parameters: Iterable[Tensor]) -> int:
 def _inner(tensor: Tensor) -> Iterator[Tensor]:
     """Yield `tensor`, or what it wraps, as a quantized weight wraps its integers and scales."""
     if not is_traceable_wrapper_subclass(tensor):
-        yield tensor.detach()
+        is_pairs = tensor.is_complex() and tensor.layout == torch.strided
+        yield torch.view_as_real(tensor.detach().resolve_conj()) if is_pairs else tensor.detach()
         return
     for name in tensor.__tensor_flatten__()[0]:
         yield from _inner(getattr(tensor, name))

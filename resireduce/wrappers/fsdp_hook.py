@@ -15,6 +15,7 @@ from resireduce.errors import ConfigError, UsageError, check_steps
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
+from resireduce.step.drift import digest
 from resireduce.step.make_slots import make_slots
 from resireduce.step.slot import Slot
 from resireduce.wrappers.comm_hook import WITHIN
@@ -220,7 +221,7 @@ class ShardedCompressionHook:
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
         held = dict(frozen_shards(self.units)) | {name: one for unit in self.units for name, one in unit.shards()}
-        mine = {f"values of {name} (a checksum)": _checksum(one) for name, one in held.items()}
+        mine = {f"values of {name} (a checksum)": str(digest([one])) for name, one in held.items()}
         agree(mine | {STEP: str(self.steps)}, self.feedback.communicator, beside=self._shards)
         self._is_known = True
 
@@ -233,12 +234,6 @@ class ShardedCompressionHook:
                 if tensor.is_cuda:
                     tensor.record_stream(stream)
             self._is_fresh = False
-
-
-def _checksum(values: Tensor) -> str:
-    """Return a checksum of the bits of `values`: two initialisations hardly ever have the same."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(values.element_size(), torch.int64)
-    return str(int(values.contiguous().view(-1).view(whole).sum(dtype=torch.int64)))
 
 
 @torch.compiler.disable

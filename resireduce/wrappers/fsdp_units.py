@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from resireduce.errors import ConfigError, UsageError
 
@@ -236,14 +235,12 @@ def _like(unit: Unit, one: Slice) -> nn.Parameter:
 
 
 def frozen_shards(units: Sequence[Unit]) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and this rank's slice of each frozen parameter under the roots of `units`, but not of one that wraps
-    others, as a quantized one does."""
+    """Yield name and this rank's slice of each frozen parameter under the roots of `units`."""
     roots = {id(unit.state._state_ctx): unit.state._state_ctx for unit in units}
     groups = [group for root in roots.values() for state in root.all_states for group in _held_by(state)]
     for one in (parameter for group in groups for parameter in group.fsdp_params):
-        local = one.sharded_param.detach().to_local()
-        if not (one.sharded_param.requires_grad or is_traceable_wrapper_subclass(local)):
-            yield one._param_fqn, local
+        if not one.sharded_param.requires_grad:
+            yield one._param_fqn, one.sharded_param.detach().to_local()
 
 
 def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tensor]]]:

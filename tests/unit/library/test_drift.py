@@ -198,3 +198,10 @@ def test_no_more_than_a_piece_is_looked_at_in_one_go(shape: tuple[int, ...]) -> 
     assert digest([strided.copy_(parameter)]) == found
     dim = next(dim for dim, size in enumerate(shape) if size > 1)
     assert digest([parameter.roll(shape[dim] // 2, dim)]) != found
+
+
+def test_both_parts_of_complex_numbers_count() -> None:
+    values = torch.randn(3, 5, dtype=torch.complex128)
+    expected = digest([values])
+    assert digest([values.clone()]) == expected == digest([values.conj().clone().conj()])
+    assert digest([values + 1e-9]) != expected != digest([values + 1e-9j])
