@@ -53,6 +53,18 @@ def ranks_on_one_core():
         yield
 
 
+@pytest.fixture(autouse=True)
+def own_environment():
+    """What a command sets for its whole process ends with the test: another one of this worker would inherit it."""
+    before = os.environ.copy()
+    yield
+    for name in (os.environ.keys() | before.keys()) - {"PYTEST_CURRENT_TEST"}:  # pytest's own
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
+
+
 @pytest.fixture
 def alone(tmp_path):
     """A process group of this process only."""
