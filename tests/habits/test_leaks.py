@@ -57,22 +57,32 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def check(act: Callable[[], None], times: int = TIMES, spare_mib: int = 8) -> None:
-    """After `times` calls what is held is what was after the third; memory but for what malloc cannot give back."""
+def check(act: Callable[[], None], times: int = TIMES, spare_mib: int = 8, rounds: int = 1) -> None:
+    """After `times` calls what is held is what was after the third; memory but for what malloc cannot give back.
+
+    rounds: memory may grow by more in all but one of so many rounds of calls: what leaks grows in each of them.
+    """
     for _ in range(3):
         act()
-    before, bytes_before = held(), resident_bytes()
-    for _ in range(times - 3):
-        act()
-    ends = time.monotonic() + 5.0  # gloo closes what it has shaken hands by a little later
+    before, grown = held(), []
+    while not grown or (min(grown) >= spare_mib and len(grown) < rounds):
+        bytes_before = resident_bytes()
+        for _ in range(times - 3):
+            act()
+        wait_until_as_few(before)
+        grown.append((resident_bytes() - bytes_before) / 2**20)
+    assert min(grown) < spare_mib, f"{grown} MiB more, round by round"
+
+
+def wait_until_as_few(before: tuple[int, int, int]) -> None:
+    """Nothing more is held than `before`; gloo closes what it has shaken hands by a little later."""
+    ends = time.monotonic() + 5.0
     while any(now > then for now, then in zip(held(), before, strict=True)) and time.monotonic() < ends:
         time.sleep(0.1)
     after = held()
     assert all(now <= then for now, then in zip(after, before, strict=True)), (
         f"tensors, threads, open files: {after}, after the third time {before}"
     )
-    grown = resident_bytes() - bytes_before
-    assert grown < spare_mib * 2**20, f"{grown / 2**20:.1f} MiB more"
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
@@ -93,9 +103,9 @@ def test_two_ranks_in_one_process() -> None:
         for gradients in MODES:
             train_once(gradients, communicator, build(), closes=True)
 
-    # New threads have arenas of malloc's own, which go up and down by 12 MiB in plain torch too, and by 40 beside other
-    # tests. Of four models each time, one tensor left of each would be 160.
-    check(lambda: LocalWorld(2).run(act) and None, times=40, spare_mib=64)
+    # New threads have arenas of malloc's own, which go up and down by 12 MiB in plain torch too, and once by 75 beside
+    # other tests. Of four models each time, one tensor left of each would be 160.
+    check(lambda: LocalWorld(2).run(act) and None, times=40, spare_mib=64, rounds=3)
 
 
 def test_an_optimizer_that_was_dropped_before_its_step() -> None:
