@@ -16,7 +16,7 @@ from resireduce.merging.costs import TIMED
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.item import Item, sums
 from resireduce.planning.itemise import itemise_states
-from resireduce.planning.memory import ModelStates, baseline_total, track_states, waiting_bytes
+from resireduce.planning.memory import ModelStates, baseline_total, tied_parameters, track_states, waiting_bytes
 from resireduce.planning.optimizer_zoo import Maker, make_optimizer, without_storage
 from resireduce.planning.slice_price import price_of_slices
 from resireduce.planning.zoo import INSTANCE
@@ -192,8 +192,7 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
     There it adds the two up in a third tensor. A compiled graph holds every gradient like this. Batches are assumed to
     be large: inputs of a use of a tied parameter are not kept.
     """
-    with_aliases = [p for _, p in model.named_parameters(remove_duplicate=False)]
-    tied = {id(p) for p in with_aliases if sum(p is q for q in with_aliases) > 1}
+    tied = tied_parameters(model)
     twice = {id(slot.parameter) for slot in optimizer.slots if slot.name in optimizer.twice_gradients}
     trainable = [p for p in model.parameters() if p.requires_grad]
     for _ in range(optimizer.backward_passes_per_step):

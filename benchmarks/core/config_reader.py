@@ -14,7 +14,7 @@ from benchmarks.core.files import once, read_text
 from benchmarks.core.matrix import WORDS, chosen_parts
 from benchmarks.core.run_config import get_cells, get_run_name
 from benchmarks.core.taking import INSTEAD, ONLY, taken
-from resireduce.errors import ConfigError, short
+from resireduce.errors import LONGEST_VALUE, ConfigError, short
 
 EXAMPLE = "benchmarks/config/smoke.yaml"
 MERGE = "tag:yaml.org,2002:merge"
@@ -100,6 +100,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 EXTENDS = "extends"
+LONGEST_NAME = 255
+"""Most characters of the name of a config that is extended, which messages repeat; Linux allows as many of a file."""
 TOGETHER = ("defaults", "matrix", "parts", ONLY, INSTEAD)
 """Keys by which the two configs are merged; everything else comes from this config alone."""
 
@@ -119,10 +121,12 @@ def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[
                 raise ConfigError(f"{key}: not allowed without {EXTENDS}; name the config that cells are taken from")
         return config
     name = config.pop(EXTENDS)
-    allow(EXTENDS, name, isinstance(name, str) and name and "\0" not in name, "the name of a file, such as paper.yaml")
+    is_name = isinstance(name, str) and name and "\0" not in name and len(name) <= LONGEST_NAME
+    allow(EXTENDS, name, is_name, f"the name of a file, such as paper.yaml, of up to {LONGEST_NAME} characters")
     base = read(folder / name)
     if EXTENDS in base:
-        raise ConfigError(f"{EXTENDS}: {name} extends {base[EXTENDS]} itself; extend that one, or put them together")
+        inner = short(base[EXTENDS], LONGEST_VALUE)
+        raise ConfigError(f"{EXTENDS}: {name} extends {inner} itself; extend that one, or put them together")
     theirs, own = taken(_spread(f"{EXTENDS}: {name}: ", base), config, name), _spread("", config)
     if both := sorted(theirs["parts"].keys() & own["parts"].keys(), key=str):
         raise ConfigError(f"{EXTENDS}: part {both[0]!r} is in {name} too; give it another name here")

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
 from benchmarks.core.checks import known_keys
-from resireduce.errors import ConfigError
+from resireduce.errors import LONGEST_VALUE, ConfigError, short
 
 ONLY, INSTEAD = "only", "instead"
 PLAIN = tuple(name for name in CELL_FIELDS if name not in (*NAME_LISTS, "options"))
@@ -30,7 +30,9 @@ def taken(base: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict
     _check_known(only, [entry for entries in groups.values() for entry in entries], name)
     left = {part: [entry | instead for entry in _chosen(entries, only)] for part, entries in groups.items()}
     if not any(left.values()):
-        raise ConfigError(f"{ONLY}: {only} leaves no cell of {name}; give values that one entry has together")
+        raise ConfigError(
+            f"{ONLY}: {short(only, LONGEST_VALUE)} leaves no cell of {name}; give values that one entry has together"
+        )
     parts = {part: its | {"matrix": left[part]} for part, its in base["parts"].items() if left[part]}
     return {"matrix": left[None], "parts": parts}
 
@@ -50,8 +52,9 @@ def _check_known(only: Mapping[str, list[Any]], entries: Sequence[Entry], name: 
         known = [value for entry in entries for value in _values(entry, field)]
         for value in wanted:
             if not any(_is_in(one, [value]) for one in known):
-                listed = ", ".join(dict.fromkeys(map(repr, known)))
-                raise ConfigError(f"{ONLY}: {field}: {value!r} is in no entry of {name}; allowed: {listed}")
+                listed = ", ".join(dict.fromkeys(map(short, known)))
+                given = short(value, LONGEST_VALUE)
+                raise ConfigError(f"{ONLY}: {field}: {given} is in no entry of {name}; allowed: {listed}")
 
 
 def _is_in(value: Any, wanted: Sequence[Any]) -> bool:

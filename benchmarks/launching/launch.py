@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,14 @@ from benchmarks.core.files import save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.processes import LIMITS, POLL_SECONDS, RankProcess, count_oom_kills, how_ended
+from benchmarks.launching.processes import (
+    LIMITS,
+    POLL_SECONDS,
+    RankProcess,
+    count_oom_kills,
+    holding_back,
+    how_ended,
+)
 from benchmarks.launching.ranks import rank_arguments, rank_variables, starting
 from benchmarks.launching.slurm.launcher import Job
 from benchmarks.launching.slurm.step import StepRank
@@ -144,7 +151,9 @@ def _start_all(
     read = [weights, *(root / name for name in cell.needs)]
     start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
     for rank in range(cell.world_size):
-        yield start(rank_arguments(cell, rank, folder, weights, root), rank_variables(cell, rank))
+        with holding_back() if runtime is None else nullcontext():  # engines would never let it in
+            process = start(rank_arguments(cell, rank, folder, weights, root), rank_variables(cell, rank))
+        yield process
 
 
 def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:

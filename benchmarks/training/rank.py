@@ -2,11 +2,16 @@
 
 import argparse
 import os
+import signal
 import traceback
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # imports take seconds, in which Ctrl-C ends a rank without a word, as SIGTERM does
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one may wait since the start
 
 import torch
 import torch.distributed as dist

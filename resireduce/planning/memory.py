@@ -2,7 +2,8 @@
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
@@ -49,6 +50,22 @@ def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
     optimizer: made by `resireduce.distribute`.
     """
     return ModelStates(**sums(itemise_states(optimizer)))
+
+
+def tied_parameters(model: nn.Module) -> set[int]:
+    """Return the `id` of each parameter that `model` has in more than one place."""
+    return {one for one, count in Counter(map(id, _in_all_places(model))).items() if count > 1}
+
+
+def _in_all_places(module: nn.Module, above: tuple[nn.Module, ...] = ()) -> Iterator[nn.Parameter]:
+    """Yield the parameters of `module`, each once for each place that it is in.
+
+    A part that is one of the modules `above` it, such as the parent that a child knows, is not followed in a circle.
+    """
+    yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+    for part in module._modules.values():
+        if part is not None and not any(part is one for one in (*above, module)):
+            yield from _in_all_places(part, (*above, module))
 
 
 def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] | None = None) -> int:

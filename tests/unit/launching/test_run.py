@@ -21,6 +21,7 @@ from benchmarks.core.workloads import SMALL, WORKLOADS
 from benchmarks.launching import launch as launch_module
 from benchmarks.launching.launch import launch, overall
 from benchmarks.launching.outcomes import summary, to_result
+from benchmarks.launching.processes import holding_back, start_here
 from benchmarks.training.rank import run_rank
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
@@ -308,3 +309,12 @@ def test_a_record_holds_the_bytes_that_plan_says(own_settings, monkeypatch, mode
         assert getattr(record, f"{state}_bytes") == planned[state], state
     assert baseline_bytes == planned["baseline_total"]
     assert f" MiB, normalised {planned['normalised']:.1%}, " in summary(record, baseline_bytes)
+
+
+def test_ctrl_c_while_a_rank_starts_ends_it_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with holding_back():
+        rank = start_here(["-m", "benchmarks.training.rank"], {})
+    rank.send_signal(signal.SIGINT)
+    assert rank.wait(timeout=60) == -signal.SIGINT
+    assert capfd.readouterr().err == ""
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

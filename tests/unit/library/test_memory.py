@@ -261,3 +261,23 @@ def test_tied_parameters_are_planned_with_the_gradient_that_autograd_holds() -> 
     options = {"scheme": "none", "compressor": "none", "update": "in_backward"}
     tied, untied = (plan(lambda tied=tied: Net(tied=tied), **options) for tied in (True, False))
     assert tied["in_flight"] >= untied["in_flight"] + 72 * 144 * 2, "others are on their way while it is held"
+
+
+class Parent(nn.Module):
+    """Its part knows it, so that modules go in a circle; with `again`, its layer is there under a second name."""
+
+    def __init__(self, again: bool = False, knows: bool = True) -> None:
+        super().__init__()
+        self.layer, self.part = nn.Linear(200, 100), nn.Linear(100, 200)
+        if knows:
+            self.part.parent = self
+        if again:
+            self.part.layer = self.layer
+
+
+def test_a_model_whose_parts_know_it_is_planned_like_one_whose_parts_do_not() -> None:
+    for again in (False, True):
+        circle, plain = (plan(partial(Parent, again=again, knows=knows), world_size=2) for knows in (True, False))
+        assert circle == plain
+    peaks = [plan(partial(Parent, again=again), scheme="baseline")["peak_states"] for again in (True, False)]
+    assert peaks[0] > peaks[1], "the gradient of a tied parameter is held longer"
