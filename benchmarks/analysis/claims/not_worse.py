@@ -2,7 +2,8 @@
 
 Non-inferiority, paired by seed: reproduced if the whole 95 % interval of the loss lies below the margin, not reproduced
 if it lies wholly above, else inconclusive. The control is training without residuals. Unless the whole interval of its
-loss lies above the margin, the test would pass anything, and the verdict is inconclusive.
+loss lies above the margin, the test would pass anything, and the verdict is inconclusive. It is too where less residuals
+gain more than all of them are worth, as a metric in other units does.
 """
 
 from dataclasses import replace
@@ -38,7 +39,7 @@ def not_worse(case: Case) -> Verdict:
     status, records = below(loss.bounds, margin.value), found.records(*BOTH)
     reason = f"loss {written(loss.mean, loss.bounds, loss.unit)}, margin {number(margin.value)}"
     if status == REPRODUCED:
-        tells, text, more = _control(case, found, margin)
+        tells, text, more = _control(case, found, margin, gain=-loss.mean)
         status, reason = (REPRODUCED if tells else INCONCLUSIVE), f"{reason}; {text}"
         records += more
     return Verdict(
@@ -67,8 +68,11 @@ def published_loss(case: Case) -> float | None:
     return round(loss_between(stated["against"], stated["tested"], bool(case.limits.get("relative")))[0], 4)
 
 
-def _control(case: Case, found: Comparison, margin: Derived) -> tuple[bool, str, tuple[CellResult, ...]]:
-    """Return whether the records can tell, why, and the control's records, checked like the tested ones."""
+def _control(case: Case, found: Comparison, margin: Derived, gain: float) -> tuple[bool, str, tuple[CellResult, ...]]:
+    """Return whether the records can tell, why, and the control's records, checked like the tested ones.
+
+    They cannot if the tested side has a larger `gain` than all residuals are worth: its metric may be another one.
+    """
     if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
         return False, f"the control, no residuals, is missing: {case.scope.command}", ()
     diverged = [seed for seed, hole in sorted(found.holes.get(CONTROL, {}).items()) if hole.has_diverged]
@@ -81,6 +85,12 @@ def _control(case: Case, found: Comparison, margin: Derived) -> tuple[bool, str,
         return False, f"control, no residuals: {named}{why}", why.verdict.results
     text = f"control: {named}without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
     records = found.records(CONTROL, "against")
+    if gain > lost.mean > 0:
+        return (
+            False,
+            f"{text}, less than what is gained: are both metrics in the same units, on the same data?",
+            records,
+        )
     if lost.bounds[0] > margin.value:
         return True, text, records
     return False, f"{text}, not seen to be above the margin: these records cannot tell", records

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import pytest
@@ -111,6 +112,19 @@ def test_a_control_that_loses_less_than_the_margin_can_tell(loss: float, status:
     sides["none"] = [make(one.cell, worse=loss * 100 / 95 - 6) for one in sides["none"]]
     one = accuracy(sides)
     assert one.status == status and ("these records cannot tell" in one.reason) == (status == "inconclusive")
+
+
+def test_a_metric_in_other_units_is_kept_if_less_of_it_is_better() -> None:
+    def logged(one: CellResult) -> CellResult:
+        metric, history = log(one.metric or 1), [[step, log(value or 1)] for step, value in one.metric_history]
+        return replace(one, metric=metric, metrics={"perplexity": metric}, metric_history=history)
+
+    sides: dict[str, list[CellResult]] = {}
+    for scheme, worse in (("baseline", 0.0), ("w+2d", 6.0), ("none", 0.0)):
+        sides[scheme] = [make(Cell(model="gpt2-bytes", scheme=scheme, seed=seed), worse=worse) for seed in SEEDS]
+    own = [logged(one) for one in sides["w+2d"]]
+    one = judged("exp2-accuracy-gpt2-medium", [*sides["baseline"], *own, *sides["none"]])
+    assert one.status == "inconclusive" and "are both metrics in the same units, on the same data?" in one.reason
 
 
 CONTROLS: list[tuple[Change, str]] = [
