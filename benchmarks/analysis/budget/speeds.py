@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.core.cell import CELL_FIELDS, Cell
 from benchmarks.core.files import load_json
-from benchmarks.core.record import CellResult
-from resireduce.errors import ConfigError
+from benchmarks.core.record import LARGEST, CellResult
+from resireduce.errors import ConfigError, is_number
 
 PLACES = ("results/runs/*", "results/reference/*")
 """Where to look for recorded runs, relative to the root of the project."""
@@ -49,7 +49,14 @@ def read_speeds(places: list[Path]) -> list[Speed]:
         raise ConfigError(f"records: {missing} is not there; give folders of results/runs or results/reference")
     paths = {path for place in places for path in ([place] if place.is_file() else place.rglob("*.json"))}
     skipped = ("specs", "earlier")  # folders of a run with plain cells, and with records that were replaced
-    return [speed for path in sorted(paths) if path.parent.name not in skipped for speed in _read(path)]
+    found = [speed for path in sorted(paths) if path.parent.name not in skipped for speed in _read(path)]
+    return [speed for speed in found if _is_usable(speed)]
+
+
+def _is_usable(speed: Speed) -> bool:
+    """Return whether its figures can be computed with: files other than records are read without a check of types."""
+    figures = (speed.steps, speed.steps_per_second, speed.wall_seconds)
+    return all(is_number(one) and 0 < one <= LARGEST for one in figures)
 
 
 def _read(path: Path) -> Iterator[Speed]:

@@ -16,7 +16,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.checks import all_of, first_twice, is_text
 from benchmarks.core.files import load_json, save_text
 from benchmarks.core.record import CellResult
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, short
 
 FORMAT = 1
 KEYS = {"format", "made_by", "provenance", "history", "rows"}
@@ -134,12 +134,12 @@ def check_head(values: dict[str, Any]) -> None:
     if version is True or not isinstance(version, int) or version != FORMAT or values.keys() != KEYS:
         names = ", ".join(sorted(map(str, KEYS ^ values.keys())))
         more = f", and its keys differ by {names}" if names else ""
-        raise ConfigError(f"has format {version!r}{more}; this code reads {FORMAT}")
+        raise ConfigError(f"has format {short(version)}{more}; this code reads {FORMAT}")
     if not isinstance(provenance, dict) or provenance.keys() != set(FACTS):
         raise ConfigError(f"provenance: {str(provenance)[:80]!r} is not a mapping of {', '.join(FACTS)}")
     for name in ONE_OF:
         if not is_text(provenance[name]):
-            raise ConfigError(f"provenance: {name}: {provenance[name]!r} is not a text")
+            raise ConfigError(f"provenance: {name}: {short(provenance[name])} is not a text")
     if not all_of(history, dict) or not history:
         raise ConfigError(f"history: {str(history)[:80]!r} is not a list of at least one acceptance")
     if not isinstance(values["rows"], list) or not values["rows"]:

@@ -13,7 +13,7 @@ from benchmarks.analysis.tables.throughput import throughput_record
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import wrong_fields
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
-from resireduce.errors import ConfigError, is_count
+from resireduce.errors import ConfigError, is_count, short
 
 GUARDED = tuple(name for name in BYTE_FIELDS if name != "peak_resident_bytes")
 """Bytes that are compared; the resident memory of a whole process varies from run to run."""
@@ -52,7 +52,7 @@ class Row:
     def __post_init__(self) -> None:
         """Raise ConfigError, with one line, for impossible values, and for parts that do not add up to the total."""
         for name, allowed in wrong_fields(self, {"seeds": ("a list of seeds, each once", _are_seeds)}):
-            raise ConfigError(f"{self.setting.name}: {name}: {getattr(self, name)!r} is not {allowed}")
+            raise ConfigError(f"{self.setting.name}: {name}: {short(getattr(self, name))} is not {allowed}")
         if sum(getattr(self, name) for name in STATE_FIELDS) != self.total_bytes:
             raise ConfigError(f"{self.setting.name}: total_bytes: {self.total_bytes} is not the sum of its four parts")
         if not 0 < self.total_bytes <= self.peak_states_bytes:
@@ -95,16 +95,16 @@ class Row:
             raise ConfigError(f"row: {str(values)[:80]!r} is not a mapping with a cell")
         setting = Cell.from_dict(values["cell"])
         if values.get("name") != setting.name:
-            raise ConfigError(f"row: the name {values.get('name')!r} is not that of its cell, {setting.name!r}")
+            raise ConfigError(f"row: the name {short(values.get('name'))} is not that of its cell, {setting.name!r}")
         rest = {name: value for name, value in values.items() if name not in ("name", "cell", "normalised")}
         if not isinstance(rest.get("seeds"), list):
-            raise ConfigError(f"{setting.name}: seeds: {rest.get('seeds')!r} is not a list of seeds")
+            raise ConfigError(f"{setting.name}: seeds: {short(rest.get('seeds'))} is not a list of seeds")
         try:
             found = cls(setting=setting, **rest | {"seeds": tuple(rest["seeds"])})
         except TypeError as error:  # a missing or unknown key
             raise ConfigError(f"{setting.name}: {str(error).split('__init__() ')[-1]}") from None
         if values.get("normalised") != (again := found.to_dict().get("normalised")):
-            raise ConfigError(f"{setting.name}: normalised: {values.get('normalised')!r}, by its bytes {again}")
+            raise ConfigError(f"{setting.name}: normalised: {short(values.get('normalised'))}, by its bytes {again}")
         return found
 
 

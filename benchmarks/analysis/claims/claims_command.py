@@ -12,6 +12,9 @@ from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.one_gpu.gpu_records import REFERENCE, read_devices
 from resireduce.errors import ConfigError
 
+LONGEST_NOTE = 1000
+"""Most characters of a note."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
@@ -35,16 +38,22 @@ def main(args: argparse.Namespace) -> int:
     runs = [_load(path) for path in args.run]
     for run in runs:
         for note in (*run.notes, *left_out(run)):
-            print(f"note: {run.name}: {printable(note)}", file=sys.stderr)
+            _note(f"{run.name}: {note}")
     if args.gpus != REFERENCE and not args.gpus.is_dir():
         raise ConfigError(f"gpus: {str(args.gpus)!r} is not a folder; give one that holds a folder for each GPU")
     devices = read_devices(args.gpus)
     for device in devices:
         for note in device.notes:
-            print(f"note: {printable(note)}", file=sys.stderr)
+            _note(note)
     found = ledger(*runs, devices=devices)
     print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
     return 0
+
+
+def _note(text: str) -> None:
+    """Print a note on the error stream, cut if a value of a file makes it longer than any that people read."""
+    said = printable(text)
+    print(f"note: {said if len(said) <= LONGEST_NOTE else f'{said[:LONGEST_NOTE]}...'}", file=sys.stderr)
 
 
 def _load(path: Path) -> Run:
@@ -53,5 +62,5 @@ def _load(path: Path) -> Run:
     try:
         return load_run(path)
     except ConfigError as error:
-        print(f"note: {error}; nothing of it counts", file=sys.stderr)
+        _note(f"{error}; nothing of it counts")
         return Run(path, [], {}, {}, [])

@@ -2,8 +2,8 @@
 
 Non-inferiority, paired by seed: reproduced if the whole 95 % interval of the loss lies below the margin, not reproduced
 if it lies wholly above, else inconclusive. The control is training without residuals. Unless the whole interval of its
-loss lies above the margin, the test would pass anything, and the verdict is inconclusive. It is too where less residuals
-gain more than all of them are worth, as a metric in other units does.
+loss lies above the margin, the test would pass anything, and the verdict is inconclusive; as it is where a scheme gains
+more than all residuals are worth, which a metric in other units does.
 """
 
 from dataclasses import replace

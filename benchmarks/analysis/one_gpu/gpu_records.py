@@ -195,4 +195,6 @@ def bytes_at(one: Case, name: str) -> int:
 
 def spoilt(rung: Mapping[str, Any]) -> str:
     """Return the flags of a rung or of a reading that leave it not comparable; "" if it has none."""
-    return ", ".join(str(flag) for flag in rung.get("flags") or () if flag not in HARMLESS)
+    flags = rung.get("flags") or ()
+    known = flags if isinstance(flags, list | tuple) else [flags]
+    return ", ".join(str(flag) for flag in known if flag not in HARMLESS)

@@ -152,6 +152,18 @@ def test_other_kinds_of_records_count_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [{"steps_taken": "200"}, {"steps_per_second": 0}, {"wall_seconds": None}, {"steps_per_second": 1e300}],
+    ids=str,
+)
+def test_a_figure_that_cannot_be_computed_with_is_none(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    measured = {"Processor": ["A"], "Cores": ["2"], "Device": ["cpu"], "Threads a rank": ["1"]}
+    row = {**SMALL.to_dict(), "steps_taken": 200, "steps_per_second": 4.0, "wall_seconds": 60.0}
+    (tmp_path / "a.json").write_text(json.dumps({"rows": [row | wrong, row], "measured": measured}))
+    assert len(read_speeds([tmp_path])) == 1
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--records", "gone"), "records: gone is not there; give folders"),

@@ -93,6 +93,9 @@ def test_what_is_no_reference_is_refused(folder, reference, check, text):
         ("parameters_bytes", "8"),
         ("seeds", []),
         ("seeds", [0, 0]),
+        ("seeds", "0" * 6000),
+        ("normalised", "1" * 6000),
+        ("name", "x" * 6000),
         ("metric", "x"),
         ("name", "other"),
         ("cell", {"model": "unknown"}),
@@ -112,6 +115,7 @@ def test_a_reference_with_a_wrong_row_is_refused(reference, check, name, value):
     reference.write_text(json.dumps(values))
     said = check(status=2)
     assert said.startswith(f"error: reference: {reference}: ") and said.count("\n") == 1
+    assert len(said) < len(str(reference)) + 400
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,24 @@ def test_a_flag_of_nvml_leaves_open_what_rests_on_it(tmp_path: Path, flag: str) 
     assert found["ours-gpu-peak-vgg19"].status == "reproduced"
 
 
+@pytest.mark.parametrize("flags", [1.5, "mig", True, {"mig": 1}], ids=str)
+def test_flags_that_are_no_list_are_flags(tmp_path: Path, flags: Any) -> None:
+    values, readings = memory_file(), known_file()
+    rung(case(values, "w+2d.streamed"), "nvml_process")["flags"] = flags
+    readings["cases"][0]["result"][0]["flags"] = flags
+    found = rows(save(tmp_path, values, readings))
+    assert {found[name].status for name in ("ours-gpu-nvml-vgg19", "ours-gpu-known")} == {"inconclusive"}
+
+
+def test_a_value_of_a_file_is_not_repeated_at_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = memory_file()
+    values["provenance"]["device"] = "9" * 6000
+    save(tmp_path, values)
+    assert main(["claims", "--gpus", str(tmp_path)]) == 0
+    noted = capsys.readouterr().err
+    assert noted.startswith("note: nvidia-h200: memory.json does not count: ") and len(noted) < 1100
+
+
 def test_all_gpus_must_show_it(tmp_path: Path) -> None:
     values, other = memory_file(), memory_file()
     for one in (other["provenance"], *(rank["facts"] for found in other["cases"] for rank in found["ranks"])):
