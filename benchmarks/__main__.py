@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from resireduce.errors import ConfigError, choose, in_one_line, short
+from resireduce.errors import ConfigError, check_given, choose, in_one_line, short
 
 GROUPS = {
     "To run cells": {
@@ -169,6 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given and not given[0].startswith("-"):
             choose("command", given[0], COMMANDS)
+        check_given(given)
         args, unknown = build_parser(given[0] if given else None).parse_known_args(given)
         if unknown:
             args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], args.parser)}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from resireduce.errors import ConfigError, UsageError, in_one_line
+from resireduce.errors import ConfigError, UsageError, check_given, in_one_line
 from resireduce.planning.item import Item
 from resireduce.planning.texts import arguments_in, as_count, as_number, as_pair, patterns_in
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
@@ -189,8 +189,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` gives; return 0, or 2 after one line about what was wrong with it."""
     if argv is None:
         sys.path.insert(0, os.getcwd())  # for --model: the installed command lacks it, python -m has it
-    args = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
     try:
+        check_given(given)
+        args = parser().parse_args(given)
         print({"plan": _plan, "groups": _groups}[args.command](args))
     except (ConfigError, UsageError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)

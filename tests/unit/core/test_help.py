@@ -33,6 +33,8 @@ def test_the_help_of_a_command_keeps_names_as_they_are_written(capsys: pytest.Ca
 def test_a_misspelt_command_or_option_is_told_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chekc"]) == 2
     assert "error: command: 'chekc' is not known (did you mean 'check'?); allowed: beside, " in capsys.readouterr().err
+    assert main(["budget", "--config=--", "--", "--part=--"]) == 2
+    assert capsys.readouterr().err == "error: --config: '--' is no value; give another one, or leave the option out\n"
     with pytest.raises(SystemExit) as ended:
         main(["claims", "--jsno"])
     assert ended.value.code == 2

@@ -52,6 +52,8 @@ BAD_OPTIONS = [
     (("--groups", "no.json"), "groups: 'no.json' cannot be read as JSON: "),
     (("--groups", "pyproject.toml"), "groups: 'pyproject.toml' cannot be read as JSON: "),
     (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
+    (("--world-size=--",), "--world-size: '--' is no value; give another one"),
+    (("--world-size", "9" * 6000), "999... is not allowed; give the number of ranks, 1 to 4096"),
 ]
 
 
