@@ -39,6 +39,26 @@ def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankPr
     return RankProcess([sys.executable, *arguments], env=environment, preexec_fn=die_with_parent)
 
 
+@contextmanager
+def helping(arguments: Sequence[str], variables: Mapping[str, str]) -> Iterator[RankProcess]:
+    """Start a process, as start_here does, that works for this one: Ctrl-C ends this one alone, which then kills it."""
+    environment = {**os.environ, **variables}
+    with RankProcess([sys.executable, *arguments], env=environment, preexec_fn=only_with_parent) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def only_with_parent() -> None:
+    """Have this process die with its parent, which Ctrl-C ends: by itself it would print where it was.
+
+    Call it between fork and exec.
+    """
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent dies, even of SIGKILL. Call it between fork and exec."""
     if sys.platform == "linux":

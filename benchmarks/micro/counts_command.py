@@ -11,7 +11,7 @@ from benchmarks.analysis.statistics import interval
 from benchmarks.core.checks import integer
 from benchmarks.core.files import load_json, save_json, save_text, writable
 from benchmarks.core.provenance import timing_provenance
-from benchmarks.launching.processes import start_here
+from benchmarks.launching.processes import helping
 from resireduce.errors import ConfigError, check_share
 
 ELEMENTS, DENSITIES, DRAWS = 10**6, (0.01, 0.001), 10
@@ -56,7 +56,7 @@ def _counts(settings: dict[str, Any]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="resireduce-counts-") as name:
         save_json(settings, Path(name) / "settings.json")
         line = ["-m", "benchmarks.training.count_cases", name]
-        with start_here(line, {"OMP_NUM_THREADS": "1"}) as process:
+        with helping(line, {"OMP_NUM_THREADS": "1"}) as process:
             if process.wait():
                 raise ConfigError("counts: the cases could not be counted; the lines above say why")
         rows: list[dict[str, Any]] = load_json(Path(name) / "rows.json")

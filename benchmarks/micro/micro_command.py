@@ -15,7 +15,7 @@ from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import load_json, save_json, save_text, writable
 from benchmarks.core.provenance import timing_provenance
-from benchmarks.launching.processes import MALLOC_THAT_KEEPS, start_here
+from benchmarks.launching.processes import MALLOC_THAT_KEEPS, helping
 from resireduce.errors import ConfigError, check_share, choose
 
 SIZES, DENSITIES, ROUNDS = (1 << 16, 1 << 20, 25 << 20), (0.01, 0.001), 9
@@ -98,7 +98,7 @@ def _times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="resireduce-micro-") as name:
         save_json(settings, Path(name) / "settings.json")
         line = ["-m", "benchmarks.training.compress_speed", name]
-        with start_here(line, {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}) as process:
+        with helping(line, {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}) as process:
             ended = process.wait()
         if ended < 0:
             raise ConfigError(

@@ -1,7 +1,6 @@
 """Times several forms of a cell round by round, in the same processes: on this machine, or on nodes within it."""
 
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.launching.processes import RankProcess, die_with_parent
+from benchmarks.launching.processes import RankProcess, only_with_parent
 from benchmarks.launching.ranks import rank_variables
 from resireduce.errors import ConfigError
 from resireduce.settings import dear_bytes
@@ -67,16 +66,9 @@ def train_on(
         for rank in range(size):
             environment = os.environ | rank_variables(cells[0], rank) | variables
             command = [*nodes[rank * len(nodes) // size], *line]
-            ranks.append(stack.enter_context(RankProcess(command, env=environment, preexec_fn=_only_with_parent)))
+            ranks.append(stack.enter_context(RankProcess(command, env=environment, preexec_fn=only_with_parent)))
             stack.callback(ranks[-1].kill)
         if {rank.wait() for rank in ranks} != {0}:
             raise ConfigError(f"{cells[0].name}: could not be timed; its ranks say above why")
         inputs = [load_json(folder / f"inputs{rank}.json") for rank in range(size)] if "inputs" in words else []
         return Trained(load_json(folder / "seconds.json"), load_json(folder / "merged.json"), inputs)
-
-
-def _only_with_parent() -> None:
-    """Have this process, a rank, die with its parent, which Ctrl-C ends: by itself each rank would print where it was.
-    Call it between fork and exec."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

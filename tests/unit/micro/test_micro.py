@@ -57,8 +57,8 @@ def test_a_process_that_was_killed_is_told_with_the_cure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    start = micro_command.start_here
-    monkeypatch.setattr(micro_command, "start_here", lambda line, more: start(code, more))
+    start = micro_command.helping
+    monkeypatch.setattr(micro_command, "helping", lambda line, more: start(code, more))
     assert main(["micro", "--tiny", "--output", str(tmp_path / "micro.json")]) == 2
     assert "was killed by signal 9, 9 where memory ran out" in (said := capsys.readouterr().err) and "--cases" in said
 
