@@ -114,7 +114,7 @@ def test_a_control_that_loses_less_than_the_margin_can_tell(loss: float, status:
     assert one.status == status and ("these records cannot tell" in one.reason) == (status == "inconclusive")
 
 
-def test_a_metric_in_other_units_is_kept_if_less_of_it_is_better() -> None:
+def test_a_metric_in_other_units_is_not_taken_for_one_that_is_kept() -> None:
     def logged(one: CellResult) -> CellResult:
         metric, history = log(one.metric or 1), [[step, log(value or 1)] for step, value in one.metric_history]
         return replace(one, metric=metric, metrics={"perplexity": metric}, metric_history=history)
