@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from resireduce.agreement import check_agreement, check_optimizer_agreement
-from resireduce.checks import check_beside_optimizer, check_settings, check_types, optimized
+from resireduce.checks import check_beside_optimizer, check_settings
 from resireduce.comm.base import Communicator
 from resireduce.comm.levels import Levels
 from resireduce.compressors.base import Compressor
@@ -16,6 +16,7 @@ from resireduce.errors import ConfigError, choose, warn
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds, compressible, find_groups, is_small
 from resireduce.merge_checks import check_dear, check_merge, warn_of_unmerged
+from resireduce.model_checks import check_types, optimized
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import FORM, match_groups
 from resireduce.same_memory import check_memory

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
+from resireduce.attach import Attachment
 from resireduce.left_out import Bypassed
+from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
 from resireduce.slices.layers import is_used_again
 from resireduce.slices.row_gradients import RowGradient

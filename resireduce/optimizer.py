@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from resireduce.attach import refuse_capture
 from resireduce.backward import BackwardPasses
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
@@ -23,7 +22,8 @@ from resireduce.errors import UsageError, warn
 from resireduce.left_out import Outside, warn_of_outer
 from resireduce.optimizer_view import OptimizerView
 from resireduce.orphaned import warn_of_scaler
-from resireduce.resumed import Resumed
+from resireduce.refusals import refuse_capture
+from resireduce.resumed import Resumed, only_makes_state
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
 from resireduce.step.make_slots import make_slots
@@ -138,15 +138,16 @@ class DistributedOptimizer(OptimizerView):
 
         SAM's `first_step`, or an update of a curvature estimate, would then make ranks differ.
         """
-        own = not self._closed and (
-            self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)
-        )
-        if own and self.levels.world.world_size > 1:
+        if not self._closed and self._has_own_gradients() and self.levels.world.world_size > 1:
             raise UsageError(
                 f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "
                 "would differ: call it after step(), or train without resireduce.distribute(...)"
             )
         return method(*args, **kwargs)
+
+    def _has_own_gradients(self) -> bool:
+        """Whether autograd has made a gradient in this step, which is this rank's own until it is averaged."""
+        return self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)
 
     # --- the step ---
 
@@ -172,7 +173,9 @@ class DistributedOptimizer(OptimizerView):
         if self.streamed and self.steps == 0:
             warn_of_outer(self.wrapped)
         with self._backward.attachment.stepping():
-            if self._only_makes_state():
+            if not self._has_own_gradients() and only_makes_state(
+                self.wrapped, [slot.parameter for slot in self.slots]
+            ):
                 self.wrapped.step()
                 return loss
             self._resumed.warn(self.feedback.residual)
@@ -183,21 +186,6 @@ class DistributedOptimizer(OptimizerView):
         return loss
 
     step.hooked = True  # torch would run global hooks here, and in the wrapped one again
-
-    def _only_makes_state(self) -> bool:
-        """Whether this step only fills an empty optimizer state, as torch.distributed.checkpoint does, perhaps on one
-        rank alone: its gradients are zero, and put there by hand, and its learning rates are zero."""
-        if self.state or self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots):
-            return False
-        rates = [group.get("lr") for group in self.param_groups]
-        if not all(
-            isinstance(rate, int | float | Tensor) and bool((torch.as_tensor(rate) == 0).all()) for rate in rates
-        ):
-            return False
-        gradients = [slot.parameter.grad for slot in self.slots]
-        return all(
-            g is not None and g.layout == torch.strided and g.device.type != "meta" and not g.any() for g in gradients
-        )
 
     # --- the end ---
 

@@ -1,7 +1,7 @@
-"""Warns when an optimizer state was loaded without its residuals."""
+"""Checkpoints of the wrapped optimizer: a warning if its state was loaded without residuals, and steps that load it."""
 
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -76,6 +76,20 @@ class Resumed:
 def has_stepped(state: Mapping[Any, Any]) -> bool:
     """Whether an optimizer's `state` is that of steps, as far as it shows."""
     return bool(_places(state)) and not _is_of_no_steps(state)
+
+
+def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:
+    """Whether a step of `optimizer` would only fill its empty state: learning rates and the gradients of `parameters`
+    are zeros. torch.distributed.checkpoint takes such a step, perhaps on one rank alone, before it loads a state."""
+    if optimizer.state:
+        return False
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if not all(isinstance(rate, int | float | Tensor) and bool((torch.as_tensor(rate) == 0).all()) for rate in rates):
+        return False
+    gradients = [parameter.grad for parameter in parameters]
+    return all(
+        g is not None and g.layout == torch.strided and g.device.type != "meta" and not g.any() for g in gradients
+    )
 
 
 def _places(state: Mapping[Any, Any]) -> set[int]:

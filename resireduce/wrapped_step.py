@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from resireduce.attach import StepGuard
 from resireduce.errors import UsageError
+from resireduce.refusals import StepGuard
 from resireduce.same_memory import TIE, Tied
 from resireduce.slices.row_step import is_elementwise, step_in_rows
 

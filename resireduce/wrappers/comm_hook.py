@@ -14,23 +14,19 @@ from torch.futures import Future
 from resireduce.accumulation import accumulation_node
 from resireduce.agreement import STEP, agree
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError, check_steps
+from resireduce.errors import UsageError
 from resireduce.left_out import Outside
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
-from resireduce.step.buckets import buckets
 from resireduce.step.make_slots import make_slots
 from resireduce.step.receive import refuse_partly_absent
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
 from resireduce.wrappers.earlier import Earlier
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
+from resireduce.wrappers.hook_state import HookState
 from resireduce.wrappers.under_way import UnderWay
 
-WITHIN = (
-    "{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, and others of "
-    "the last; call it when backward() has returned, or start from a checkpoint"
-)
 CONVERTED = (
     "{name!r} was converted or moved after {before}, and DistributedDataParallel averages it no longer, with or "
     "without compression: each rank has its own gradient. Convert or move the model (double(), to()) before it is "
@@ -38,7 +34,7 @@ CONVERTED = (
 )
 
 
-class CompressionHook:
+class CompressionHook(HookState):
     """Made by `compress_ddp`: holds this rank's residuals, and the messages under way within one backward pass.
 
     Messages leave in the order of the buckets, which is the same on all ranks, over the wrapper's own process group.
@@ -51,9 +47,7 @@ class CompressionHook:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
-        self.feedback = feedback
-        self.steps = 0
-        """How many times all gradients have been averaged."""
+        super().__init__(feedback)
         self.refuse: Callable[[], object] = bool  # does nothing
         """Is called before each bucket, and raises UsageError for what the wrapper cannot do with a hook."""
         self.outside: Outside | None = None
@@ -61,7 +55,7 @@ class CompressionHook:
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
-        self._unseen, self._is_told, self._is_known = {*self.slots}, False, False
+        self._unseen, self._is_known = {*self.slots}, False
         self._watched = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
         self._first_steps = FirstSteps([partial(_parameter, slot) for slot in self._watched])
         self._nodes = [accumulation_node(slot.parameter) for slot in self.slots]
@@ -87,32 +81,9 @@ class CompressionHook:
             "would not compress. Copy the model within, as in AveragedModel(model.module), or save state_dict()"
         )
 
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals. They differ between ranks: save one file per rank.
-
-        UsageError within a backward pass, of which they would have a part; so for `start_at`, and for loading.
-        """
-        self._refuse_within_pass("residual_state_dict()")
-        return self.feedback.state_dict(self.steps)
-
-    def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load the `state` that this rank of a job of the same size saved: its residuals, and the step number.
-
-        ConfigError if they belong to another model, scheme or residual_dtype.
-        """
-        self._refuse_within_pass("load_residual_state_dict()")
-        self.start_at(self.feedback.load_state_dict(state))
-
-    def start_at(self, step: int) -> None:
-        """Continue with step number `step`, counted from 0; call it between two steps."""
-        check_steps("step", step)
-        self._refuse_within_pass("start_at()")
-        self.steps, self._is_told = step, True
-        self.feedback.begin_step(step)
-
-    def _refuse_within_pass(self, what: str) -> None:
-        if self._results:
-            raise UsageError(WITHIN.format(what=what))
+    @property
+    def _is_within_pass(self) -> bool:
+        return bool(self._results)
 
     @torch.no_grad()
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -126,14 +97,7 @@ class CompressionHook:
             agree({STEP: str(self.steps)}, self.feedback.communicator)
             self._is_known = True
         slots, buffer = self._slots_of(bucket), bucket.buffer()
-        views = _views(buffer, slots)
-        whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)
-        slots.sort(key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
-        for group in [slots] if whole else buckets(slots):
-            made, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
-            if whole:  # one all-reduce in the bucket's own memory, as without a hook
-                made, targets = [Payload.pack(buffer, like=buffer)], [buffer]
-            self._under_way.send(made, group[0].name, targets)
+        self._under_way.send(_views(buffer, slots), buffer, self._compress)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -200,9 +164,7 @@ class CompressionHook:
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
-        is_new = not self._is_told and bool(self.feedback.residual.tensors())
-        self._is_told = False
-        self._first_steps.end([slot.is_taken for slot in self._watched], is_new)
+        self._first_steps.end([slot.is_taken for slot in self._watched], self._has_new_residuals())
         self._restart()
 
     def _consider_absent(self) -> None:

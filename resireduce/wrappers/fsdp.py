@@ -23,7 +23,8 @@ from resireduce.grouping import Grouping, compressible, is_small
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
-from resireduce.wrappers.fsdp_units import READS, Unit, find_units, likes, shard_group
+from resireduce.wrappers.fsdp_unit import Unit
+from resireduce.wrappers.fsdp_units import READS, find_units, likes, shard_group
 
 
 def compress_fsdp(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from resireduce.accumulation import accumulation_node
 from resireduce.errors import UsageError
-from resireduce.wrappers.fsdp_units import Unit
+from resireduce.wrappers.fsdp_unit import Unit
 
 
 class Early:

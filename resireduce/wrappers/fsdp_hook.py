@@ -1,6 +1,6 @@
 """The all-reduce hook of FSDP2: what happens to the gradients of one unit after they have been reduce-scattered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,28 +8,25 @@ import torch
 from torch import Tensor
 
 from resireduce.agreement import STEP, agree
-from resireduce.attach import refuse_capture, refuse_compiled_autograd
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import ConfigError, UsageError, check_steps
+from resireduce.errors import UsageError
 from resireduce.payload import Payload
+from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.sending.message import Round
-from resireduce.step.buckets import buckets
 from resireduce.step.drift import digest
 from resireduce.step.make_slots import make_slots
 from resireduce.step.slot import Slot
-from resireduce.wrappers.comm_hook import WITHIN
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.fsdp_early import Early
 from resireduce.wrappers.fsdp_pass import PassEnd
-from resireduce.wrappers.fsdp_units import Unit, frozen_shards, likes, smallest_shards
+from resireduce.wrappers.fsdp_unit import Unit
+from resireduce.wrappers.fsdp_units import frozen_shards, likes, smallest_shards
+from resireduce.wrappers.shard_state import ShardState
 from resireduce.wrappers.under_way import UnderWay
 
-SHARD = ("shard_rank", "shard_world_size")
-"""Additional keys of a residual state: the number of this rank's shard, and how many there are."""
 
-
-class ShardedCompressionHook:
+class ShardedCompressionHook(ShardState):
     """Made by `compress_fsdp`: holds this rank's residuals, of the slices that it owns, and the messages under way.
 
     FSDP calls it for one unit after the other, in the order of the backward pass, which is the same on all ranks. What
@@ -43,16 +40,14 @@ class ShardedCompressionHook:
     """
 
     def __init__(self, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
-        self.feedback, self.units = feedback, tuple(units)
-        self.steps = 0
-        """How many backward passes have averaged gradients, of all units or of some."""
-        self._shards = shards
+        super().__init__(feedback, shards)
+        self.units = tuple(units)
         held = {name: like for name, like in likes(self.units).items() if like.numel()}
         self.slots = make_slots(held, feedback)
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
         self._reduced: set[Unit] = set()
-        self._failed, self._is_known, self._is_told, self._is_fresh = False, False, False, True
+        self._failed, self._is_known, self._is_fresh = False, False, True
         self._pass = PassEnd(self.units, self._end_step)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
@@ -69,80 +64,18 @@ class ShardedCompressionHook:
             "give it to torch.distributed.checkpoint"
         )
 
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals. They differ between ranks: save one file per rank, or give this object to
-        DCP.
-
-        UsageError within a backward pass, of which they would have a part; so for `start_at`, and for loading.
-        """
-        self._refuse_within_pass("residual_state_dict()")
-        self._end_step()  # of a pass that failed
-        place = (self._shards.rank, self._shards.world_size)
-        named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
-        return self.feedback.state_dict(self.steps) | named
-
-    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the `state` that this rank of a job of the same mesh saved: its residuals, and the step number.
-
-        ConfigError if they belong to another model, scheme, residual_dtype, shard or replica.
-        """
-        self._refuse_within_pass("load_residual_state_dict()")
-        (own,) = self.of_this_shard([state])
-        self.start_at(self.feedback.load_state_dict(own))
-
-    def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Return those of `states`, one saved by each rank, that belong to this rank's shard, without its number.
-
-        ConfigError if there is none, or if they were saved by a job with another number of shards.
-        """
-        rank, world_size = self._shards.rank, self._shards.world_size
-        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states if isinstance(state, Mapping)]
-        other = next((place for place in places if place[1] != world_size), None)
-        if len(places) < len(states) or other == (-1, -1):
-            raise ConfigError("residual state: it is none of a sharded model; give what residual_state_dict() made")
-        if other is not None:
-            raise ConfigError(
-                f"residual state: it is of {other[1]} shards, and this model has {world_size}; slices of residuals are "
-                "not cut anew: go on with as many shards (the number of replicas may change: resireduce.redistribute)"
-            )
-        found = [
-            {key: state[key] for key in state if key not in SHARD}
-            for state, place in zip(states, places, strict=True)
-            if place[0] == rank
-        ]
-        if not found:
-            raise ConfigError(f"residual state: none is that of shard {rank}, which this rank holds; load its own")
-        return found
-
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return `residual_state_dict` for torch.distributed.checkpoint, under a key that only this rank has.
-
-        If several ranks use one name for a tensor, DCP saves only one, and the others would be lost.
-        """
-        return {f"replica {self.feedback.communicator.rank}, shard {self._shards.rank}": self.residual_state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load a `state` that `state_dict` made; ConfigError if it has nothing of this rank."""
-        (key,) = self.state_dict()
-        if key not in state:
-            raise ConfigError(f"residual state: it has nothing of {key}; go on with as many ranks, or use redistribute")
-        self.load_residual_state_dict(state[key])
-
     def start_at(self, step: int) -> None:
-        """Continue with step number `step`, counted from 0; call it between two steps."""
-        check_steps("step", step)
-        self._refuse_within_pass("start_at()")
-        self._is_fresh = self._is_told = True
-        self._begin_step(step)
+        """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
+        super().start_at(step)
+        self._is_fresh = True
 
-    def _refuse_within_pass(self, what: str) -> None:
-        if self._pass.is_under_way:
-            raise UsageError(WITHIN.format(what=what))
+    @property
+    def _is_within_pass(self) -> bool:
+        return self._pass.is_under_way
 
     def _begin_step(self, step: int) -> None:
-        self.steps = step
         self._reduced.clear()
-        self.feedback.begin_step(step)
+        super()._begin_step(step)
 
     @torch.no_grad()
     def reduce(self, unit: Unit, flat: Tensor) -> None:
@@ -157,13 +90,7 @@ class ShardedCompressionHook:
             self._failed = False
             return
         views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
-        slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
-        whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)
-        for group in [slots] if whole and slots else buckets(slots):
-            made, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
-            if whole:  # one all-reduce in FSDP's own memory, as it makes one without a hook
-                made, targets = [Payload.pack(flat, like=flat)], [flat]
-            self._under_way.send(made, group[0].name, targets)
+        self._under_way.send(views, flat, self._compress)
         self._under_way.receive_all()
         if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
             flat.mul_(self.feedback.communicator.world_size)
@@ -211,9 +138,7 @@ class ShardedCompressionHook:
     def _end_step(self) -> None:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
-            is_new = not self._is_told and bool(self.feedback.residual.tensors())
-            self._is_told = False
-            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], is_new)
+            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._has_new_residuals())
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch.autograd import Variable
 
-from resireduce.wrappers.fsdp_units import Unit
+from resireduce.wrappers.fsdp_unit import Unit
 
 
 class PassEnd:

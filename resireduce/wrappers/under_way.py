@@ -1,12 +1,18 @@
 """Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns."""
 
 from collections import deque
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
+from resireduce.step.buckets import buckets
+from resireduce.step.slot import Slot
+
+Compress = Callable[[Slot, Tensor], Payload | Round]
+"""Makes the payload of a gradient, or its first round."""
 
 
 class UnderWay:
@@ -29,11 +35,22 @@ class UnderWay:
         self._messages: deque[tuple[Message | Round, Tensor]] = deque()  # and where its average belongs
         self._gathered_bytes = 0
 
-    def send(self, made: list[Payload | Round], name: str, targets: list[Tensor]) -> None:
-        """Launch one message of the payloads `made`, called `name`, or the first round of one.
+    def send(self, views: Mapping[Slot, Tensor], whole: Tensor, compress: Compress) -> None:
+        """Launch the messages of gradients, given as `views` of the `whole` that the wrapper holds.
 
-        Each average goes into the corresponding one of `targets`.
+        Each is compressed by `compress`, and its average goes into its view. If nothing can be left unsent, `whole` is
+        summed by one all-reduce in its own memory, as without a hook.
         """
+        slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
+        is_dense = all(not self._feedback.leaves_residual(slot.name) for slot in slots)
+        for group in [slots] if is_dense and slots else buckets(slots):
+            made, targets = [compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
+            if is_dense:
+                made, targets = [Payload.pack(whole, like=whole)], [whole]
+            self._launch(made, group[0].name, targets)
+
+    def _launch(self, made: list[Payload | Round], name: str, targets: list[Tensor]) -> None:
+        """Launch one message of the payloads `made`, or the first round of one; averages go into `targets`."""
         if self._feedback.gathers(name):
             nbytes = sum(self._gathered_nbytes(payload) for payload in made if isinstance(payload, Payload))
             while self._messages and self._gathered_bytes + nbytes > self._limit_bytes:

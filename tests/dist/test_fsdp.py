@@ -15,7 +15,7 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.threshold import Threshold
 from resireduce.grouping import is_small
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
-from resireduce.wrappers.fsdp_units import Unit
+from resireduce.wrappers.fsdp_unit import Unit
 from tests.dist.fsdp import (
     NONE,
     Sharded,

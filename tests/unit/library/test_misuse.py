@@ -10,12 +10,12 @@ from torch import nn
 from torch.optim.sgd import sgd
 
 import resireduce
-from resireduce.attach import refuse_capture
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.compressors.threshold import Threshold
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
+from resireduce.refusals import refuse_capture
 from resireduce.streamed_away import StreamedAway
 from tests.dear import DEAR
 from tests.worlds import Net, distributed, loss_of, same, seeded
