@@ -170,9 +170,10 @@ def build_feedback(
     communicator: Communicator,
     settings: Settings,
 ) -> tuple[ErrorFeedback, Levels]:
-    """Return the pipeline that `settings` ask for, and the levels of the ranks of `communicator`.
+    """Return the error feedback that `settings` ask for, and the one or two levels of the ranks of `communicator`.
 
-    `parameters` are the trained ones of `model`, by name. The last level carries what `compressor` makes.
+    parameters: the trained parameters of `model`, by name. With two levels, payloads of `compressor` travel between
+    nodes.
 
     Raises ConfigError for a setting that cannot be used, and on all ranks if any has other settings than rank 0.
     """

@@ -1,4 +1,4 @@
-"""The hooks that connect the owner, which takes gradients, to parameters and wrapped optimizer, and their removal."""
+"""The hooks that hand gradients to their owner, the object that takes them, and the removal of these hooks."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ class Attachment:
         self._slots = slots
         end_watch(slot.parameter for slot in slots)
         self._handles: list[RemovableHandle] = []
-        self._nodes: dict[int, Any] = {}  # torch forgets those that nobody holds, and their hooks
+        self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
         self._steps = [0, 0]  # whether the owner takes a step, and how many it has taken
         self._owner = weakref.ref(owner)
         for slot in slots:
@@ -57,10 +57,11 @@ class Attachment:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
     def before_gradient(self, slot: Slot, act: Callable[[Any, Slot, bool], None]) -> None:
-        """Call `act(owner, slot, comes)` before autograd adds to `.grad`; not `comes`: there is no gradient to add.
+        """Call `act(owner, slot, comes)` before autograd adds a gradient to `.grad`; `comes` is False if there is none
+        to add.
 
-        To be called again when a gradient has come without it: torch makes another node for a parameter whose dtype or
-        device was changed, even if it was changed back.
+        Call this again when a gradient has come without a call of `act`: torch makes another node for a parameter whose
+        dtype or device was changed, even if it was changed back.
         """
         node = accumulation_node(slot.parameter)
         if self._nodes.get(slot.index) is not node:
@@ -76,7 +77,7 @@ class Attachment:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Within it, let the wrapped optimizer take its step."""
+        """Return a context in which the wrapped optimizer may take its step."""
         self._steps[0] += 1
         self._steps[1] += 1
         try:
@@ -87,8 +88,8 @@ class Attachment:
     def on_forward(self, model: torch.nn.Module) -> None:
         """Refuse training of `model` within DistributedDataParallel, which would otherwise go unnoticed.
 
-        Each module that has parameters checks: a wrapper may call parts of the model instead of the model. Those of
-        torch.jit have no such hooks.
+        Each module that has parameters checks: a wrapper may call parts of the model instead of the model. Modules of
+        torch.jit take no such hooks.
         """
         held = {slot.parameter for slot in self._slots}
         for module in model.modules():
@@ -121,7 +122,7 @@ class Attachment:
         self._handles.append(wrapped.register_load_state_dict_pre_hook(act))
 
     def end(self) -> None:
-        """Restore the parameters to their state before; messages under way are lost."""
+        """Remove all hooks, and forget the gradients under way."""
         self._end.detach()
         _detach(self._slots, [*self._handles, *self._guards])
 
@@ -140,7 +141,7 @@ class _Hook:
 
 
 class _Before:
-    """Calls `act(owner, slot, comes)` as long as the owner exists: whether a gradient comes is seen in the argument."""
+    """Calls `act(owner, slot, comes)` as long as the owner exists: no gradient comes if autograd passes None."""
 
     def __init__(self, owner: weakref.ref[Any], index: int, act: Callable[[Any, Slot, bool], None]):
         self._owner, self._index, self._act = owner, index, act
@@ -159,7 +160,8 @@ def _lost(
     steps: list[int],
     world_size: int,
 ) -> None:
-    """Remove what a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses steps.
+    """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
+    steps.
 
     If it took some, with other ranks, the next backward pass gives a warning.
     """

@@ -73,7 +73,7 @@ class BackwardPasses:
 
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
-        """Within it, backward passes only add up; the next one outside sends the sum."""
+        """Return a context in which backward passes only add up gradients; the next pass outside it sends the sum."""
         outer, self._syncing = self._syncing, False
         try:
             yield
@@ -96,7 +96,7 @@ class BackwardPasses:
 
     @torch.no_grad()
     def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Take the gradient of this parameter, which a layer makes row by row. False: it must be whole."""
+        """Take the gradient of `slot`, which a layer makes row by row; return False if it must be made whole."""
         taken = self._take_rows(slot, gradient)
         if taken and self.layers is not None:
             self.layers.note_stream(slot)
@@ -115,11 +115,13 @@ class BackwardPasses:
         return True
 
     def _may_be_taken_back(self, slot: Slot) -> bool:
-        """Whether an overflow in one use of this parameter must leave out the others, which this pass has, too."""
+        """Whether the gradients of all uses of this weight in one pass must be kept, since an overflow in one drops
+        them all."""
         return self._exchange.intake.scaler is not None and is_used_again(slot.parameter)
 
     def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Keep what makes the gradient of one use until the last is known, if all can then be compressed row by row."""
+        """Keep the gradient of one use of a weight until the last use is known, if all can then be compressed row by
+        row."""
         last = self._syncing and self.passes_per_step == 1
         if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
             return False
@@ -127,9 +129,9 @@ class BackwardPasses:
         return self._keep(slot, gradient, is_limited=is_shared)
 
     def _keep(self, slot: Slot, gradient: RowGradient, is_limited: bool = True) -> bool:
-        """Keep what makes the gradient of one use until the last has come. False: it must be whole.
+        """Keep the gradient of one use of a weight until the last use has come; return False if it must be made whole.
 
-        is_limited: whether to keep only what is smaller than the gradient, as the last use may be far away.
+        is_limited: whether all that is kept must be smaller than the whole gradient, since the last use may come late.
         """
         if is_limited and sum(use.nbytes for use in (*slot.uses, gradient)) >= slot.nbytes:
             return False
@@ -155,7 +157,8 @@ class BackwardPasses:
             Variable._execution_engine.queue_callback(self._end)
 
     def _before(self, slot: Slot, comes: bool) -> None:
-        """Prepare for what autograd is about to add to `.grad`: nothing, if no gradient `comes`, or only rows of it."""
+        """Prepare for the gradient that autograd is about to add to `.grad`, if it `comes` there or has come in
+        rows."""
         slot.is_announced = comes
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
         if not is_clear and (comes or slot.by_rows):
@@ -163,7 +166,8 @@ class BackwardPasses:
             self._exchange.expect(slot)
 
     def _on_finished(self, slot: Slot) -> None:
-        """Take this parameter's gradient, if one came: autograd also ends here where a function has returned None."""
+        """Take this parameter's gradient, if one came: autograd calls this hook also where a function has returned
+        None."""
         comes, slot.is_announced = slot.is_announced, None
         if comes is None:
             self.attachment.before_gradient(slot, BackwardPasses._before)

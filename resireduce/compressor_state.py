@@ -1,4 +1,4 @@
-"""What a compressor remembers of each tensor from step to step, where it has such a state."""
+"""The states that a compressor keeps, tensor by tensor, from step to step."""
 
 from collections.abc import Mapping
 
@@ -24,13 +24,13 @@ class CompressorStates:
         self._working: dict[str, State] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Hold what is remembered of tensor `name`, shaped like `parameter` and on its device, as at the start."""
+        """Hold the initial state of tensor `name`, shaped like `parameter` and on its device."""
         state = self._compressor.state(parameter.shape, parameter)
         if state:
             self._held[name] = state
 
     def has(self, name: str) -> bool:
-        """Whether anything is remembered of tensor `name`."""
+        """Whether tensor `name` has a state."""
         return name in self._held
 
     def working(self, name: str) -> State | None:
@@ -40,26 +40,26 @@ class CompressorStates:
         return self._working.setdefault(name, self.copied(name))
 
     def copied(self, name: str) -> State:
-        """Return a copy of what is held of tensor `name`, which nobody keeps; empty if it has no state."""
+        """Return a copy of the state of tensor `name`, whose changes are not kept; empty if it has no state."""
         return {key: tensor.clone() for key, tensor in self._held.get(name, {}).items()}
 
     def commit(self) -> None:
-        """Hold what this step has made of the states: it has been taken."""
+        """Keep this step's changes of the states: the step has been taken."""
         for name, state in self._working.items():
             for key, tensor in state.items():
                 self._held[name][key].copy_(tensor)
         self.drop()
 
     def drop(self) -> None:
-        """Forget what the step under way has made of the states."""
+        """Forget this step's changes of the states."""
         self._working = {}
 
     def keep(self, name: str) -> None:
-        """Forget what the step under way has made of the state of tensor `name`: it stays as held."""
+        """Forget this step's changes of the state of tensor `name`."""
         self._working.pop(name, None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is held, by names that no residual has."""
+        """Return all states, by names that no residual has."""
         return {
             f"compressor.{name}.{key}": tensor for name, state in self._held.items() for key, tensor in state.items()
         }

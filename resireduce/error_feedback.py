@@ -1,4 +1,4 @@
-"""The pipeline of one gradient: compensate, compress, update."""
+"""Error feedback for one gradient: compensate, compress, update the residual."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -26,7 +26,8 @@ class ErrorFeedback(Messenger):
     Args:
         compressor, communicator, dense, warm_up_steps: as for `Messenger`.
         residual: holds the errors; it belongs to a scheme.
-        place: which rank of how many this is, if not as the communicator says.
+        place: this rank's number and the number of ranks, by the names in a saved state; None: those of the
+            communicator.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class ErrorFeedback(Messenger):
         self.finiteness = Finiteness()
         """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
         self.checked_packed: frozenset[str] = frozenset()
-        """Dense tensors that always share a message: where gradients are not checked at once, these are when it is
-        packed, all by a single question."""
+        """Names of dense tensors that always share a message. Where gradients are not checked at once, these are
+        checked together when the message is packed."""
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
         """Which rank of how many this is, for saved states and random seeds; by default the communicator's."""
         settings = self.compressor.momentum
@@ -144,8 +145,8 @@ class ErrorFeedback(Messenger):
         return payload
 
     def _adds(self, name: str) -> bool:
-        """Whether the compressor may do the residual's addition. A stand-in for either, which delegates what it lacks,
-        must declare that itself: else its own `compensate_` or `compress` must be called."""
+        """Whether the compressor may do the residual's addition. A stand-in for either that delegates what it lacks
+        must define `adds` or `addends` in its own class: otherwise its own `compensate_` or `compress` is called."""
         compressor = self.compressor_of(name)
         if compressor.lossless or self.momentum is not None:
             return False

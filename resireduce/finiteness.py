@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from resireduce.kernels.gpu.finite import Answers
 
 AT_ONCE = ("cpu", "meta")
-"""Types of devices that answer at once."""
+"""Types of devices on which the host need not wait for an answer."""
 LATER = -1
 """In place of a number: the gradient was checked together with others."""
 
@@ -48,7 +48,7 @@ class Finiteness:
         self._noted[name, LATER] = None
 
     def check_together_(self, packed: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Do for several `gradients` with a single question as `check_` does for each; they are those of `names`.
+        """Check several `gradients`, of tensors `names`, as `check_` does, but by a single operation on the device.
 
         `packed` is a copy of them in one tensor: it is filled with 0 if any of them holds NaN or infinity.
         """
@@ -98,12 +98,13 @@ def check_finite(grad: Tensor, name: str) -> None:
 
 
 def refused(name: str) -> str:
-    """Return what is said of tensor `name`, whose gradient is not finite and came no further than here."""
+    """Return the error message for tensor `name`, whose gradient is not finite and has entered nothing."""
     return _text(name, "its residual is unchanged")
 
 
 def zero_unless_finite_(grad: Tensor) -> Tensor:
-    """Fill `grad` with zeros if it holds NaN or infinity, without a question; return whether it held none: 0-D bool."""
+    """Fill `grad` with zeros if it holds NaN or infinity; return whether it was finite, 0-D bool. The host does not
+    wait."""
     fine = torch.linalg.vector_norm(grad, torch.inf) < torch.inf  # NaN is not less either
     grad.masked_fill_(fine.logical_not(), 0.0)
     return fine

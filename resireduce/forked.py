@@ -6,7 +6,7 @@ from resireduce.errors import UsageError
 
 
 class ThisProcess:
-    """The process in which it is made.
+    """The process that has made this object.
 
     Args:
         cure: what to do instead of going on in a fork of it.
@@ -16,7 +16,7 @@ class ThisProcess:
         self._number, self._cure = os.getpid(), cure
 
     def refuse_fork(self) -> None:
-        """Raise UsageError in a process that was forked off it, which would wait for messages for ever."""
+        """Raise UsageError in a fork of that process, which would wait for messages for ever."""
         if os.getpid() != self._number:
             raise UsageError(
                 "this process was forked after resireduce.distribute(...), and has none of the threads that carry "

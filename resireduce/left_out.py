@@ -1,4 +1,4 @@
-"""What a step leaves out: parameters that nobody averages, and what an optimizer around this one does after it."""
+"""What a step leaves out: parameters that no optimizer averages, and gradients that an outer optimizer expects."""
 
 import weakref
 from collections.abc import Iterable, Mapping
@@ -12,8 +12,8 @@ from resireduce.attach import is_distributed
 from resireduce.errors import caller, warn
 
 FIRST_LOOKS, INTERVAL = 16, 61
-"""The model is checked at each of the first steps, and then at intervals of so many: an odd number, so that it meets
-both phases of training that alternates."""
+"""The model is checked at each of the first FIRST_LOOKS steps, and then at every INTERVAL-th, an odd number: so both
+phases of training that alternates are seen."""
 NOT_HELD = (
     "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
     "distribute the optimizer that holds it too, or average it yourself"
@@ -24,15 +24,15 @@ BYPASSED = (
     "that one, or distribute the other; if you change them yourself, alike on all ranks, nothing is wrong"
 )
 BYPASS_WATCHED = 4
-"""How many parameters are looked at, of the smallest."""
+"""How many parameters are watched: the smallest ones."""
 
 
 class Outside:
-    """The parameters of `model` that are trained and are none of `held`, which are given by name.
+    """Watches for trained parameters of `model` that are not among `held`, given by name, and so are not averaged.
 
     Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
-    there already, as the averages of an earlier stage, counts only once something is added to it. `reason` says who
-    does not know such a one, and the cure.
+    there at the start, as an average of an earlier stage, counts only once something is added to it. `reason`, for the
+    warning, says why they are not averaged, and the cure.
     """
 
     def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter], reason: str = NOT_HELD):
@@ -46,7 +46,7 @@ class Outside:
 
     @torch.compiler.disable
     def warn(self) -> None:
-        """Warn once about each that has a gradient now, which no other optimizer of the library averages."""
+        """Warn once about each that has a gradient now, unless another optimizer of the library averages it."""
         self._looks += 1
         model = self._model()
         if model is None or (self._looks > FIRST_LOOKS and self._looks % INTERVAL):
@@ -71,10 +71,10 @@ class Outside:
 
 
 class Bypassed:
-    """Warns once of parameters that change between two backward passes, kept gradients of which no step has averaged.
+    """Warns once if parameters change between two backward passes without a step that averages their kept gradients.
 
-    Some are looked at, which take little memory, by their version, and in the first passes by their values too, since
-    fused optimizers do not tell autograd that they change a parameter: on a CPU, as the host would wait for a GPU.
+    A few small ones are watched, by their version and, in the first passes on a CPU, by their values too: fused
+    optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values.
 
     Args:
         parameters: those whose gradients are averaged.
@@ -111,10 +111,10 @@ def _differ(parameter: Tensor, values: Tensor) -> bool:
 
 
 def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
-    """Warn if an optimizer, torch's or not, that does more than to pass it on calls the step that updates by `wrapped`.
+    """Warn if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
 
-    Lookahead and its like go on with the parameters that have a gradient, and after the step streamed ones are gone.
-    One that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
+    Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
+    An optimizer that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
     """
     frame = caller()
     # A frame keeps what `f_locals` shows of it until it ends: one of a step ends soon, one of a script may not.

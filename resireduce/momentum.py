@@ -1,4 +1,4 @@
-"""Momentum that is formed before compression: Lin et al., "Deep gradient compression", ICLR 2018, section 3."""
+"""Momentum that each rank forms before compression: Lin et al., "Deep gradient compression", ICLR 2018, section 3."""
 
 import torch
 from torch import Tensor

@@ -45,7 +45,7 @@ UNFINISHED = (
     "model and optimizer anew, on every rank, from a checkpoint"
 )
 HARMLESS = ("train", "eval")
-"""Methods of wrapped optimizers that do not look at gradients."""
+"""Methods of wrapped optimizers that do not read gradients."""
 
 
 class DistributedOptimizer(OptimizerView):
@@ -81,7 +81,8 @@ class DistributedOptimizer(OptimizerView):
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
         self._outside, self._resumed = Outside(model, parameters), Resumed(optimizer)
-        # Only now: nothing is refused. It looks for gradients that nobody averages before another's zero_grad().
+        # Last, as no hook may stay on a model that is refused. At the end of a pass `_outside` looks for gradients that
+        # no optimizer averages, before the zero_grad() of another one clears them.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._outside.warn)
         self._restart()
 
@@ -94,7 +95,7 @@ class DistributedOptimizer(OptimizerView):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward passes only add up; the next one outside sends the sum.
+        """Return a context in which backward passes only add up gradients; the next pass outside it sends the sum.
 
         Streamed gradients are absorbed by full residuals; all others are held in `.grad`.
         """
@@ -102,7 +103,10 @@ class DistributedOptimizer(OptimizerView):
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients, as the wrapped optimizer does. UsageError between `backward` and `step`, or in a graph."""
+        """Clear gradients, as the wrapped optimizer does.
+
+        Raises UsageError between `backward` and `step`, and while a CUDA graph is recorded.
+        """
         refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
         if self._exchange.intake.has_begun:

@@ -74,7 +74,8 @@ class OptimizerView(OptimizerWrapper):
         return {} if self._backward.layers is None else dict(self._backward.layers.twice)
 
     def state_dict(self) -> dict[str, Any]:
-        """As the wrapped optimizer's; UsageError between `backward` and `step` if the first has updated some of it."""
+        """Return the wrapped optimizer's state. Raises UsageError between `backward` and `step` if `backward` has
+        updated some of it."""
         if "_exchange" in self.__dict__ and self.updates_in_backward:
             self.refuse_within_step("state_dict()")
         return super().state_dict()

@@ -1,4 +1,4 @@
-"""What goes on in this process beside the library: a model that is trained on when its optimizer is gone, scalers."""
+"""Mistakes beside the library: training without its distributed optimizer, which is gone, and torch's GradScaler."""
 
 import gc
 from collections.abc import Iterable
@@ -24,9 +24,9 @@ SCALER = (
 
 
 class Orphans:
-    """Warns once of a backward pass that reaches one of `parameters`, of which an optimizer that is gone took care.
+    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone.
 
-    Those that DistributedDataParallel averages now are no reason.
+    Parameters that DistributedDataParallel averages by then give no warning.
     """
 
     def __init__(self, parameters: Iterable[Tensor]):
@@ -42,13 +42,13 @@ class Orphans:
             warn(TRAINED_ON)
 
     def end(self) -> None:
-        """Look no longer."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
 
 
 def end_watch(parameters: Iterable[Tensor]) -> None:
-    """Take what watches over `parameters` away, as they are averaged anew."""
+    """Stop watching `parameters`, which are averaged again."""
     for parameter in parameters:
         for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
             if isinstance(hook, Orphans):
@@ -56,9 +56,9 @@ def end_watch(parameters: Iterable[Tensor]) -> None:
 
 
 def warn_of_scaler() -> None:
-    """Warn if a GradScaler of torch is between a step and its update, as where a trainer steps by an object of its own.
+    """Warn if a GradScaler of torch has taken a step and no update since, as where a trainer steps another optimizer.
 
-    Given the optimizer of the library it would have raised an error.
+    If it had been given the library's optimizer, that would have raised an error.
     """
     for scaler in objects(torch.amp.GradScaler):
         if scaler.is_enabled() and scaler._per_optimizer_states and not hasattr(scaler, "inverse_scale"):
@@ -66,10 +66,10 @@ def warn_of_scaler() -> None:
 
 
 def objects(kind: type) -> list[Any]:
-    """Return all objects of this process that are of that `kind`, a class in Python; nothing connects them to a model.
+    """Return all objects of class `kind`, written in Python, in this process: they cannot be found from a model.
 
-    An object refers to its class. A list of all objects is not asked for: it has tuples that other threads are about to
-    make, and while it has them, they cannot.
+    They are found as those that refer to their class. A list of all objects would also hold tuples that other threads
+    are still filling, which then fail to.
     """
     kinds = {kind}
     left = [kind]

@@ -25,9 +25,9 @@ from resireduce.settings import Settings
 from resireduce.slices.layers import is_by_rows, planned_use
 
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
-"""Settings that `plan` chooses itself, or that it would say something wrong of."""
+"""Settings that `plan` chooses itself, or with which its figures would be wrong."""
 LARGEST_WORLD = 4096
-"""Every rank's payload is gone through, as in training."""
+"""Most ranks of a plan: it processes the payload of each, as training does."""
 
 
 def plan(

@@ -1,4 +1,4 @@
-"""Checkpoints of the wrapped optimizer: a warning if its state was loaded without residuals, and steps that load it."""
+"""Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not."""
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,9 +20,9 @@ FORGOTTEN = (
 
 
 class Resumed:
-    """What has been loaded since the last step of `optimizer`, the wrapped one of a distributed optimizer, or its own.
+    """Remembers what was loaded since the last step of `optimizer`: its state, or residuals.
 
-    parameters: those whose state shows whether it goes on from earlier steps; None: all.
+    parameters: those whose state shows whether the optimizer has taken steps before; None: all.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Collection[Tensor] | None = None):
@@ -31,7 +31,7 @@ class Resumed:
         self._optimizer, self._residuals = has_stepped(own), False
         self._has_stepped = False
         self._end: Callable[[], object] = bool  # does nothing
-        if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # not all optimizers of others begin as torch's
+        if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # an optimizer of another library may lack it
             self._watch(optimizer)
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
@@ -44,9 +44,10 @@ class Resumed:
         self._end = weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(note).remove)
 
     def _note(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-        """Note that `state_dict` is loaded, unless it is that of no steps, or the optimizer's own state over again.
+        """Note that `state_dict` is loaded, unless it comes from before the first step, or holds the optimizer's own
+        tensors.
 
-        Before the first step that may hold what torch.distributed.checkpoint has loaded in place.
+        Before the first step its own tensors count too: torch.distributed.checkpoint may have loaded values into them.
         """
         given = state_dict.get("state") or {}
         if self._has_stepped and given and _places(given) <= _places(optimizer.state):
@@ -54,11 +55,12 @@ class Resumed:
         self._optimizer |= not _is_of_no_steps(given) or self._has_stepped
 
     def residuals(self) -> None:
-        """Note that residuals were loaded, or that a step was named from which to go on."""
+        """Note that residuals were loaded, or that a step was named at which to continue."""
         self._residuals = True
 
     def warn(self, residual: Residual) -> None:
-        """At a step: warn if the optimizer's state was loaded, but not what `residual` stores, if it does."""
+        """At a step: warn if the optimizer's state was loaded, and the tensors of `residual`, if it has any, were
+        not."""
         if self.has_forgotten() and residual.tensors():
             warn(FORGOTTEN)
 
@@ -69,12 +71,12 @@ class Resumed:
         return forgotten
 
     def end(self) -> None:
-        """Look no longer at what is loaded."""
+        """Stop watching what is loaded."""
         self._end()
 
 
 def has_stepped(state: Mapping[Any, Any]) -> bool:
-    """Whether an optimizer's `state` is that of steps, as far as it shows."""
+    """Whether an optimizer's `state` comes from steps that it has taken, as far as its tensors show."""
     return bool(_places(state)) and not _is_of_no_steps(state)
 
 
@@ -99,8 +101,8 @@ def _places(state: Mapping[Any, Any]) -> set[int]:
 
 
 def _is_of_no_steps(state: Mapping[Any, Any]) -> bool:
-    """Whether an optimizer's `state` is empty, such as Adagrad makes before its first step, or that of a step whose
-    gradients are zeros, as torch.distributed.checkpoint takes one."""
+    """Whether an optimizer's `state` is as before its first step (Adagrad's is not empty), or as after a step with
+    gradients of zeros, which torch.distributed.checkpoint takes."""
     return all(isinstance(values, Mapping) and _is_unused(values) for values in state.values())
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.errors import ConfigError
 
 RANKS_PER_NODE = "ranks_per_node"
-"""What a state has only if its residuals are slices."""
+"""A key that a state has only if its residuals are slices, with two levels."""
 MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
 """What a state has of its origin, unless it is of an earlier version: whose memory it holds, and digests: of the
 members of each group, named for the first, and of how the places of each tensor that is stored in part were drawn."""
@@ -26,7 +26,7 @@ def origin(memory: str, meaning: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def check_state(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless `state` is what `held` looks like: the same tensors, and finite."""
+    """Raise ConfigError unless `state` has the tensors that `held` has, with finite values."""
     if not isinstance(state, Mapping):
         raise ConfigError(f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made")
     wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
@@ -47,8 +47,7 @@ def _is_of_origin(name: str) -> bool:
 
 
 def _check_origin(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError if `state` says that another compressor's memory is in it, or residuals that mean another
-    thing."""
+    """Raise ConfigError if `state` holds another compressor's memory, or residuals of other members or places."""
     common = sorted(name for name in held.keys() & state.keys() if _is_of_origin(name))
     name = next((one for one in common if not torch.equal(held[one], state[one].cpu())), None)
     if name == MADE_BY:
@@ -72,7 +71,7 @@ def _check_origin(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> No
 def check_place(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Raise ConfigError unless `state` was saved by the rank that holds `held`, in a job of the same size.
 
-    Of two levels, also if that was at another place, or in another node.
+    With two levels, node and place within the node must be the same too.
     """
     if not isinstance(state, Mapping) or not {"rank", "world_size"} <= state.keys():
         return  # it is no such state at all, as `check_state` says
@@ -109,7 +108,7 @@ def _alike(first: Tensor, second: object) -> bool:
 
 
 def _is_sound(tensor: Tensor) -> bool:
-    """Whether the values can be: floating-point numbers are finite, the others count or number something."""
+    """Whether the values are possible: floating-point numbers are finite, integers are counts or indices."""
     if tensor.is_floating_point():
         wide = tensor.float() if tensor.element_size() == 1 else tensor  # of 8 bits there is no isfinite
         return bool(wide.isfinite().all())

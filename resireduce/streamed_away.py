@@ -1,4 +1,5 @@
-"""What stands in `.grad` for a gradient that is under way, so that using it is an error and not a zero."""
+"""The guard that stands in `.grad` for a gradient under way: using it raises an error, where None would count as
+zero."""
 
 import sys
 from typing import Any
@@ -63,13 +64,13 @@ class StreamedAway(Tensor):
 
 
 def _behind() -> str:
-    """Return what names the error that is being handled, as when a trainer moves the model after one."""
+    """Return words that name the error being handled, if any: a trainer may move the model after one."""
     error = sys.exception()
     return "" if error is None else f". This came after another error, {type(error).__name__}: {error}"
 
 
 def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
-    """What stands in `.grad` of each of `parameters`, by name; those of one dtype and device share their memory."""
+    """Return the guard of each of `parameters`, by name; those of one dtype and device share their memory."""
     elements: dict[tuple[torch.dtype, torch.device], Tensor] = {}
     for parameter in parameters.values():
         kind = (parameter.dtype, parameter.device)

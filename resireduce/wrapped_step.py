@@ -20,20 +20,20 @@ SEPARABLE = {
     "bitsandbytes.optim": "AdEMAMix8bit Adagrad8bit Adam8bit AdamW8bit Lion8bit RMSprop8bit SGD8bit",
     "torchao.optim": "Adam4bit Adam8bit AdamFp8 AdamW4bit AdamW8bit AdamWFp8",
 }
-"""By package, optimizers whose `step()` updates each parameter from its own gradient and state alone, and so may be
-called for some parameters after the others. A class of one's own says so by an attribute `step_is_separable = True`."""
+"""By package, optimizers whose `step()` updates each parameter from its own gradient and state alone, so that it may be
+called for a few parameters at a time. A class that is not listed says so by an attribute `step_is_separable = True`."""
 
 MIB = 2**20
 
 
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` is one of SEPARABLE, or says so itself, and nobody has put another `step` in its place.
+    """Whether `optimizer` is one of SEPARABLE, or says so itself, and its `step` has not been replaced.
 
-    A subclass may do anything in its `step`, so it counts by its own name.
+    A subclass is looked up by its own name, since its `step` may do anything.
     """
     kind, own = type(optimizer), vars(optimizer).get("step")
     if own is not None and (getattr(own, "__wrapped__", None) is not kind.step or not _is_of("torch", own)):
-        return False  # none of torch's schedulers, which count by one
+        return False  # another `step` than the one by which torch's schedulers count steps
     if "step_is_separable" in vars(kind):
         return bool(vars(kind)["step_is_separable"])
     package = next((one for one in SEPARABLE if f"{kind.__module__}.".startswith(f"{one}.")), None)
@@ -42,7 +42,7 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     step: Any = kind.step
     while step is not None and (_is_of(package, step) or _is_of("torch", step)):
         step = getattr(step, "__wrapped__", None)
-    return step is None  # and none that somebody put into the class
+    return step is None  # otherwise a function of another package was put into the class
 
 
 def _is_of(package: str, function: Any) -> bool:
@@ -51,7 +51,7 @@ def _is_of(package: str, function: Any) -> bool:
 
 
 class WrappedStep:
-    """The calls of `optimizer.step()`, with its hooks run once for each step of training.
+    """Calls `optimizer.step()`, once or several times for a step of training, and its hooks once.
 
     Args:
         optimizer: whose parameters have their averages in `.grad` when it is called.
@@ -64,27 +64,28 @@ class WrappedStep:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether it is called for some parameters after the others."""
+        """Whether `step()` is called for a few parameters at a time."""
         return self._streamed and (self._tied is None or self._tied.pair is None) and self.is_divisible
 
     @property
     def is_divisible(self) -> bool:
-        """Whether it could be called for some parameters alone. A hook before it may look at all gradients."""
+        """Whether `step()` could be called for a few parameters alone: not if a hook before it may look at all
+        gradients."""
         return not self.has_hooks_before and is_separable(self.optimizer)
 
     @property
     def has_hooks_before(self) -> bool:
-        """Whether hooks other than the library's are called before it."""
+        """Whether hooks other than the library's are called before `step()`."""
         hooks = [hook for hook in self.optimizer._optimizer_step_pre_hooks.values() if not isinstance(hook, StepGuard)]
         return bool(hooks or _global_optimizer_pre_hooks)
 
     @property
     def is_cut(self) -> bool:
-        """Whether it may be called for some rows of a parameter after the others."""
+        """Whether `step()` may be called for a few rows of a parameter at a time."""
         return self.is_sliced and is_elementwise(self.optimizer)
 
     def cuts(self, parameter: Tensor) -> bool:
-        """Whether it may be called for some rows of `parameter`.
+        """Whether `step()` may be called for a few rows of `parameter` at a time.
 
         Fused kernels go through memory from the first element on, whatever the strides, so these rows must lie there
         one after the other.
@@ -94,7 +95,7 @@ class WrappedStep:
 
     def rows(self, parameter: Tensor, averages: Iterable[tuple[slice, Tensor]]) -> None:
         """Update `parameter` from the `averages` of slices of its rows, as a part of a step."""
-        # What chooses the mode of gradients for each call costs as much as the step of a small slice.
+        # The decorator of `step` that sets the mode of gradients costs as much as the step of a small slice.
         is_set = not (torch.is_grad_enabled() or self.optimizer.defaults["differentiable"])
         step = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer) if is_set else self.some
         step_in_rows(self.optimizer, step, parameter, averages)
@@ -102,7 +103,7 @@ class WrappedStep:
     def some(self) -> None:
         """Update the parameters that have a gradient, as a part of a step: without its hooks.
 
-        They are taken away meanwhile: a step that calls that of its base class would run them there.
+        Hooks are removed meanwhile, since a `step` that calls its base class's would run them there.
         """
         step, optimizer = type(self.optimizer).step, self.optimizer
         bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
@@ -114,9 +115,10 @@ class WrappedStep:
             optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
 
     def part(self, groups: list[dict[str, Any]], stand_ins: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Update some parameters, as a part of a step: by `groups` in the place of the optimizer's own.
+        """Update some parameters, as a part of a step, with `groups` in place of the optimizer's own.
 
-        `stand_ins` are pairs of a parameter and what stands in the groups for it: in its memory, with a gradient.
+        `stand_ins` are pairs of a parameter and the tensor that the groups hold instead: in its memory, with a
+        gradient.
         """
         state, held = self.optimizer.state, self.optimizer.param_groups
         for parameter, other in stand_ins:
@@ -132,9 +134,9 @@ class WrappedStep:
                     state[parameter] = state.pop(other)
 
     def without_update(self, loss: Tensor | float | None, then: Callable[[], None]) -> None:
-        """Call `step()` itself while nothing has a gradient, and `then` before its hooks that come after a step.
+        """Call `step()` itself while no parameter has a gradient, and `then` before the hooks that follow a step.
 
-        loss: as of `whole`.
+        loss: as for `whole`.
         """
         handle = self.optimizer.register_step_post_hook(lambda *_: then())
         self.optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
@@ -146,8 +148,8 @@ class WrappedStep:
     def whole(self, loss: Tensor | float | None = None, parameters: Sequence[nn.Parameter] = ()) -> None:
         """Call `step()` itself: the only call of a step, or the last.
 
-        loss: what the closure returned that training gave to `step`, if it gave one; `parameters` are those that it
-        was computed with. An optimizer that is not known to do without is given a closure that returns it, once.
+        loss: what the closure given to the distributed `step` returned, if there was one; `parameters` are those that
+        it was computed with. An optimizer that may need a closure gets one that returns this loss, once.
         """
         if loss is None or is_separable(self.optimizer):
             self.optimizer.step()
@@ -155,7 +157,7 @@ class WrappedStep:
             self.optimizer.step(_Evaluated(self.optimizer, loss, parameters))  # type: ignore[arg-type]
 
     def cost(self, nbytes: int) -> str | None:
-        """Return what a streamed optimizer that needs all `nbytes` of averages at once should be told, if it is one."""
+        """Return the warning to give if gradients are streamed and `step()` needs all `nbytes` of averages at once."""
         if not self._streamed:
             return None
         name, held = type(self.optimizer).__name__, f"so all averages, {nbytes / MIB:,.1f} MiB, are held at once for"
@@ -174,7 +176,7 @@ class WrappedStep:
 
 
 class _Evaluated:
-    """A closure that has been called: the loss of the gradients that were averaged."""
+    """A closure that returns the loss from which the averaged gradients were computed."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, loss: Tensor | float, parameters: Sequence[nn.Parameter]):
         self._name, self._loss, self._parameters = type(optimizer).__name__, loss, parameters

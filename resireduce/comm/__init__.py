@@ -1,1 +1,1 @@
-"""How ranks talk: communicators know tensors only, nothing of gradients."""
+"""Communicators: collectives of plain tensors over the ranks; they know nothing of gradients."""

@@ -66,7 +66,7 @@ class Compressor(ABC):
     """Whether ranks make payloads together, in rounds: `agree` asks for sums."""
 
     source_feeds_back: ClassVar[bool] = True
-    """Whether its source keeps what is not sent (error feedback); here the scheme decides that."""
+    """Whether its paper or released code keeps what is not sent (error feedback); here the scheme decides that."""
 
     @property
     def cuts(self) -> bool:

@@ -23,9 +23,9 @@ class WeightedSum:
     Products, sums and quotients are each rounded, on a CPU and on a GPU, by compiled code or not.
 
     Args:
-        first: has the memory of the sum from now on.
+        first: the first tensor, whose memory becomes that of the sum.
         weight: 0-D, of that dtype; or phi, for `mean_norm(first, phi)`, which is formed where the second tensor comes.
-        is_one: `first` is one tensor, and has not been multiplied by its weight yet; else it is a sum already.
+        is_one: whether `first` is one tensor, not yet multiplied by its weight; otherwise it is a weighted sum already.
     """
 
     __slots__ = ("_compiled", "_is_one", "is_average", "total", "weight")
@@ -35,10 +35,10 @@ class WeightedSum:
         self._compiled = _compiled(first)
 
     def add(self, more: Tensor, weight: Tensor | float, room: Tensor | None = None) -> None:
-        """Add weight x more, and the weight to those of the others; `more` may be overwritten.
+        """Add weight x more to the sum, and `weight` to the sum of weights; `more` may be overwritten.
 
-        weight: 0-D; or phi, for `mean_norm(more, phi)`. room: where the average of all is written, as this is the last;
-        they are divided by the smallest normal number, if their weights are less.
+        weight: 0-D; or phi, for `mean_norm(more, phi)`. room: given with the last tensor: memory for the average. The
+        divisor is the sum of weights, or the smallest normal number if that is larger.
         """
         into, total = self.total if room is None else room, self.total
         if self._compiled is None or more.dtype != total.dtype:
@@ -57,7 +57,8 @@ class WeightedSum:
         self.total, self._is_one, self.is_average = into, False, room is not None
 
     def multiplied(self) -> tuple[Tensor, Tensor]:
-        """Return the sum, in its memory: also of one tensor, which is multiplied now; and its weight."""
+        """Return the weighted sum, in its memory (a single tensor is multiplied by its weight now), and the sum of
+        weights."""
         weight = self._weight()
         if self._is_one:
             self.total.mul_(weight)
@@ -90,7 +91,7 @@ def _compiled(total: Tensor) -> Callable[..., int] | None:
 def _add(
     into: Tensor, total: Tensor, more: Tensor, weight: Tensor, weights: Tensor | None, is_one: bool, is_last: bool
 ) -> None:
-    """Do as `add_weighted`, in plain torch."""
+    """Do as `add_weighted` of `resireduce.kernels.gpu.weighted`, in plain torch."""
     first = weights.clone() if is_one and weights is not None else None
     summed = None if weights is None else weights.add_(weight)
     divisor = summed.clamp(min=torch.finfo(summed.dtype).tiny) if is_last and summed is not None else None
@@ -117,7 +118,8 @@ def _add_weighted(compiled: ctypes.CDLL) -> Callable[..., int]:
 
 
 def _pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Return pieces of contiguous `tensors` of one size, side by side; the whole of them, where they are on no CPU."""
+    """Return the pieces of contiguous `tensors` of one size, side by side; on other devices than a CPU, whole
+    tensors."""
     if tensors[0].numel() <= PIECE or not tensors[0].is_cpu:
         return [tensors]
     return zip(*(one.view(-1).split(PIECE) for one in tensors), strict=True)

@@ -45,5 +45,5 @@ def octets(piece: slice) -> slice:
 
 
 def _places(width: int, like: Tensor) -> Tensor:
-    """0, 1, ... width - 1, in a column."""
+    """Return 0, 1, ..., width - 1 in a column."""
     return torch.arange(width, dtype=like.dtype, device=like.device)[:, None]

@@ -1,4 +1,4 @@
-"""Elements that may be among the k largest, in memory of fixed size: found in NumPy, or by C where that is compiled."""
+"""Elements that may be among the k largest, in memory of fixed size: found by NumPy, or by compiled C code."""
 
 import ctypes
 import math
@@ -11,31 +11,32 @@ from resireduce.kernels.native import addresses, library, threads
 from resireduce.kernels.norms import refuse_non_finite
 
 GROUP = 1 << 16
-"""Elements that a thread looks at before it writes down, in four bytes, how many of them are candidates."""
+"""Elements that a thread scans before it stores, in four bytes, how many of them are candidates."""
 
 
 def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
-    """Return what finds the `k` largest of 1-D `flat`, of the CPU or without storage, `piece` elements at a time."""
+    """Return an object that finds the `k` largest of 1-D `flat`, on a CPU or without storage, `piece` elements at a
+    time."""
     fits = flat.dtype == torch.float32 and flat.numel() < 1 << 31 and flat.is_contiguous() and not flat.is_meta
     found = library("candidates") if fits else None
     return Candidates(flat, k, piece) if found is None else CompiledCandidates(flat, k, piece, found)
 
 
 def room_for(n: int, k: int, piece: int) -> int:
-    """Return how many candidates for the `k` largest of `n` there is room for, with `piece` elements at a time."""
+    """Return how many candidates are held for the `k` largest of `n` elements, scanned `piece` at a time."""
     return min(n, k + max(k // 4, piece))
 
 
 class Candidates:
     """Elements of `flat` that may be among its `k` largest, from the last to the first, in memory of fixed size.
 
-    Their magnitudes reach a border. When there is no room for more, the k largest stay, and the border rises to the
-    smallest of them: an element before them must exceed it, since of equal ones the last are chosen.
+    Their magnitudes reach a border. When no room is left, only the k largest are kept, and the border rises to the
+    smallest of them: an earlier element must exceed it, since of equal ones the last are chosen.
 
     Args:
-        flat: 1-D, of the CPU or without storage.
+        flat: 1-D, on a CPU or without storage.
         k: how many are chosen, fewer than there are elements.
-        piece: how many elements are looked at at once.
+        piece: how many elements are scanned at once.
     """
 
     def __init__(self, flat: Tensor, k: int, piece: int):
@@ -52,9 +53,9 @@ class Candidates:
             self._magnitudes, self._ordered = held.numpy()[: self.room], self._piece.numpy()  # never used together
 
     def look_through(self, border: float, added: Tensor | None = None, check: bool = False) -> None:
-        """Look at all elements for those whose magnitude is `border` or more, once 1-D `added`, if any, is added.
+        """Scan all elements for those whose magnitude is `border` or more, after adding 1-D `added`, if any.
 
-        check: FloatingPointError is raised if one of them is then NaN or infinite.
+        check: raise FloatingPointError if one of them is then NaN or infinite.
         """
         if added is not None:
             self._flat.add_(added)
@@ -64,11 +65,11 @@ class Candidates:
         self.look_at(self._flat, 0)
 
     def begin(self, border: float) -> None:
-        """Forget all candidates: from now on those are looked for whose magnitude is `border` or more."""
+        """Forget all candidates, and look for magnitudes of `border` or more from now on."""
         self.count, self._border, self._exceeds = 0, border, False
 
     def look_at(self, part: Tensor, first: int) -> None:
-        """Look at 1-D `part`, the elements from number `first` to those looked at before; nothing without storage."""
+        """Scan 1-D `part`, the elements from number `first` up to those scanned before; do nothing without storage."""
         for start in reversed(range(0, 0 if part.is_meta else part.numel(), self._size)):
             piece = part[start : start + self._size]
             if not self._take_up(piece, first + start):
@@ -84,7 +85,8 @@ class Candidates:
         return torch.empty(self.k, dtype=torch.int64, device=self._flat.device).copy_(self._indices[: self.k])
 
     def _take_up(self, part: Tensor, start: int) -> bool:
-        """Add those of `part`, elements from `start` on, that reach the border; False, and none, without the room."""
+        """Add those elements of `part`, which begins at `start`, that reach the border; return False, and add none, if
+        they exceed the room."""
         magnitudes = magnitudes_into(self._piece[: len(part)], part)
         compare = np.greater if self._exceeds else np.greater_equal
         found = np.flatnonzero(compare(magnitudes, self._border, out=self._marks[: magnitudes.size]))[::-1]
@@ -106,7 +108,7 @@ class Candidates:
         self.count = self.k
 
     def _keep_largest(self) -> None:
-        """Move those above the border, and of those at it the first, to the begin: k of them, in their order."""
+        """Move those above the border, and the first of those at the border, to the front: k in all, in their order."""
         values, places = self._magnitudes[: self.count], self._places[: self.count]
         marks = np.greater(values, self._border, out=self._marks[: self.count])
         marks[np.flatnonzero(values == self._border)[: self.k - np.count_nonzero(marks)]] = True
@@ -115,10 +117,10 @@ class Candidates:
 
 
 class CompiledCandidates(Candidates):
-    """As `Candidates` of `flat`, `k` and `piece`, by the inner loops of candidates.c, which are `compiled`.
+    """`Candidates` of `flat`, `k` and `piece` whose inner loops are those of candidates.c, in the library `compiled`.
 
-    Of contiguous float32 elements of the CPU, fewer than 2^31. Threads look at groups in turn, each into a part of the
-    room; what they have found is then put in order.
+    For fewer than 2^31 contiguous float32 elements on a CPU. Threads scan groups in turn, each writing into its part of
+    the room; the candidates are then put in order.
     """
 
     def __init__(self, flat: Tensor, k: int, piece: int, compiled: ctypes.CDLL):
@@ -128,7 +130,8 @@ class CompiledCandidates(Candidates):
         self._reaching.restype = self._look.restype = ctypes.c_int64
 
     def look_through(self, border: float, added: Tensor | None = None, check: bool = False) -> None:
-        """Add `added`, if any, look at all elements, and `check`, in one pass; once more, if there is no room."""
+        """Add `added`, if any, scan all elements for `border`, and `check` them, in one pass; if the room is exceeded,
+        scan again."""
         n = self._flat.numel()
         fits = added is None or (added.dtype == self._flat.dtype and added.is_contiguous())
         if border < 0 or n > GROUP // 8 * self.room or not fits:
@@ -144,7 +147,7 @@ class CompiledCandidates(Candidates):
             super().look_through(border, None, check)
 
     def look_at(self, part: Tensor, first: int) -> None:
-        """Look at contiguous 1-D `part`, the elements from number `first` to those looked at before."""
+        """Scan contiguous 1-D `part`, the elements from number `first` up to those scanned before."""
         left = ctypes.c_int64(part.numel())
         while True:
             border = self._border
@@ -167,7 +170,7 @@ class CompiledCandidates(Candidates):
         )
 
     def _pointers(self, first: int) -> tuple[ctypes.c_void_p, ...]:
-        """Return where magnitudes and places of the candidates from number `first` on lie."""
+        """Return pointers to the magnitudes and places of the candidates from number `first` on."""
         return tuple(ctypes.c_void_p(held.ctypes.data + 4 * first) for held in (self._magnitudes, self._places))
 
 

@@ -27,14 +27,16 @@ class Coded(Protocol):
 
 
 def compiled_adds(kind: str, grad: Tensor) -> bool:
-    """Return whether compiled code may add numbers of `kind` to `grad` while it goes through that in any case."""
+    """Return whether compiled code that reads `grad` anyway may add numbers of `kind` to it on the way."""
     return _compiled(grad, kind) is not None
 
 
 def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torch.Generator | None) -> bool:
-    """Store 1-D `flat` as `codes` of `kind`, two of int4 in a byte, and float32 `scales`; False if nothing was done.
+    """Store 1-D `flat` as `codes` of `kind`, two of int4 in a byte, and float32 `scales`; return False if that was not
+    done.
 
-    Each is rounded up with the probability of what it is above, drawn as torch does from `source`, not used before.
+    Each number is rounded up with a probability equal to its fraction, drawn as torch draws from `source`, not yet
+    used.
     """
     compiled = _compiled(flat, kind)
     if compiled is None or source is None:
@@ -46,7 +48,8 @@ def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torc
 
 
 def decoded_into(flat: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:
-    """Add what `codes` of `kind` and float32 `scales` stand for to 1-D `flat`; False if nothing was done."""
+    """Add the numbers that `codes` of `kind` and float32 `scales` encode to 1-D `flat`; return False if that was not
+    done."""
     if encodes_in_one_pass(flat, kind, codes, scales):
         from resireduce.kernels.gpu.blocks import decode_add_
 
@@ -61,14 +64,14 @@ def decoded_into(flat: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool
 
 
 def encodes_in_one_pass(values: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:
-    """Return whether kernels on a GPU make `codes` of `kind` and `scales` of `values`, and read them."""
+    """Return whether kernels on a GPU encode `values` as `codes` of `kind` and `scales`, and decode them."""
     return kind in BITS and in_triton(values, codes, scales)
 
 
 def encode_piece(values: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torch.Generator | None) -> None:
-    """Store 1-D `values` as `codes` of `kind` and float32 `scales`, where that is done in one pass.
+    """Store 1-D `values` as `codes` of `kind` and float32 `scales`, in one pass, where `encodes_in_one_pass` is True.
 
-    Each is rounded up with the probability of what it is above, drawn from `source`, from where that has come to.
+    Each number is rounded up with a probability equal to its fraction, drawn from `source` at its current position.
     """
     from resireduce.kernels.gpu.blocks import encode
 

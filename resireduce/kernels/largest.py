@@ -1,7 +1,7 @@
-"""The k largest magnitudes, exact and with defined ties: of equal ones those of the highest indices come first.
+"""The k largest magnitudes, exact and with defined ties: of equal ones those with the highest indices are chosen.
 
-On a CPU two looks at the elements are enough in nearly all cases: at a sample, which says about where the border lies,
-and at all, of which only those that reach it are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
+On a CPU two scans are enough in nearly all cases: one of a sample, which estimates the border, and one of all elements,
+of which those that reach the border are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
 """
 
 import ctypes
@@ -17,10 +17,10 @@ from resireduce.kernels.norms import refuse_non_finite
 from resireduce.kernels.on_gpu import in_triton
 
 PIECE = 1 << 16
-"""Elements of a large tensor that are looked at at once on a CPU, small enough for its cache."""
+"""Elements of a large tensor that are scanned at once on a CPU, small enough for its cache."""
 SMALLEST, PIECES = 1 << 11, 128
-"""Elements of a piece of a small tensor, and how many pieces one of middling size has: what a selection holds beside it
-is some per cent of the tensor."""
+"""Elements of a piece of a small tensor, and number of pieces of a tensor of middling size: a selection then needs
+extra memory of some per cent of the tensor."""
 SAMPLES = 1 << 16
 """About how many elements of a large tensor are in its sample."""
 SPARSEST = 16
@@ -32,9 +32,9 @@ KEY_BITS = 32
 def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
     """Return indices (int64, ascending) of the `k` elements of 1-D `flat` with the largest magnitude.
 
-    Of several that are equal, those of the highest indices: what is chosen does not depend on device, threads, or
-    `piece`, the number of elements that are looked at at once. What is held beside `flat` is the same for all values:
-    of the order of k + piece elements. NaN is not expected.
+    Of equal ones those with the highest indices are chosen, whatever the device, the number of threads, or `piece`, the
+    number of elements that are scanned at once. Extra memory is of the order of k + piece elements, for any values.
+    There must be no NaN.
     """
     n = flat.numel()
     if k >= n:
@@ -49,12 +49,13 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
 
 
 def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = False) -> Tensor:
-    """Add 1-D `added`, if any, to 1-D `flat`, in place, of its dtype; return indices of its `k` largest magnitudes.
+    """Add 1-D `added`, if any, of the same dtype, to 1-D `flat` in place; return the indices of the `k` largest
+    magnitudes.
 
-    As `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for all of it; on a GPU
-    the sum is formed by the kernel that first looks at it.
+    They are those of `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for all of
+    this; on a GPU the first kernel of the selection forms the sum.
 
-    check: FloatingPointError is raised if an element of the sum is NaN or infinite.
+    check: raise FloatingPointError if an element of the sum is NaN or infinite.
     """
     if k < flat.numel() and not in_triton(flat) and flat.device.type in ("cpu", "meta"):
         return by_candidates(flat, k, piece_of(flat.numel()), added, check)
@@ -70,15 +71,15 @@ def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = Fa
 
 
 def piece_of(n: int) -> int:
-    """Return how many of `n` elements are looked at at once, unless that is said."""
+    """Return how many of `n` elements are scanned at once by default."""
     return min(PIECE, max(SMALLEST, n // PIECES))
 
 
 class LargestOfParts:
-    """The `k` largest magnitudes of a tensor that comes in parts, as `largest_magnitudes` chooses them of the whole.
+    """Selects the `k` largest magnitudes of a tensor that comes in parts, as `largest_magnitudes` does for the whole.
 
     Args:
-        like: of the tensor's shape, dtype and device; its values count for nothing.
+        like: has the tensor's shape, dtype and device; its values are not used.
         k: how many are chosen, no more than there are elements.
     """
 
@@ -91,7 +92,7 @@ class LargestOfParts:
             self._candidates.begin(-1.0)
 
     def add(self, part: Tensor, first: int) -> None:
-        """Look at contiguous 1-D `part`, the elements from number `first` on: the last of the tensor come first."""
+        """Scan contiguous 1-D `part`, the elements from number `first` on; the last part of the tensor comes first."""
         if self._candidates is not None:
             self._candidates.look_at(part, first)
             return
@@ -99,32 +100,33 @@ class LargestOfParts:
         self._best = torch.topk(keys, min(self._k, keys.numel()), sorted=False).values
 
     def indices(self) -> Tensor:
-        """Return the flat indices of those chosen: int64, ascending. All parts must have been there."""
+        """Return the flat indices of those chosen: int64, ascending. All parts must have been added."""
         if self._candidates is not None:
             return self._candidates.chosen()
         return self._best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
 
 
 def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None, check: bool = False) -> Tensor:
-    """As `largest_magnitudes` of `flat`, `k` and `piece`, for a tensor of the CPU or without storage.
+    """Return what `largest_magnitudes` does for `flat`, `k` and `piece`: for a tensor on a CPU or without storage.
 
-    added: 1-D, what is added to `flat` first. check: as of `largest_of_sum_`.
+    added: 1-D, is added to `flat` first. check: as for `largest_of_sum_`.
     """
     border = _sampled_border(flat, *sample_of(flat.numel(), k, room_for(flat.numel(), k, piece)), added)
     candidates = candidates_of(flat, k, piece)
     candidates.look_through(border, added, check)
-    if candidates.count < k:  # the sample misled: all compete
+    if candidates.count < k:  # the sample was misleading: all elements are candidates
         candidates.look_through(-1.0)
     return candidates.chosen()
 
 
 @cache
 def sample_of(n: int, k: int, room: int) -> tuple[int, int]:
-    """Return of how many elements one is in the sample of `n`, and at which place in it, from the largest, a border is.
+    """Return the step of a sample, of every step-th of `n` elements, and the border's rank in it, from the largest.
 
-    The `k` largest of all reach that very probably, and not many others: four standard errors low. The sample is as
-    sparse as `room` for what then reaches it allows, and no sparser than pays: each of its elements is read for itself,
-    and so is each that reaches the border. The place may lie beyond its end: no border can be told.
+    The `k` largest of all reach the border very probably, and few others do: it is four standard errors low. The sample
+    is as sparse as `room` for the elements that reach the border allows, and no sparser than pays: each element of the
+    sample is read by itself, and so is each that reaches the border. If the rank is beyond the sample's end, there is
+    no border.
     """
     step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (3 * room) + 1))
     while n // step > max(2048, 4 * (k * step) ** 0.5):
@@ -136,22 +138,19 @@ def sample_of(n: int, k: int, room: int) -> tuple[int, int]:
 
 
 def _place(expected: float) -> int:
-    """Return where in a sample a border is, of which `expected` elements are among the largest."""
+    """Return the rank of the border in a sample that has `expected` of the largest elements."""
     return int(expected + 4 * expected**0.5 + 4)
 
 
 def _most_reaching(k: int, step: int) -> float:
-    """Return how many reach the border that a sample of each `step`-th element gives, at the very most."""
+    """Return an upper bound of how many elements reach the border found in a sample of every `step`-th element."""
     place = _place(k / step)
     most: float = step * (place + 4 * place**0.5)
     return most
 
 
 def _sampled_border(flat: Tensor, step: int, wanted: int, added: Tensor | None) -> float:
-    """Return the `wanted`-th largest magnitude of each `step`-th element of `flat`, with `added`, if there is any.
-
-    It is -1 where no border can be told.
-    """
+    """Return the `wanted`-th largest magnitude of every `step`-th element of `flat` + `added`; -1 for too few."""
     thinned = flat[::step]
     exact = torch.promote_types(flat.dtype, torch.float32)
     held = torch.empty(thinned.shape, dtype=exact, device=flat.device)
@@ -165,10 +164,10 @@ def _sampled_border(flat: Tensor, step: int, wanted: int, added: Tensor | None) 
 
 
 def by_keys(flat: Tensor, k: int, piece: int) -> Tensor:
-    """As `largest_magnitudes` of `flat`, `k` and `piece`, without asking the device for a value.
+    """Return what `largest_magnitudes` does for `flat`, `k` and `piece`, without reading a value back from the device.
 
-    One number an element orders all, ties too. Holds the best k keys so far, and lets those of each further piece
-    compete with them.
+    Each element has a key, one number, by which all are ordered, ties too. The largest k keys so far are held, and
+    compared with those of each further piece.
     """
     if flat.dtype == torch.float64 or flat.numel() > 1 << KEY_BITS:
         return flat.abs().sort(stable=True).indices[-k:].sort().values
@@ -182,7 +181,7 @@ def by_keys(flat: Tensor, k: int, piece: int) -> Tensor:
 def largest_norms(norms: Tensor, count: int) -> Tensor:
     """Return which `count` of the 1-D `norms`, none of them negative, are the largest: int32, ascending.
 
-    Of equal ones those of the highest numbers, as `largest_magnitudes` has them, on every device.
+    Of equal ones those with the highest indices are chosen, as by `largest_magnitudes`, on every device.
     """
     compiled = library("submatrix") if norms.is_cpu and norms.dtype == torch.float32 and norms.is_contiguous() else None
     if compiled is None:

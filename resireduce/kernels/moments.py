@@ -10,12 +10,12 @@ from torch import Tensor
 from resireduce.blocks import slices
 
 PIECES, SMALLEST = 64, 1 << 12
-"""In how many pieces a large tensor is gone through, and of how many elements the pieces of a small one are."""
+"""Number of pieces in which a large tensor is processed, and elements of a piece of a small one."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What is known of `count` values, 1 or more."""
+    """Moments of `count` values, 1 or more."""
 
     count: int
     mean: float
@@ -41,9 +41,9 @@ def magnitudes(flat: Tensor, above: float | None = None) -> Iterator[Tensor]:
 
 
 def moments(parts: Iterable[Tensor], logarithms: bool = False) -> Moments | None:
-    """Return the moments of all values in the 1-D float64 `parts`; None if they are empty, or without storage.
+    """Return the moments of all values in 1-D float64 `parts`; None if there are no values, or no storage.
 
-    Without `logarithms` their mean is left out: NaN.
+    Without `logarithms`, `mean_log` is NaN.
     """
     rows, count = [], 0
     for part in parts:
@@ -64,15 +64,15 @@ def moments(parts: Iterable[Tensor], logarithms: bool = False) -> Moments | None
 
 
 def planned(flat: Tensor, k: int) -> Tensor:
-    """Return `k` indices of 1-D `flat`, a tensor without storage, by what is held while its moments are formed."""
+    """Return `k` indices of 1-D `flat`, a tensor without storage, after using as much memory as its moments need."""
     moments(magnitudes(flat))
     return torch.empty(k, dtype=torch.int64, device=flat.device)
 
 
 def not_above(threshold: float, dtype: torch.dtype) -> float:
-    """Return the largest number of `dtype` that is not above `threshold`, which is 0 or more: the same are greater.
+    """Return the largest number of `dtype` that is not above `threshold`, 0 or more: the same elements are greater.
 
-    A comparison rounds to the dtype of the tensor; to nearest, an element might equal what it is greater than.
+    A comparison rounds the threshold to the tensor's dtype, to nearest: a slightly greater element might then equal it.
     """
     rounded = torch.tensor(threshold, dtype=dtype, device="cpu")
     if rounded.double() > threshold:

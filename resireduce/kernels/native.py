@@ -17,38 +17,39 @@ import torch
 from torch import Tensor
 
 SWITCH = "RESIREDUCE_NATIVE"
-"""Environment variable: 0 says that nothing is to be compiled."""
+"""Environment variable: with 0 nothing is compiled."""
 FLAGS = (
     *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     *("-pthread", "-shared", "-fPIC"),
 )
-"""No sum is formed in another order or precision than it is written in: results are those of the plain form."""
+"""Sums keep the order and precision in which they are written, so that results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
-"""What FOR_EACH_PROCESSOR stands for in C, where that is known: code for each, of which one is chosen at the start."""
+"""The definition of FOR_EACH_PROCESSOR in C, where the compiler knows it: code for each processor, chosen at load
+time."""
 SECONDS, PROCESS = 60.0, os.getpid()
 SMALLEST = 1 << 18
-"""Elements that are worth a thread: to start one takes as long as some ten thousand."""
+"""Elements that are worth a thread: starting one takes as long as processing some ten thousand."""
 
 
 @cache
 def library(name: str) -> ctypes.CDLL | None:
     """Return the compiled `name`.c of this folder; None without a compiler (`cc`, or what CC names) or by the switch.
 
-    It lies in the user's cache, under a name that changes with its source, so that it is compiled once.
+    It is kept in the user's cache, under a name that changes with its source, so that it is compiled once.
     """
     if os.environ.get(SWITCH) == "0":
         return None
     try:
         return _in_team(ctypes.CDLL(str(_built(name))))
-    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # RuntimeError: there is no home directory
         return None
 
 
 def _in_team(found: ctypes.CDLL) -> ctypes.CDLL:
-    """Return `found`, which uses the threads of OpenMP that torch has, where it has such.
+    """Return `found`, made to use torch's OpenMP threads, if torch has them.
 
-    They wait for work busily, some milliseconds after each: threads beside them would have to share processors. After a
-    fork they are not there, and OpenMP would wait for them for ever: then threads are started.
+    These threads spin for some milliseconds after each task, so that other threads would have to share processors with
+    them. They do not survive a fork, after which OpenMP would wait for them for ever: then threads are started.
     """
     if os.getpid() != PROCESS:
         return found
@@ -62,7 +63,7 @@ def _in_team(found: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _built(name: str) -> Path:
-    """Return where the compiled code lies, made now if it is not there."""
+    """Return the path of the compiled code, which is compiled now if it is missing."""
     source = Path(__file__).with_name(f"{name}.c")
     clones = CLONES if (os.uname().machine, platform.libc_ver()[0]) == ("x86_64", "glibc") else ""
     command = [*(shlex.split(os.environ.get("CC", "")) or ["cc"]), *FLAGS, f"-DFOR_EACH_PROCESSOR={clones}"]
@@ -79,7 +80,7 @@ def _cache() -> Path:
 
 
 def _compile(command: list[str], source: Path, built: Path) -> None:
-    """Compile under another name first: another process may be doing the same, or looking."""
+    """Compile under another name first, since another process may compile or load the same file."""
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         made = Path(folder) / built.name
@@ -89,20 +90,20 @@ def _compile(command: list[str], source: Path, built: Path) -> None:
 
 
 def addresses(*tensors: Tensor) -> Iterator[ctypes.c_void_p]:
-    """Yield where the elements of `tensors` lie, which must be contiguous tensors of the CPU."""
+    """Yield the addresses of the elements of `tensors`, which must be contiguous and on a CPU."""
     for tensor in tensors:
         yield ctypes.c_void_p(tensor.data_ptr())
 
 
 def with_members(function: Any, layout: str) -> Callable[..., int]:
-    """Return `function` of C, which takes a pointer to a structure, for calls with the members of that.
+    """Return a form of the C `function`, which takes a pointer to a structure, that takes the members of the structure.
 
-    They are numbers: of a tensor where it lies, and 0 for none. ctypes makes an object of each argument, which for a
-    dozen of them takes as long as some thousand elements.
+    Members are numbers: for a tensor its address, and 0 for none. ctypes would make an object of each argument, which
+    for a dozen takes as long as processing some thousand elements.
 
     Args:
         function: of a compiled library; it returns an int.
-        layout: of the structure, as of the module struct.
+        layout: format of the structure, as for the module struct.
     """
     function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
     pack = Struct(layout).pack
@@ -110,5 +111,5 @@ def with_members(function: Any, layout: str) -> Callable[..., int]:
 
 
 def threads(numel: int) -> int:
-    """Return in how many threads `numel` elements are gone through: torch's own number, fewer of a small tensor."""
+    """Return the number of threads that process `numel` elements: torch's own number, or fewer for a small tensor."""
     return max(1, min(torch.get_num_threads(), numel // SMALLEST)) if numel >= 2 * SMALLEST else 1

@@ -13,13 +13,13 @@ from resireduce.kernels.native import addresses, library, threads, with_members
 from resireduce.kernels.on_gpu import in_triton
 
 LANES, PIECE = 16, 1 << 16
-"""How many sums go on side by side, and of how many elements a piece is, whose sums are formed for themselves."""
+"""Number of partial sums side by side, and elements of a piece, whose sums are formed separately."""
 
 
 def is_finite(x: Tensor) -> bool:
     """Return whether no element of `x` is NaN or infinite; True without storage. The host waits for the device of `x`.
 
-    A finite sum proves it, and is cheaper than the largest magnitude, which is asked for if the sum is not.
+    A finite sum proves it, and is cheaper than the largest magnitude, which is computed if the sum is not finite.
     """
     return x.is_meta or isfinite(x.sum().item()) or isfinite(torch.linalg.vector_norm(x, torch.inf).item())
 
@@ -33,8 +33,8 @@ def refuse_non_finite(x: Tensor) -> None:
 def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the L1 and the L2 norm of all elements of `x`: 0-D, in float32 at least.
 
-    On a CPU sums are formed in float64, the same whatever the number of threads: torch adds magnitudes one by one in
-    float32, and one thread finds half of the L1 norm of 10^8 elements.
+    On a CPU sums are formed in float64, with the same result for any number of threads. torch would add magnitudes one
+    by one in float32: with one thread it finds half of the L1 norm of 10^8 elements.
     """
     sums = NormsOfParts(x)
     sums.add(x)
@@ -42,7 +42,7 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class NormsOfParts:
-    """The L1 and the L2 norm of a tensor `like` this one that comes in parts, as `l1_and_l2_norm` has them.
+    """Forms the L1 and the L2 norm, as `l1_and_l2_norm` does, of a tensor `like` this one that comes in parts.
 
     All but the last part have a multiple of 16 elements. On a CPU the bits are those of the whole tensor; elsewhere
     norms are formed of the norms of parts.
@@ -55,7 +55,7 @@ class NormsOfParts:
         self._sums, self._before = torch.zeros(2, 2, LANES, dtype=torch.float64, device=where), 0
 
     def add(self, part: Tensor) -> None:
-        """Go on with `part`, the next elements."""
+        """Add `part`, the next elements."""
         if self._norms is not None:
             l1, l2 = (torch.linalg.vector_norm(part, order, dtype=self._dtype) for order in (1, 2))
             self._norms.append((l1, l2))
@@ -75,7 +75,7 @@ class NormsOfParts:
 
 
 def _added_up(sums: Tensor) -> Tensor:
-    """Return all magnitudes and all squares of `sums`, as `_sum_into` leaves them: 1-D, added up by halves."""
+    """Return the totals of magnitudes and of squares, 1-D, from the `sums` that `_sum_into` leaves, added pairwise."""
     lanes = sums[0] + sums[1]
     while lanes.shape[1] > 1:
         first, second = lanes.chunk(2, 1)
@@ -86,9 +86,9 @@ def _added_up(sums: Tensor) -> Tensor:
 def mean_norm(x: Tensor, phi: float) -> Tensor:
     """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, in float32 at least.
 
-    Compiled code gives the same bits in one call: most tensors are small, and each operation on a number takes as long
-    as to go through some thousand elements. A kernel in Triton reads `x` once and forms sums in float64, as a CPU does:
-    plain torch on a GPU, which forms them in float32, may have another last bit.
+    Compiled code gives the same bits in one call: most tensors are small, and each operation on a 0-D tensor takes as
+    long as processing some thousand elements. A kernel in Triton reads `x` once and forms sums in float64, as a CPU
+    does: plain torch on a GPU, which forms them in float32, may differ in the last bit.
     """
     n = x.numel()
     if in_triton(x):
@@ -104,7 +104,7 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
 
 
 def mean_of_norms(n: int, phi: float, l1: Tensor, l2: Tensor) -> Tensor:
-    """Return the `mean_norm` with `phi` of `n` elements whose norms are `l1` and `l2`, 0-D."""
+    """Return `mean_norm`, with `phi`, of `n` elements whose norms are `l1` and `l2`, 0-D."""
     return phi * l1 / n + (1 - phi) * l2 / n**0.5
 
 
@@ -116,9 +116,9 @@ def _mean_norm(compiled: ctypes.CDLL) -> Callable[..., int]:
 def _sum_into(sums: Tensor, flat: Tensor, before: int) -> None:
     """Add magnitudes and squares of `flat`, the elements from number `before` on, to `sums`: (2, 2, 16), float64.
 
-    The first half has those of all complete pieces of 65,536 elements, the second those of the piece that is not: of
-    each sixteen sums of magnitudes and sixteen of squares, element i in those of number i % 16. Sums of a piece begin
-    with zero, so that threads can share pieces.
+    The first half has the sums of all complete pieces of 65,536 elements, the second those of the incomplete piece:
+    sixteen sums of magnitudes and sixteen of squares each, where element i is added to sum i % 16. The sums of a piece
+    begin with zero, so that threads can share pieces.
     """
     compiled = library("sums") if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is not None:
@@ -164,9 +164,9 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def add_l1_norms_(by_row: Tensor, by_column: Tensor, part: Tensor, first: int) -> None:
     """Write the L1 norms of the rows of 2-D `part`, the rows from number `first` on of a matrix, into 1-D `by_row`.
 
-    And add those of its columns to `by_column`: both as long as the matrix, zeros before the first part. When all rows
-    have come in their order they are those of `l1_norms`, bit for bit by compiled code; else norms of columns are
-    rounded once more for each part.
+    Also add those of its columns to `by_column`. Both are as long as the matrix has rows and columns, and zero before
+    the first part. When all parts have come in order, they equal those of `l1_norms`, bit for bit by compiled code;
+    otherwise norms of columns are rounded once more for each part.
     """
     compiled = _compiled(part, by_row.dtype, len(by_row))
     here = by_row[first : first + len(part)]
@@ -179,6 +179,7 @@ def add_l1_norms_(by_row: Tensor, by_column: Tensor, part: Tensor, first: int) -
 
 
 def _compiled(matrix: Tensor, dtype: torch.dtype, n_rows: int) -> ctypes.CDLL | None:
-    """Return the compiled code for norms in `dtype` of 2-D `matrix`, some rows of one of `n_rows`, if it fits."""
+    """Return the compiled code for norms in `dtype` of 2-D `matrix`, a part of one of `n_rows` rows; None if it cannot
+    be used."""
     fits = matrix.dtype == dtype == torch.float32 and matrix.device.type == "cpu" and min(n_rows, matrix.shape[1]) > 1
     return library("submatrix") if fits and matrix.is_contiguous() else None

@@ -1,7 +1,7 @@
-"""Whether Triton's kernels are used for a tensor: on an NVIDIA GPU, once they have shown there that they are right.
+"""Whether Triton's kernels are used for a tensor: on an NVIDIA GPU, once they have passed a check there.
 
-Else plain torch has the same results. RESIREDUCE_TRITON=0 says that they are not to be used; RESIREDUCE_TRITON=launches
-that none of them is whose programs wait for each other.
+Otherwise plain torch gives the same results. With RESIREDUCE_TRITON=0 they are not used; with
+RESIREDUCE_TRITON=launches those are not used whose programs wait for each other.
 """
 
 import logging
@@ -17,25 +17,24 @@ import torch
 from torch import Tensor
 
 SWITCH = "RESIREDUCE_TRITON"
-"""Environment variable: 0 says that no kernel in Triton is to be used."""
+"""Environment variable: with 0 no kernel in Triton is used."""
 IN_LAUNCHES = "launches"
-"""Value of that variable: kernels in Triton are used, but none whose programs wait for each other."""
+"""Value of that variable with which kernels in Triton are used, but none whose programs wait for each other."""
 DEVICE = "cuda"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 1 << 30
-"""The most elements, whose places are numbers of 32 bits, with some to spare. Few are worth it, too: to launch a kernel
-takes a host about as long as to launch one of torch's operations, of which it replaces several."""
+"""The most elements of a tensor: places are numbers of 32 bits. There is no least number: launching a kernel takes
+about as long as launching one of torch's operations, of which it replaces several."""
 PATIENCE_SECONDS = 3.0
-"""How long kernels are compiled and checked before anybody is told."""
+"""How long kernels are compiled and checked before the log says so."""
 CAPABILITY = (8, 0)
 """The oldest GPUs for which Triton is made: compute capability."""
 
 
 def in_triton(*tensors: Tensor) -> bool:
-    """Return whether Triton's kernels take `tensors`, of which the first says how large they are and of which dtype.
+    """Return whether Triton's kernels take `tensors`; the first decides by its size and dtype.
 
-    The first time on a GPU this compares them with plain torch, which takes seconds; if they fail there, a warning
-    says so, once.
+    The first call on a GPU compares the kernels with plain torch, which takes seconds; if they fail, it warns, once.
     """
     first = tensors[0]
     if first.device.type != DEVICE or first.dtype not in DTYPES or not 0 < first.numel() <= LARGEST:
@@ -48,10 +47,10 @@ def in_triton(*tensors: Tensor) -> bool:
 
 @cache
 def works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether Triton is there and its kernels have the bits of plain torch on `device`, for tensors of `dtype`.
+    """Return whether Triton is there, and its kernels give the bits of plain torch on `device` for tensors of `dtype`.
 
-    They are compiled for that. If they fail, a warning says why; if only those fail whose programs wait for each other,
-    the others are used, and a warning says that.
+    This compiles them. If they fail, a warning says why; if only those fail whose programs wait for each other, the
+    others are used, with a warning.
     """
     capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
     if not capable or find_spec("triton") is None:
@@ -78,7 +77,8 @@ def _proven(device: torch.device, dtype: torch.dtype) -> bool:
 
 @contextmanager
 def _told(text: str) -> Iterator[None]:
-    """Log `text` as a warning, which Python prints unless told otherwise, if what is within takes long."""
+    """Return a context that logs `text` as a warning, which Python prints by default, if it lasts longer than
+    PATIENCE_SECONDS."""
     timer = threading.Timer(PATIENCE_SECONDS, logging.getLogger("resireduce").warning, ["resireduce: %s", text])
     timer.daemon = True
     timer.start()
@@ -89,7 +89,7 @@ def _told(text: str) -> Iterator[None]:
 
 
 def _failure(check: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why kernels cannot be used, by that `check` of self_check.py; None: they can."""
+    """Return why kernels cannot be used, by function `check` of self_check.py; None: they can."""
     try:
         from resireduce.kernels.gpu import self_check
 

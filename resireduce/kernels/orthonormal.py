@@ -4,15 +4,16 @@ import torch
 from torch import Tensor
 
 ROUNDING = 10
-"""Units of rounding that are left of a vector which depends on others: what is shorter is taken for nothing."""
+"""Units of rounding: a vector that is shorter after projection counts as dependent on the others, and becomes zero."""
 
 
 def orthonormal(rows: Tensor) -> Tensor:
     """Return a new matrix whose rows span what those of `rows` do, orthonormal, in the same order and dtype.
 
-    A row that depends on those before it, or is zero, becomes zero. Each is projected twice, since once leaves rows
-    that are nearly dependent far from orthogonal. No element is too small or too large to be squared. Nothing of it is
-    a product of matrices, which autocast would round, and nothing waits for the device.
+    A row that depends on those before it, or is zero, becomes zero. Each is projected twice, since one projection
+    leaves nearly dependent rows far from orthogonal. Elements may be so small or large that their squares leave the
+    dtype's range. There is no product of matrices, which autocast would round, and the host does not wait for the
+    device.
     """
     largest = rows.abs().amax(1, keepdim=True)
     scaled, basis = rows / torch.where(largest > 0, largest, 1), torch.zeros_like(rows)

@@ -1,4 +1,5 @@
-"""The k largest magnitudes of a tensor, selected and packed by one call of compiled code: small ones cost calls."""
+"""The k largest magnitudes of a tensor, selected and packed by one call of compiled code: calls dominate small
+tensors."""
 
 import ctypes
 from collections.abc import Callable
@@ -16,17 +17,18 @@ from resireduce.kernels.submatrix import IN_C, Crossing, crossing_in_c
 BYTES = 8
 """Bytes of a packed element: a float32 value and an int32 index."""
 ADDENDS = f"2P2Pi{IN_C}"
-"""Where elements lie, and what is added to them: numbers; codes and scales, and of how many bits; a crossing."""
+"""Layout of the arguments of compiled code: the elements, and an addend: numbers; or codes, scales and bits; or a
+crossing."""
 NO_CODES, NO_CROSSING = (0,) * 3, (0,) * 8
 NOT_DONE = -3
 """The status that compiled code returns if it has changed nothing, as in candidates.c."""
 Addend = Tensor | Coded | Crossing
-"""What may be added to a gradient on the way: as many numbers, such in few bits, or those of a sub-matrix."""
+"""What may be added to a gradient on the way: as many numbers, numbers in few bits, or those of a sub-matrix."""
 
 
 @cache
 def _largest(found: ctypes.CDLL) -> Callable[..., int]:
-    """Return the function, which takes what is added, and all other numbers."""
+    """Return the compiled function, which takes the addend and all other numbers as members of a structure."""
     return with_members(found.resireduce_largest, ADDENDS + "5q3i3P")
 
 
@@ -35,11 +37,11 @@ def packed_largest(
 ) -> Tensor | None:
     """Return the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` selects them: values, then indices.
 
-    They lie behind one another as float32 and int32 in a 1-D uint8 tensor, each in the order of the indices. With
-    `added`, if a tensor 1-D, that is added to `flat` first, in place; if it `takes` them, zeros are left in their
-    places. None, and nothing is done, for all but contiguous float32 of a CPU, or without compiler.
+    The result is a 1-D uint8 tensor of float32 values and then int32 indices, both in the order of the indices. `added`
+    (1-D, if a tensor) is added to `flat` first, in place. With `takes`, the selected elements of `flat` become zero.
+    Return None, and do nothing, for anything but contiguous float32 on a CPU, or without a compiler.
 
-    check: FloatingPointError is raised if the sum is not finite.
+    check: raise FloatingPointError if the sum is not finite.
     """
     n = flat.numel()
     if not (0 < k < n < 1 << 31 and _suits(flat) and (not isinstance(added, Tensor) or _suits(added))):
@@ -63,9 +65,10 @@ def packed_largest(
 
 @cache
 def _sizes(n: int, k: int) -> tuple[int, int, int, int] | None:
-    """Return the sample of `n` elements, as of `sample_of`, room for candidates, and bytes of it; None if too little.
+    """Return step and rank of the sample, as `sample_of`, the room for candidates, and its bytes; None if there is too
+    little.
 
-    In the memory of the plain form, of 13 bytes each, there is room for more of them, of 9.
+    The plain form takes 13 bytes for each candidate and this one 9, so that the same memory has room for more.
     """
     plain = room_for(n, k, piece_of(n))
     room = min(n, 13 * plain // 9)
@@ -74,10 +77,10 @@ def _sizes(n: int, k: int) -> tuple[int, int, int, int] | None:
 
 
 def _addend(added: Addend | None, n: int, room: Tensor) -> tuple[int, ...] | None:
-    """Return what compiled code is told of what is added to `n` elements, as ADDENDS has it, or zeros of what there is
-    not; None, if it cannot add it, or not in `room`.
+    """Return the arguments, as in ADDENDS, for what is `added` to `n` elements, with zeros for what there is not; None
+    if compiled code cannot add it, or `room` is too small.
 
-    For a crossing there is memory in `room`, where nothing else is written before all is added.
+    A crossing needs memory in `room`, where nothing else is written before all is added.
     """
     if added is None or isinstance(added, Tensor):
         return (0 if added is None else added.data_ptr(), *NO_CODES, *NO_CROSSING)
@@ -92,7 +95,7 @@ def _suits(flat: Tensor) -> bool:
 
 
 def _packed(flat: Tensor, indices: Tensor, takes: bool) -> Tensor:
-    """Do the rest where the sample misled, and the elements at `indices` were found by another look."""
+    """Return the packed elements at `indices`, which a second scan has found because the sample was misleading."""
     packed = torch.cat((flat.index_select(0, indices).view(torch.uint8), indices.to(torch.int32).view(torch.uint8)))
     if takes:
         flat.index_fill_(0, indices, 0.0)

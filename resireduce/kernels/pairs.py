@@ -7,9 +7,9 @@ INT32 = torch.iinfo(torch.int32)
 
 
 def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
-    """Return 1-D integers, twice as many as 1-D `values`: the bits of each value, float32 or float64, and its index.
+    """Return 1-D integers, twice as many as 1-D `values` (float32 or float64): the bits of each value, then its index.
 
-    They are int32, unless values are float64 or `numel`, the number that indices stay below, is more than int32 has.
+    They are int32; or int64 if values are float64, or `numel`, which all indices are below, exceeds int32.
     """
     narrow = values.dtype == torch.float32 and numel <= INT32.max
     bits = values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
@@ -18,7 +18,8 @@ def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
 
 
 def unpaired(paired: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the values, in `dtype`, float32 or float64, and the indices, int64, of `paired`, made by `pairs`."""
+    """Return the values, in `dtype` (float32 or float64), and the indices, int64, of `paired`, as `pairs` returns
+    it."""
     bits, indices = paired.view(-1, 2).unbind(1)
     wide = bits.to(torch.int64 if dtype == torch.float64 else torch.int32).contiguous()
     return wide.view(dtype), indices.long().contiguous()
@@ -29,7 +30,7 @@ def summed(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
     In each part no index repeats. Sums are formed in the order of parts, the same on every device.
     """
-    if parts[0][1].is_meta:  # nobody knows which meet: as if none did
+    if parts[0][1].is_meta:  # which indices are equal is unknown: as if none were
         return torch.cat([values for values, _ in parts]), torch.cat([places for _, places in parts])
     indices = torch.cat([places for _, places in parts]).unique()
     sums = torch.zeros(len(indices), dtype=parts[0][0].dtype, device=indices.device)

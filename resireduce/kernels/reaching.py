@@ -7,9 +7,10 @@ from resireduce.blocks import pieces
 
 
 def reaching(flat: Tensor, threshold: Tensor | float, strictly: bool = False) -> Tensor:
-    """Indices (int64, ascending) of the elements of 1-D `flat` whose magnitude is `threshold` or, `strictly`, more.
+    """Return the indices (int64, ascending) of elements of 1-D `flat` whose magnitude is at least `threshold`; with
+    `strictly`, more.
 
-    Zeros are never among them. A sixteenth at a time, so that magnitudes of all are never in memory at once.
+    Zeros are never among them. A sixteenth is processed at a time, so that all magnitudes are never in memory at once.
     """
     found = few_reaching(flat, threshold, flat.numel(), strictly)
     assert found is not None
@@ -17,10 +18,10 @@ def reaching(flat: Tensor, threshold: Tensor | float, strictly: bool = False) ->
 
 
 def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: bool = False) -> Tensor | None:
-    """As `reaching` of `flat`, `threshold` and `strictly`, but None if there are more than `most`.
+    """Return what `reaching` does for `flat`, `threshold` and `strictly`, or None if there are more than `most`.
 
-    The indices of all elements would take twice the memory of `flat`. That there are more is found out before they take
-    more than those of `most` elements and a sixteenth.
+    The indices of all elements would take twice the memory of `flat`. It stops before it holds more than those of
+    `most` elements and a sixteenth of the tensor.
     """
     compare = torch.gt if strictly or not threshold else torch.ge
     found, count = [], 0
@@ -33,6 +34,7 @@ def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: b
 
 
 def reaching_or_largest(flat: Tensor, threshold: float) -> Tensor:
-    """As `reaching` of `flat` and `threshold`, strictly; if none is, the elements of the largest magnitude."""
+    """Return what `reaching` does for `flat` and `threshold`, strictly; if there are none, the elements of largest
+    magnitude."""
     found = reaching(flat, threshold, strictly=True)
     return found if len(found) else reaching(flat, torch.linalg.vector_norm(flat, torch.inf))

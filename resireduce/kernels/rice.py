@@ -1,8 +1,8 @@
 """Ascending indices in little more than their entropy: gaps in Golomb-Rice codes (Rice and Plaunt, IEEE Trans. Commun.
 1971; Golomb, IEEE Trans. Inf. Theory 1966, shows that they suit gaps between events that are equally probable).
 
-A gap g is the number of elements that are skipped. Its lower `width` bits are a code of that width; the rest, g >>
-width, is so many zeros and a one. All ones together then mark the ends: one search for ones reads them, not a loop.
+A gap g is the number of elements that are skipped. Its lower `width` bits are stored as they are; the rest, g >> width,
+is stored as that many zeros and a one. The ones thus mark the ends of gaps, which one search finds, without a loop.
 """
 
 import torch
@@ -14,8 +14,8 @@ from resireduce.kernels.bits import BYTE, pack_bits, pack_codes, unpack_bits, un
 def encode(indices: Tensor, numel: int) -> tuple[int, Tensor]:
     """Return the width and the bytes, 1-D uint8, of 1-D int64 `indices`: unique, ascending, below `numel`.
 
-    The width is the one that takes fewest bits. Without storage it is that for equal gaps, and bytes are as many as
-    that width takes at most.
+    The width is the one that takes fewest bits. Without storage it is that for equal gaps, and the number of bytes is
+    the largest possible with that width.
     """
     count = indices.numel()
     if not count:
@@ -31,7 +31,7 @@ def encode(indices: Tensor, numel: int) -> tuple[int, Tensor]:
 
 
 def decode(data: Tensor, width: int, count: int) -> Tensor:
-    """Return the `count` indices that `encode` made `data` of, with that `width`: 1-D int64, ascending."""
+    """Return the `count` indices that `encode` has written to `data` with this `width`: 1-D int64, ascending."""
     stop = width * -(-count // BYTE)
     if data.is_meta or not count:
         return torch.empty(count, dtype=torch.int64, device=data.device)
@@ -43,7 +43,7 @@ def decode(data: Tensor, width: int, count: int) -> Tensor:
 
 
 def _best_width(gaps: Tensor, numel: int) -> int:
-    """Return the width that takes fewest bits; more than those of the mean gap never do."""
+    """Return the width that takes fewest bits: never more than the bits of the mean gap."""
     widths = range(max(numel // gaps.numel(), 1).bit_length() + 1)
     bits = torch.stack([(gaps >> width).sum() + width * gaps.numel() for width in widths])
     return widths[-1] - 1 if gaps.is_meta else int(bits.argmin())

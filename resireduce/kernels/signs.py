@@ -1,4 +1,4 @@
-"""Signs of a tensor as bits, eight a byte, gone through a piece at a time."""
+"""Signs of a tensor as bits, eight a byte, processed a piece at a time."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,8 @@ from resireduce.kernels.bits import BYTE, octets, pack_bits, unpack_bits
 
 
 def pack_signs(flat: Tensor) -> Tensor:
-    """Return ceil(n / 8) bytes of 1-D `flat`, whose bits are set where it is negative; zeros of either sign are not."""
+    """Return ceil(n / 8) bytes for 1-D `flat`, whose bits are 1 where it is negative, and 0 for zeros of either
+    sign."""
     packed = torch.empty(-(-flat.numel() // BYTE), dtype=torch.uint8, device=flat.device)
     for piece in pieces(flat.numel(), BYTE):
         packed[octets(piece)] = pack_bits(flat[piece] < 0)
@@ -16,7 +17,7 @@ def pack_signs(flat: Tensor) -> Tensor:
 
 
 def add_signs_(dense: Tensor, packed: Tensor, plus: Tensor, minus: Tensor, scale: float) -> Tensor:
-    """Add `scale` x `minus` to `dense` where bits of `packed` are set, and `scale` x `plus` elsewhere; return `dense`.
+    """Add `scale` x `minus` to `dense` where bits of `packed` are 1, and `scale` x `plus` elsewhere; return `dense`.
 
     dense: contiguous. plus, minus: one number each, of any dtype.
     """

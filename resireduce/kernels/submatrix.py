@@ -1,4 +1,4 @@
-"""The elements of a matrix where some rows cross some columns: what is added to them, and a copy of them."""
+"""The elements of a matrix where some rows cross some columns: adding to them, and copying them."""
 
 import ctypes
 from collections.abc import Callable
@@ -31,13 +31,14 @@ class Crossing:
 
 
 IN_C = "3P4qP"
-"""The layout of a crossing in crossing.h, as of the module struct."""
+"""The layout of a crossing in crossing.h, as for the module struct."""
 
 
 def crossing_in_c(crossing: Crossing, numel: int, room: Tensor) -> tuple[int, ...] | None:
-    """Return `crossing` of a matrix of `numel` elements for compiled code, which knows float32 of a CPU; else None.
+    """Return `crossing` of a matrix of `numel` elements as numbers for compiled code; None unless it is float32 on a
+    CPU.
 
-    It writes into `room` which row and which column each of the matrix is: None, too, without 4 bytes for each.
+    Compiled code writes into `room` 4 bytes for each row and column of the matrix; None, too, if `room` is smaller.
     """
     values, rows, columns, height = crossing.values, crossing.rows, crossing.columns, crossing.height
     width = numel // height
@@ -50,9 +51,9 @@ def crossing_in_c(crossing: Crossing, numel: int, room: Tensor) -> tuple[int, ..
 def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, pieces: int = PIECES) -> None:
     """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` (int32, ascending) of contiguous 2-D `matrix`, in place.
 
-    Whole rows, in `pieces`: where operations must be deterministic, a GPU would write the elements one by one after
-    sorting their indices, which takes several times the memory of the matrix. Compiled code gives the same bits, and so
-    does a kernel on a GPU.
+    Plain torch adds whole rows, in `pieces`: where operations must be deterministic, a GPU would write single elements
+    after sorting their indices, which takes several times the memory of the matrix. Compiled code and a kernel on a GPU
+    give the same bits.
     """
     if _compiled("resireduce_add_crossing", matrix, rows, columns, values):
         return
@@ -70,7 +71,7 @@ def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor,
 def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return a copy of contiguous 2-D `matrix` where 1-D `rows` cross 1-D `columns` (int32, ascending): 2-D.
 
-    Whole rows, a sixteenth of them at a time: elements one by one would take four times as long.
+    Plain torch copies whole rows, a sixteenth of them at a time: single elements would take four times as long.
     """
     values = matrix.new_empty(len(rows), len(columns))
     if _compiled("resireduce_cut_crossing", matrix, rows, columns, values):
@@ -86,10 +87,10 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def cut_largest(matrix: Tensor, n_rows: int, n_columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which rows and which columns of contiguous 2-D `matrix` have the largest L1 norms, and where these cross.
+    """Return the rows and columns of contiguous 2-D `matrix` with the largest L1 norms, and a copy of where they cross.
 
-    `n_rows` rows and `n_columns` columns (1-D int32, ascending), as `l1_norms` in float32 at least and `largest_norms`
-    choose them, and a copy as of `cut_crossing`. Compiled code does all of it in one call.
+    There are `n_rows` rows and `n_columns` columns (1-D int32, ascending), chosen by `l1_norms` in float32 at least and
+    `largest_norms`; the copy is that of `cut_crossing`. Compiled code does all of it in one call.
     """
     height, width = matrix.shape
     compiled = library("submatrix") if _suits(matrix) and height > 1 and width > 1 else None
@@ -113,7 +114,7 @@ def _cut_largest(compiled: ctypes.CDLL) -> Callable[..., int]:
 
 
 def _compiled(name: str, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> bool:
-    """Have compiled code do what it can; False if nothing was done, as with numbers that torch refuses."""
+    """Call the compiled function `name`; return False if it has done nothing, as for indices that torch refuses."""
     compiled = library("submatrix") if _suit(rows, columns, values, matrix) else None
     if compiled is None:
         return False
@@ -125,13 +126,13 @@ def _compiled(name: str, matrix: Tensor, rows: Tensor, columns: Tensor, values: 
 
 
 def _in_triton(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> bool:
-    """Whether kernels of a GPU know them: numbers of int32, values in one of their dtypes."""
+    """Whether Triton's kernels take these tensors: indices of int32, values of one of their dtypes."""
     known = rows.dtype == columns.dtype == torch.int32 and values.dtype in DTYPES
     return known and in_triton(matrix, rows, columns, values)
 
 
 def _suit(rows: Tensor, columns: Tensor, *numbers: Tensor) -> bool:
-    """Whether compiled code knows them: int32, and `numbers` in float32, contiguous, of the CPU."""
+    """Whether compiled code takes these tensors: indices of int32, and `numbers` of float32, contiguous, on a CPU."""
     known = rows.dtype == columns.dtype == torch.int32 and rows.is_contiguous() and columns.is_contiguous()
     return known and rows.is_cpu and columns.is_cpu and all(map(_suits, numbers))
 

@@ -16,7 +16,7 @@ BY_HAND = "give module:callable that returns the model"
 
 
 def build_from_config(path: str, /, **values: object) -> nn.Module:
-    """The model that the file describes, or config.json in the folder, on the default device; nothing is downloaded.
+    """Return the model that a file describes, or config.json in a folder, on the default device; nothing is downloaded.
 
     It is the first of the file's "architectures", or without one what transformers' AutoModel makes of its
     "model_type"; in the precision that its "dtype" names. `values` take the place of the file's own. Raises ConfigError
@@ -44,7 +44,8 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """What is in the file. Raises ConfigError if it is no configuration, or one of weights in a form of their own."""
+    """Return the content of the file. Raises ConfigError if it is no configuration, or one of weights in a form of
+    their own."""
     file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What a user names by "module:name": found, checked and called, and what goes wrong with it said in one line."""
+"""Objects that a user names by "module:name": found, checked and called; errors become one line."""
 
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
@@ -9,9 +9,9 @@ from resireduce.scheme import load
 
 
 def find_named(field: str, name: str, target: str, cure: str) -> Any:
-    """Return what `target`, "module:name", is.
+    """Return the object that `target`, "module:name", names.
 
-    Raises ConfigError of `field` if it is nothing, with `name`, as the user gave it, and `cure`.
+    Raises ConfigError of `field` if there is none, with `name`, as the user gave it, and `cure`.
     """
     module, _, attribute = target.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
@@ -20,7 +20,7 @@ def find_named(field: str, name: str, target: str, cure: str) -> Any:
 
 
 def attempt(what_failed: str, act: Callable[[], Any], cure: str) -> Any:
-    """What `act` returns; what it raises becomes a ConfigError of one line: `what_failed`, its message, and `cure`.
+    """Return what `act` returns; an error becomes a ConfigError of one line: `what_failed`, its message, and `cure`.
 
     It calls code that is not the library's and can raise anything. A ConfigError is passed on as it is.
     """
@@ -33,7 +33,7 @@ def attempt(what_failed: str, act: Callable[[], Any], cure: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and message of `error`, cut to one line: the first, and the second if the first announces it."""
+    """Return type and message of `error`, cut to one line: the first, and the second if the first announces it."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or ["no message"]
     return f"{type(error).__name__}: {' '.join(lines[: 1 + lines[0].endswith(':')])}"
 
@@ -41,10 +41,10 @@ def first_line(error: BaseException) -> str:
 def check_arguments(
     field: str, name: str, make: Callable[..., Any], arguments: Iterable[str], own: int = 0
 ) -> Callable[..., Any]:
-    """`make`, if it takes `arguments` by name, as far as its signature tells.
+    """Return `make`, if it takes `arguments` by name, as far as its signature tells.
 
-    Else a ConfigError that says `field` and the `name` of `make`, and lists the arguments that it takes.
-    The first `own` of its arguments are given by the caller, and are none that a user may give.
+    Otherwise raise a ConfigError of `field`, with the `name` of `make` and the arguments that it takes, except for the
+    first `own`, which the library gives.
     """
     try:
         parameters = list(signature(make).parameters.values())[own:]
@@ -59,5 +59,5 @@ def check_arguments(
 
 
 def shown(arguments: Mapping[str, object]) -> str:
-    """`arguments` as they stand in a message: " with layers=12, width='a'"; nothing without any."""
+    """Return `arguments` as text for a message: " with layers=12, width='a'"; nothing without any."""
     return f" with {', '.join(f'{key}={value!r}' for key, value in arguments.items())}" if arguments else ""

@@ -33,5 +33,5 @@ class Item:
 
 
 def sums(items: list[Item]) -> dict[str, int]:
-    """Bytes of `items` by state, all of STATES."""
+    """Return the bytes of `items` by state, for all of STATES."""
     return {state: sum(item.nbytes for item in items if item.state == state) for state in STATES}

@@ -23,7 +23,7 @@ def itemise_states(optimizer: DistributedOptimizer, model: nn.Module | None = No
 
 
 def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
-    """As `itemise_states`, with the tensors themselves; `optimizer` and `model` as there."""
+    """Return what `itemise_states` does for `optimizer` and `model`, each with the tensor itself."""
     found: dict[tuple[str, int], tuple[Item, Tensor]] = {}
     for state, name, part, tensor, members in _held(optimizer, _names(optimizer, model)):
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -92,9 +92,9 @@ def _sharing(optimizer: DistributedOptimizer) -> dict[int, tuple[str, ...]]:
 
 
 def _owner(key: str, names: set[str]) -> tuple[str, str]:
-    """Parameter and part of a residual's tensor, from the name that it has there: kind, parameter, which of several.
+    """Return parameter and part of a residual's tensor, from its name `key`: kind, parameter, which of several.
 
-    What names no parameter goes by that name.
+    A tensor of no parameter keeps its name.
     """
     kind, *pieces = key.split(".")
     for stop in range(len(pieces), 0, -1):

@@ -79,7 +79,8 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
-    """The tensors that `optimizer`, its parameters and its residuals hold now, each once, by the kind of model state.
+    """Return the tensors that `optimizer`, its parameters and its residuals hold now, each once, by kind of model
+    state.
 
     Residuals in the host's memory are not among them.
     """
@@ -142,16 +143,16 @@ def track_states(optimizer: DistributedOptimizer) -> LiveBytes:
 
     Counted are tensors of a parameter's shape (dense gradients, wherever autograd holds them) and all that the library
     makes while it works: payloads, received messages, temporaries, and those of the wrapped optimizer that it calls.
-    Activations are not counted; it is taken that none has the shape of a parameter.
+    Activations are not counted; it is assumed that none has the shape of a parameter.
     """
     held = held_tensors(optimizer)
     return LiveBytes(counted_states(held["parameters"]), [tensor for tensors in held.values() for tensor in tensors])
 
 
 def counted_states(parameters: Iterable[Tensor]) -> Callable[[Tensor], bool]:
-    """Return what tells of a new tensor whether `track_states` counts it, for a model with these `parameters`.
+    """Return a function that decides whether `track_states` counts a new tensor, for a model with these `parameters`.
 
-    It is to be asked while the operation that has made the tensor runs: it looks at who has called that.
+    It must be called while the operation that makes the tensor runs, since it looks at the callers.
     """
     shapes = {_squeezed(parameter) for parameter in parameters}
     return lambda tensor: _squeezed(tensor) in shapes or _called_by_library()

@@ -1,4 +1,4 @@
-"""What each scheme's residuals take for a model, asked of the residuals themselves."""
+"""The bytes of each scheme's residuals for a model, counted by the residuals themselves."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,8 @@ from resireduce.scheme import SCHEMES, build_residual
 
 
 def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict[str, int]:
-    """Bytes of all residuals of `parameters` (by name) with each scheme, default options, in the parameters' dtype.
+    """Return the bytes of all residuals of `parameters` (by name) with each scheme, default options, in the parameters'
+    dtype.
 
     grouping: of those tensors. Residuals are registered for tensors without storage, so that nothing is allocated.
     """

@@ -10,11 +10,10 @@ from resireduce.plan import plan
 from resireduce.slices.slice_checks import SMALLEST
 
 LARGE = 16
-"""Beside True, slices of such a part of the bytes that are trained are planned: few tensors are cut then."""
+"""With slices=True, slices of 1 / LARGE of the trained bytes are planned too: they cut few tensors."""
 NEAR, WORTH, WORTH_AGAIN = 0.9, 0.02, 0.05
-"""What saves such a share of the most that any choice saves is as good. Less than the second of what is held at the
-fullest moment without slices is not worth them; nor less than as much and the third, for each time that all gradients
-are made again."""
+"""A choice that saves NEAR of what the best one saves is as good. Savings below WORTH of the peak without slices are
+not worth slices; for each time that all gradients are made again, WORTH_AGAIN is added to that."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,10 @@ def slice_choices(build: Callable[[], nn.Module], *, slices: int | bool = True, 
 
 
 def advisable(choices: Sequence[SliceChoice]) -> SliceChoice:
-    """Return the one of `choices`, as `slice_choices` returns them, that is worth its price.
+    """Return the one of `choices`, made by `slice_choices`, that is worth its price.
 
-    Of those that save nearly as much as any, the one that makes least again, and then the one of the fewest slices;
-    the first, without slices, where none saves what is worth it.
+    Among those that save nearly the most it is the one that makes the fewest elements again, and then the one with the
+    fewest slices. If none saves enough, it is the first, without slices.
     """
     first, *others = choices
     worth = [one for one in others if one.saved >= (WORTH + WORTH_AGAIN * one.made_again) * first.peak_states]

@@ -29,7 +29,7 @@ def as_count(text: str) -> int | str:
 
 
 def as_pair(text: str) -> tuple[str, object]:
-    """Name and value of the `text` "name=value": a value in JSON or as Python writes it, or as it is."""
+    """Return name and value of the `text` "name=value": a value in JSON or as Python writes it, or as it is."""
     name, _, value = text.partition("=")
     if value in PYTHONS:
         return name, PYTHONS[value]
@@ -40,7 +40,8 @@ def as_pair(text: str) -> tuple[str, object]:
 
 
 def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
-    """Arguments by name, of `texts` "name=value". Raises ConfigError of `field` for one that is none or is twice."""
+    """Return arguments by name from `texts` "name=value". Raises ConfigError of `field` for another form or a name
+    given twice."""
     found: dict[str, object] = {}
     for text in texts:
         name, value = as_pair(text)
@@ -53,7 +54,8 @@ def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
 
 
 def patterns_in(path: str | None) -> str | dict[str, object]:
-    """Return what the file at `path` says of groups; "auto" without one: they are found. Raises ConfigError."""
+    """Return the groups that the file at `path` describes; "auto" without a file. Raises ConfigError for an unusable
+    file."""
     if path is None:
         return "auto"
     try:

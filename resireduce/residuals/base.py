@@ -29,7 +29,7 @@ def alike(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Addend] | None:
-    """Return `grad` and what is `stored`, if code that goes through `grad` can add it on the way; otherwise None."""
+    """Return `grad` and what is `stored`, if code that reads each element of `grad` can add it; otherwise None."""
     if isinstance(stored, Plain):
         return alike(grad, stored.values)
     if type(stored) is Blocks and stored.adds_to(grad):  # a subclass may add in a way of its own
@@ -38,7 +38,7 @@ def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Addend] | None:
 
 
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """Return what residuals, `stored` by tensor name, hold, by names that begin with `kind`: unique in a scheme."""
+    """Return all tensors of `stored`, given by tensor name, under names that begin with `kind`: unique in a scheme."""
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
@@ -108,7 +108,7 @@ class Residual(InParts, ABC):
         """
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
-        """Store `value` of tensor `name`, in the memory of what `compensate_` returned, outside a step's sending.
+        """Store `value` of tensor `name`, in the memory of what `compensate_` returned, without sending.
 
         `value` was not sent after all, or comes from another job. `step` seeds random choices, as in `update`.
         """
@@ -123,8 +123,8 @@ class Residual(InParts, ABC):
         """Return everything stored, indices included, by a name that is unique within this residual."""
 
     def meaning(self) -> dict[str, str]:
-        """Return what `tensors()` do not show, and a state to `load` must have in common: in words, by names that
-        begin with "members." or "places."."""
+        """Return what a state to `load` must have in common with this residual beside names and shapes: texts, by names
+        that begin with "members." or "places."."""
         return {}
 
     def nbytes(self) -> int:

@@ -65,7 +65,7 @@ class GroupResidual(Residual, Generic[F]):
     def fold(self, folded: F | None, error: Tensor, name: str, room: Tensor | None) -> F:
         """Return what is `folded` so far, if anything, with the `error` of member `name`; may use their memory.
 
-        room: with the last member, where what is to be stored may be formed, if that is not copied anyway.
+        room: with the last member, memory in which the value to store may be formed; None: it is copied anyway.
         """
 
     @abstractmethod

@@ -28,9 +28,9 @@ class Stored(ABC):
         """Store `value`, whose memory may be kept; `source` is for random rounding (None on the meta device)."""
 
     def room(self, dtype: torch.dtype) -> Tensor | None:
-        """Return where a value of `dtype` may be formed, of what is stored and has been used, and of others.
+        """Return memory in which the next value of `dtype` may be formed, once what is stored has been used.
 
-        It is given to `set_` then, which leaves it there. None: `set_` copies what it is given, wherever that lies.
+        The value is then given to `set_`, which leaves it there. None: `set_` copies what it is given.
         """
         return None
 

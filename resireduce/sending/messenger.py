@@ -38,7 +38,7 @@ class Messenger:
         self, compressor: Compressor, communicator: Communicator, dense: frozenset[str], warm_up_steps: int = 0
     ):
         self.warm_up_steps = warm_up_steps
-        """Number of first steps in which all tensors are sent dense; residuals stay empty."""
+        """Number of first steps in which all tensors are sent dense, and residuals stay zero."""
         if compressor.collective == "rounds" and not communicator.exchanges:
             raise ConfigError(
                 f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
@@ -89,9 +89,10 @@ class Messenger:
 
     @timed("communicate", exact=True)
     def send(self, made: Sequence[Payload | Round], *names: str) -> list[Message | Round]:
-        """Launch the collective of a tensor, or one for several of one compressor, by `names`: the first is needed.
+        """Launch one collective for tensor `names[0]`, or for several tensors of one compressor.
 
-        It sends what `compress` has `made`: payloads, or a round, which is then itself returned as under way.
+        made: what `compress` returned for each: payloads, or a round, which is then itself returned as under way.
+        names: all tensors, or only the first.
         """
         if isinstance(made[0], Round):
             made[0].launch(self.communicator)
@@ -124,7 +125,8 @@ class Messenger:
         ]
 
     def _look_at_packed_(self, packed: Tensor, payloads: Sequence[Payload], names: Sequence[str]) -> None:
-        """Look at what several `payloads`, of tensors with these `names`, are in one message: nothing is done here."""
+        """Called with the `packed` message of several `payloads`, of tensors with these `names`, before it is sent:
+        does nothing here."""
         return
 
     def _gather(self, payloads: list[Payload], compressor: Compressor, name: str) -> list[Message | Round]:

@@ -23,7 +23,7 @@ def payload_of_parts(
 ) -> Payload:
     """Return the payload of a gradient with its residual, and store the rest in the residual; parts are made twice.
 
-    They are made once from last to first, to see what is to be sent, and once from first to last, to take it out and
+    They are made once from last to first, to select what is sent, and once from first to last, to take that out and
     store the rest; the latter twice if the residual looks first. Raises NonFiniteGradient before the residual is
     touched.
 

@@ -29,7 +29,7 @@ class Applier:
     def __init__(self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: LaunchQueue, settings: Settings):
         self.queue, self.streamed = queue, settings.streamed
         self._parameters = [slot.parameter for slot in slots]
-        self._waiting = slots if settings.in_backward else ()  # those that may have a gradient by hand meanwhile
+        self._waiting = slots if settings.in_backward else ()  # whose `.grad` may be set by hand meanwhile
         self.sizes = slice_bytes(settings.slices, slots, optimizer)
         self.slice_bytes = self.sizes.average
         self.chunk_bytes = self.slice_bytes or largest_layer(slots)
@@ -98,8 +98,8 @@ class Applier:
 
     @contextmanager
     def _by_hand_aside(self) -> Iterator[None]:
-        """Within it, only what is being updated has a gradient. One that was put into `.grad` by hand before the end of
-        the backward pass, as by a function of autograd, is this rank's own until `step()` averages it."""
+        """Return a context in which only parameters that are being updated have a gradient. One that was put into
+        `.grad` by hand during the backward pass is this rank's own until `step()` averages it."""
         held = [(slot, grad) for slot in self._waiting if (grad := slot.parameter.grad) is not None]
         aside = [(slot.parameter, grad) for slot, grad in held if slot not in self._updating]
         for parameter, _ in aside:

@@ -27,8 +27,8 @@ def buckets(order: Iterable[Slot], limit_bytes: int = BUCKET_BYTES) -> Iterator[
 
 
 def arrange(messages: Iterable[list[Slot]], order: Iterable[Slot]) -> Iterator[list[Slot]]:
-    """Put `messages` into the order in which `order` completes them; one of small tensors leaves when the next begins,
-    as in `buckets`.
+    """Yield `messages` in the order in which tensors, coming in `order`, complete them; a message of small tensors
+    leaves when the next one begins, as in `buckets`.
 
     The contents of a message never change: with three ranks or more, how an all-reduce rounds an element depends on its
     place in the message, and training that resumes from a checkpoint begins with the first order again.

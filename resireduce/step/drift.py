@@ -1,4 +1,4 @@
-"""Whether parameters are still the same on all ranks, which the first steps of a training ask."""
+"""Digests of parameters, which ranks compare in the first steps: they must still be the same on all."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from resireduce.blocks import slices
 
 STEPS = 2
-"""In how many steps it is asked: before the first, a forward pass may have made parameters; before the second, the
-optimizer has changed them once."""
+"""Number of steps in which ranks compare: before the first, a forward pass may have made parameters; before the second,
+the optimizer has changed them once."""
 PIECE = 1 << 18
 """Elements that are added up at once, in 16 bytes each."""
 DIGESTS = 1 << 20
@@ -27,10 +27,10 @@ DRIFTED = (
 
 
 def digest(parameters: Iterable[Tensor]) -> int:
-    """Return a number, 1 to 2^20, that different `parameters` hardly share: a hash of sums over the bits of each.
+    """Return a number from 1 to 2^20, almost surely another one for other `parameters`: a hash of sums over their bits.
 
-    Of tensors that wrap others, these count; those that are sparse, or have no storage, count for nothing. The host
-    waits for the devices once.
+    Of a tensor that wraps others, these count; sparse tensors and those without storage are left out. The host waits
+    for the devices once.
     """
     held = [inner for one in parameters for inner in _inner(one) if inner.numel() and _has_bits(inner)]
     if not held:

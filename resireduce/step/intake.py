@@ -86,7 +86,7 @@ class Intake(RowIntake):
     def take(self, slot: Slot, step: int) -> None:
         """Compress `slot`'s gradient of this `step`; if it is streamed, only its payload remains.
 
-        With slices it is held until the ranks of the node divide it.
+        With two levels it is held until the ranks of the node divide it.
         """
         slot.check_kind()
         try:

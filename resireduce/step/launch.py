@@ -21,10 +21,10 @@ class LaunchQueue(ReceiveQueue):
     """Launches every tensor's message in every step, in one order that all ranks share, and receives in that order.
 
     In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
-    gradients arrived in the first. A gathered message takes world size x payload bytes from launch to receipt: if all
-    of them would take more than `gathered_limit`, the next waits. A single larger message goes alone or, with `parts`
-    and a compressor that `divides`, in parts that stay within the limit, in `step()`; nothing is launched between
-    these. With two `levels` messages carry slices, and the averages are then gathered within the node.
+    gradients arrived in the first step. A gathered message takes world size x payload bytes from launch to receipt: if
+    all of them would take more than `gathered_limit`, the next waits. A single larger message goes alone or, with
+    `parts` and a compressor that `divides`, in parts that stay within the limit, in `step()`; nothing is launched
+    between these. With two `levels` messages carry slices, and the averages are then gathered within the node.
 
     Where ranks make payloads in rounds, the first round takes a message's place. The others follow in `step()`, after
     the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
@@ -131,9 +131,10 @@ class LaunchQueue(ReceiveQueue):
             self._end_rounds()
 
     def _may_begin(self, step: int, complete: bool) -> bool:
-        """Return False if messages depend on the number of the `step`, and it is not complete but the first.
+        """Return False if messages depend on the step number, and ranks have not compared theirs: they do once, at the
+        end of the first step, when it is `complete`.
 
-        Then they wait, for ranks to compare that number: UsageError, on all, if another rank has another.
+        Until then messages wait. Raises UsageError, on all ranks, if `step` is not the same on each.
         """
         if complete and not self._step_is_agreed:
             self._sums([], step)

@@ -11,9 +11,9 @@ from resireduce.streamed_away import StreamedAway
 
 
 def part(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
-    """Give gradients of `slots` memory of their own, where autograd has left several in the same: each gets an average.
+    """Give gradients of `slots` memory of their own where autograd has left several in one: each is to hold an average.
 
-    Graphs that create_graph=True has made of them are let go: averages have none.
+    Their graphs, which create_graph=True has made, are dropped: averages have none.
 
     others: parameters that somebody else updates, whose gradients must stay as they are.
     """

@@ -129,7 +129,7 @@ class ReceiveQueue:
             del average
 
     def settle(self, flag: bool, step: int) -> list[Slot]:
-        """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
+        """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
 
         Agree also on whether to go on: `flagged` is whether any rank gave a `flag`, for a gradient that cannot be used.
         This is the step's last collective, since a rank may still be launching the others. UsageError, on all ranks, if

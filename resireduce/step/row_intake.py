@@ -145,6 +145,6 @@ class RowIntake:
         return self._inverse_scale
 
     def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
-        """Keep a gradient out of everything; the step goes on without it, so that all ranks reach its end."""
+        """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
         self.non_finite, self.has_begun = self.non_finite or error, True
         slot.go(stage)

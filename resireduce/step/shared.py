@@ -15,7 +15,7 @@ def is_shared(grad: Tensor) -> bool:
     Autograd leaves views there: with a batch of one, that of `position` in `h + position.unsqueeze(0)` is a view of the
     gradient of `h`, which the layers before are still to be given; two positions that are added share one memory.
     """
-    return _count is None or _uses(grad) > _of_one()  # a torch that does not say: it may be
+    return _count is None or _uses(grad) > _of_one()  # this torch does not count: it may be shared
 
 
 def _uses(tensor: Tensor) -> int:
@@ -25,7 +25,8 @@ def _uses(tensor: Tensor) -> int:
 
 @cache
 def _of_one() -> int:
-    """Return the count of a gradient's own memory within a hook, where torch may hold it too; a small pass tells."""
+    """Return the use count of a gradient that nothing else shares, within a hook, where torch may hold it too: found by
+    a small backward pass."""
     seen: list[int] = []
     with torch.inference_mode(False), torch.enable_grad():
         weight = torch.ones(1, device="cpu", requires_grad=True)

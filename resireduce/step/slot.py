@@ -45,17 +45,17 @@ class Slot:
     guard: StreamedAway
     """Replaces `.grad` while the gradient is under way."""
     slices: NodeSlices | None = None
-    """How the ranks of a node share it; None: each compresses all of it."""
+    """With two levels: how the ranks of a node share it; None: each rank compresses all of it."""
     place: int = 0
-    """Which of the slices is this rank's."""
+    """With two levels: which of the slices is this rank's, counted from 0."""
     template: Tensor = field(init=False)
     """Shaped like the part that this rank compresses: the parameter itself, or an empty tensor like its slice."""
     whole: Tensor | None = None
-    """With slices: this rank's gradient, from its arrival to the launch of its message within the node."""
+    """With two levels: this rank's gradient, from its arrival to the launch of its message within the node."""
     elsewhere: bool = False
-    """With slices: whether other ranks of the node have a gradient of it, and this one has none."""
+    """With two levels: whether other ranks of the node have a gradient of it, and this one has none."""
     average: Tensor | None = None
-    """With slices: the average, which came in one message with others, until it is used."""
+    """With two levels: the average, which came in one message with others, until it is used."""
     hidden: Tensor | None = None
     """With kept gradients: the tensor that the guard replaces, which will receive the average."""
     passes: int = 0
@@ -63,7 +63,7 @@ class Slot:
     made: int | None = None
     """Address of the gradient that autograd has left in `.grad` in this step. Any other was put there by hand."""
     is_announced: bool | None = None
-    """Whether a gradient comes to what autograd is about to do with `.grad`; None: autograd has not said anything."""
+    """Whether autograd is about to add a gradient to `.grad`; None: it has not been asked."""
     left: "weakref.ref[Tensor] | None" = None
     """With kept gradients: the average that the last step has left in `.grad`, as long as it is there."""
     by_rows: bool = False
@@ -111,7 +111,7 @@ class Slot:
 
     @property
     def is_taken(self) -> bool:
-        """Whether this rank, or with slices another one of its node, has taken a gradient of it in this step."""
+        """Whether this rank, or with two levels another one of its node, has taken a gradient of it in this step."""
         return self.elsewhere or self.stage in HERE
 
     def go(self, stage: Stage) -> None:
@@ -156,7 +156,7 @@ class Slot:
             self.parameter.grad = None
 
     def note_made(self) -> None:
-        """Remember the address of the gradient that autograd has left in `.grad`, if one that came in rows is not."""
+        """Remember the address of the gradient that autograd has left in `.grad`; None if it was made row by row."""
         grad = None if self.is_guarded else self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 

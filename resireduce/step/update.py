@@ -85,16 +85,16 @@ class Updater(Applier):
             self.watch.note_updated(updated)
 
     def skip(self) -> None:
-        """Note that a gradient was not finite, so that the step is skipped: its norm is infinite."""
+        """Note that the step is skipped, since a gradient was not finite: `grad_norm` is infinite."""
         if self.max_grad_norm is not None:
             self.grad_norm = torch.tensor(math.inf, device="cpu")
 
     def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
         """Receive everything under way, and update all parameters whose averages have come.
 
-        flag: asked late, says whether this rank's gradient cannot be used. What has not been updated by then is not
-        updated on any rank.
-        loss: what the closure given to `step` returned, if one was.
+        flag: returns whether a gradient of this rank cannot be used; called when all messages have come. If any rank's
+        cannot, parameters that have not been updated by then are not updated on any rank. loss: what the closure given
+        to `step` returned, if one was.
         """
         self._sliced = self._wrapped_step.is_sliced
         self.queue.keeps_messages = self._sliced and self.waits

@@ -103,7 +103,8 @@ class Watch:
             )
 
     def _state(self, slot: Slot) -> list[object]:
-        """Return what changes when the optimizer's state of `slot` is written to, or replaced, but for `.data`."""
+        """Return what changes when the optimizer's state of `slot` is replaced or written to, except through
+        `.data`."""
         state = self.optimizer.state.get(slot.parameter, {})
         return [(key, id(one), one._version) if isinstance(one, Tensor) else (key, one) for key, one in state.items()]
 

@@ -120,9 +120,9 @@ class CompressionHook(HookState):
     def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
         """Return the payload of a gradient, or its first round.
 
-        It is of zeros, which leave the residual as it is, if this rank has no gradient in this pass: what an earlier
-        pass has left in `.grad` is put aside, and belongs there again if no rank has one. It is made from a copy: a
-        group's residual may hold an error until its turn comes, and the bucket receives averages before that.
+        If this rank has no gradient in this pass, it sends zeros, which leave the residual as it is; what an earlier
+        pass has left in `.grad` is put aside, and put back if no rank has a gradient. The payload is made from a copy:
+        a group's residual may hold an error until its turn comes, and the bucket receives averages before that.
         """
         leaves = self.feedback.leaves_residual(slot.name)
         if not slot.is_taken:
@@ -153,7 +153,7 @@ class CompressionHook(HookState):
                 "resireduce.compress_ddp(...), and nobody averages it: unfreeze before the model is wrapped"
             )
         in_pass = torch._C._current_graph_task_id() >= 0  # not where join() lets ranks go on
-        if self.outside is not None and in_pass:  # of which the last bucket may not be the end
+        if self.outside is not None and in_pass:  # which may go on after the last bucket
             Variable._execution_engine.queue_callback(self.outside.warn)
         self._under_way.end_rounds()
         self.feedback.residual.end_step(self.steps)
@@ -168,9 +168,9 @@ class CompressionHook(HookState):
         self._restart()
 
     def _consider_absent(self) -> None:
-        """Forget what a compressor has learnt of a tensor of which no rank had a gradient: that they sent zeros.
+        """Leave the compressor's state of a tensor as it was if no rank had a gradient: all have sent zeros.
 
-        Raises UsageError if momentum is corrected, and some ranks alone had one.
+        Raises UsageError if momentum is corrected and only some ranks had a gradient.
         """
         learning = [slot for slot in self.slots if self.feedback.learns(slot.name)]
         if not learning and self.feedback.momentum is None:

@@ -110,7 +110,8 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
 
 
 def _is_held(parameter: Tensor) -> bool:
-    """Whether somebody, as the wrapper, holds the node that accumulates the gradient: a mark on it then stays."""
+    """Whether the node that accumulates the gradient is held, as by the wrapper: otherwise torch frees it with the
+    mark."""
     accumulation_node(parameter).metadata["resireduce"] = True
     return "resireduce" in accumulation_node(parameter).metadata
 

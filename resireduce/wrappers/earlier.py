@@ -1,7 +1,7 @@
 """What earlier passes have left in `.grad` of a tensor that this rank does not use in the current one.
 
-DistributedDataParallel hands that over again. Of a tensor that no rank uses it belongs where it was; without a hook it
-would be averaged with what the others have, but compressed averages have been taken from it already.
+DistributedDataParallel hands it over again. If no rank uses the tensor, it stays where it was. Without a hook it would
+be averaged with the others' gradients, but here compressed averages have been taken from it already.
 """
 
 from torch import Tensor
@@ -23,7 +23,8 @@ class Earlier:
     def put_back(self) -> None:
         """Put all back, once averages have come.
 
-        UsageError if another rank has used such a tensor: this rank's part of it was to be sent with the others'.
+        Raises UsageError if another rank has used such a tensor: this rank's gradient should have been sent with the
+        others'.
         """
         for slot, place, left in self._aside:
             if place.any():

@@ -1,4 +1,4 @@
-"""What scripts do around a wrapper's hook that error feedback does not survive, looked for in the first steps.
+"""Mistakes around a wrapper's hook, looked for in the first steps: dropped averages, GradScaler, forgotten residuals.
 
 In plain training a gradient that is dropped has no effect. With error feedback its pass, perhaps one of another model,
 has left in residuals what was not sent, and later steps send it.
@@ -14,18 +14,20 @@ from resireduce.orphaned import objects
 from resireduce.resumed import FORGOTTEN, Resumed
 
 LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
-"""Exchanges that are looked at; how many must have been dropped before it is said; parameters by which it is seen, and
-the share of them that must have been: a few may have zeros for averages, or a learning rate of 0."""
+"""LOOKS: exchanges that are looked at. TELLS: how many of them must have been dropped for a warning. WATCHED: how many
+parameters show it. SHARE: the share of these that must show it, since some may have averages of zero or a learning rate
+of 0."""
 
 
 class FirstSteps:
-    """Warns of averages that `zero_grad()` drops, several times, before a step has used them, of a GradScaler, and of
-    an optimizer that goes on from a checkpoint, at first or later, of which the residuals were forgotten.
+    """Warns if `zero_grad()` has dropped averages several times before a step used them, if a GradScaler is used, and
+    if an optimizer goes on from a checkpoint, at any time, whose residuals were not loaded.
 
     Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values.
 
     Args:
-        parameters: return parameters whose averages are exchanged, or this rank's shards of them, the smallest first.
+        parameters: functions that return the parameters whose averages are exchanged, or this rank's shards of them,
+            the smallest first.
     """
 
     def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
@@ -36,10 +38,9 @@ class FirstSteps:
 
     @torch.no_grad()
     def end(self, exchanged: Sequence[bool], is_new: bool) -> None:
-        """At the end of an exchange: remember the parameters as they are, if they were `exchanged`, each.
+        """At the end of an exchange: remember the values of each parameter for which `exchanged` is True.
 
-        is_new: whether there are residuals, which nobody has loaded since the last exchange, and for which nobody has
-        named a step.
+        is_new: whether there are residuals that were not loaded, and no step was named, since the last exchange.
         """
         if self._looks == LOOKS:
             _warn_of_scaler()
@@ -70,10 +71,10 @@ class FirstSteps:
             )
 
     def _find_optimizers(self) -> None:
-        """Find the optimizers of these parameters, before any average, to look at what they are given to go on from."""
+        """Find the optimizers of these parameters, before the first average, and watch from which state they go on."""
         own = {one() for one in self._parameters}
         for optimizer in objects(torch.optim.Optimizer):
-            # Those that pass on another's groups have no own.
+            # An optimizer that passes on another's groups has none of its own.
             groups = vars(optimizer).get("param_groups") or ()
             if any(not own.isdisjoint(group["params"]) for group in groups):
                 self._resumed.append(Resumed(optimizer, own))

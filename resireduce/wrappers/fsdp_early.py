@@ -1,4 +1,4 @@
-"""Units that FSDP2 reduces before their gradients have come: zeros, which there is nothing to exchange of.
+"""Units that FSDP2 reduces before their gradients have come: these are zeros, which need no exchange.
 
 With `set_reduce_scatter_unused_params(True)` a module that is called several times is reduced once for each call, while
 autograd makes the gradients of its parameters at the last.
@@ -28,7 +28,7 @@ class Early:
     def is_early(self) -> bool:
         """Whether no gradient has come since the last call, and some will in this pass; the same on all ranks.
 
-        FSDP then reduces again: what it has now is of no parameter.
+        FSDP then reduces the unit again; what it reduces now are zeros.
         """
         came, self._has_come = self._has_come, False
         if came or not self._unit.makes_zeros:
@@ -39,7 +39,7 @@ class Early:
 
     @torch.compiler.disable
     def _watch(self, *_: object) -> None:
-        """Before a forward pass, when FSDP has gathered the unit: be told of the gradients that it will have.
+        """Before a forward pass, when FSDP has gathered the unit: watch for the gradients that it will have.
 
         Raises UsageError if FSDP is still within a backward pass, which has failed.
         """

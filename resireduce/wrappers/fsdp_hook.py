@@ -163,5 +163,5 @@ class ShardedCompressionHook(ShardState):
 
 @torch.compiler.disable
 def _reduce(hook: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
-    """Call `hook` as FSDP calls hooks: with the flat tensor alone."""
+    """Reduce `unit`: FSDP calls a hook with the flat tensor alone."""
     hook.reduce(unit, flat)

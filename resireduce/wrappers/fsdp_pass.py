@@ -12,7 +12,8 @@ from resireduce.wrappers.fsdp_unit import Unit
 class PassEnd:
     """Calls `end` at the end of each backward pass in which `expect` has been called.
 
-    A pass may leave out any unit, as stochastic depth does, and reduce another one twice, so that no count tells.
+    A pass may leave out any unit, as stochastic depth does, and reduce another one twice, so that a count of units does
+    not show its end.
 
     Args:
         units: those of the model.
@@ -33,7 +34,7 @@ class PassEnd:
     def expect(self) -> bool:
         """Within a pass: have `end` called at its end. Return whether autograd has begun a pass since the last call.
 
-        A checkpoint that is reentrant runs passes within the pass.
+        A reentrant activation checkpoint runs passes within the pass.
         """
         task = torch._C._current_graph_task_id()
         if task == self._task:

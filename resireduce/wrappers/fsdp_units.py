@@ -129,8 +129,8 @@ def frozen_shards(units: Sequence[Unit]) -> Iterator[tuple[str, Tensor]]:
 
 
 def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tensor]]]:
-    """Return functions that return this rank's shards of the parameters of `units`, and whose they are, if not empty,
-    the smallest first."""
+    """Return the unit of each parameter of `units`, and a function that returns this rank's shard of it: those that are
+    not empty, the smallest first."""
     found = [
         (one.shape.numel(), unit, held) for unit in units for one, held in zip(unit.slices, unit.held, strict=True)
     ]
