@@ -49,7 +49,7 @@ def _encode(values, drawn, codes, scales, n, TINY: tl.constexpr, BITS: tl.conste
 
 
 def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int, tile: int = TILE) -> None:
-    """Add what `codes` of 8 or 4 `bits` and float32 `scales` stand for to contiguous `target`.
+    """Add the numbers that `codes` of 8 or 4 `bits` and float32 `scales` encode to contiguous `target`.
 
     target: float32, float16 or bfloat16, of 2^30 elements at most. codes: int8, or uint8 with two of 4 bits each, the
     first below. tile: elements of one program, a power of two.
@@ -62,8 +62,8 @@ def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int, tile: 
 def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int, rows: int = ROWS) -> None:
     """Write `values` as `codes` of 8 or 4 `bits` and `scales`, in the form that `decode_add_` reads.
 
-    values: contiguous, float32, float16 or bfloat16. drawn: float32, as many, on [0, 1): each value is rounded up if
-    what it is above a multiple of its scale and this add up to 1. rows: blocks of one program.
+    values: contiguous, float32, float16 or bfloat16. drawn: float32, as many, on [0, 1): each value, in units of its
+    scale, is rounded up if its fraction and this number add up to 1 or more. rows: blocks of one program.
     """
     n = values.numel()
     with on_device(values):

@@ -26,7 +26,7 @@ def _cut(matrix, down, across, values, width, n, TILE: tl.constexpr):  # type: i
 
 
 def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, tile: int = TILE) -> None:
-    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, in place: no number is there twice.
+    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, in place; no index occurs twice.
 
     All are contiguous; matrix and values are float32, float16 or bfloat16, the others int32. tile: columns of one
     program, a power of two.

@@ -1,4 +1,4 @@
-"""A gradient that is not finite becomes zeros on the device: it is read once, and written only then, in one launch."""
+"""Replaces a gradient that is not finite by zeros, in one launch, which reads it once and writes only then."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -9,19 +9,19 @@ from torch import Tensor
 from resireduce.kernels.gpu.language import EXACT, at_once, jit, on_device, tl
 
 TILE = 4096
-"""Elements that are looked at at once, a power of two."""
+"""Elements that are processed at once, a power of two."""
 PROGRAMS = 8
-"""How many programs there are for each multiprocessor, at most: of all, fewer than 2^15."""
+"""Most programs for each multiprocessor; in all, they are fewer than 2^15."""
 PLACES = 1024
 """For how many gradients there is room at once."""
 
 
 @jit
 def _zero_unless_finite(gradient, states, place, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Say in `states`, at `place`, whether all is finite; the last program to come there writes zeros if it is not.
+    """Write to `states`, at `place`, whether all elements are finite; the last program to come writes zeros if not.
 
-    states: pairs of numbers, 0 at first: 1 if all is finite; how many programs have come, and 2^16 for each that saw
-    one which is not. place: which pair.
+    states: pairs of numbers, 0 at first: 1 if all are finite; and the number of programs that have come, plus 2^16 for
+    each that has found an element that is not. place: which pair.
     """
     state = states + 2 * place
     first = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -46,16 +46,16 @@ def _zero_unless_finite(gradient, states, place, n, TILE: tl.constexpr):  # type
 
 
 class Answers:
-    """Room on devices for what is said of many gradients: zeros, of which each place is used once.
+    """Memory on devices for the answers of many gradients: zeros, of which each place is used once.
 
-    It is made anew for 1,024 of them, so that a launch for each is saved.
+    It is allocated for 1,024 gradients at a time, which saves a launch for each.
     """
 
     def __init__(self) -> None:
         self._rooms: dict[torch.cuda.Stream | None, Iterator[tuple[Tensor, int]]] = {}
 
     def next(self, device: torch.device) -> tuple[Tensor, int]:
-        """Return room on `device`, zeroed in the stream that is current there, and a place in it."""
+        """Return memory on `device`, zeroed in the current stream, and a place in it."""
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         found = next(self._rooms.get(stream, iter(())), None)
         if found is None:
@@ -68,8 +68,8 @@ class Answers:
 def zero_unless_finite_(grad: Tensor, answers: Answers | None = None, tile: int = TILE) -> Tensor:
     """Fill `grad` with zeros if it holds NaN or infinity; return 1 if it held none, else 0: int32, 0-D, on its device.
 
-    grad: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. answers: where that number is. tile: how many
-    elements are looked at at once, a power of two.
+    grad: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. answers: holds the returned number. tile: how
+    many elements are processed at once, a power of two.
     """
     states, place = (answers or Answers()).next(grad.device)
     programs = min(-(-grad.numel() // tile), PROGRAMS * at_once(grad.device))

@@ -17,8 +17,8 @@ except ImportError:
     triton, tl = None, SimpleNamespace(constexpr=int)  # what signatures name
 
 SIZES = ("k", "first", "place", "width", "room", "blocks", "row", "rows")
-"""Arguments of which Triton is not to compile a kernel for each kind of value (1, multiples of 16, others). It is for
-those called n: of multiples of 16 several elements are read at once."""
+"""Arguments for which Triton does not compile a kernel for each kind of value (1, multiples of 16, others). It does for
+those called n: with multiples of 16, several elements are read at once."""
 EXACT = {"num_warps": 8, "enable_fp_fusion": False}
 """How kernels are launched: a product is rounded before it is added to something, as in the plain form."""
 
@@ -32,7 +32,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:
-    """Within it Triton launches kernels on the GPU of `tensor`; in its interpreter that is the CPU."""
+    """Return a context in which Triton launches kernels on the GPU of `tensor`; in its interpreter that is the CPU."""
     elsewhere = tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
     return torch.cuda.device(tensor.device) if elsewhere else nullcontext()
 

@@ -1,8 +1,9 @@
 """The k largest magnitudes by a radix selection in several launches, each of as many programs as there are blocks.
 
-Magnitudes are in the order of their bits. The k-th largest is found eight bits at a time, from the highest: how many
-elements have each value of these bits, among those that agree with what is known of it, says what they are in it. Then
-each block of elements counts those above it and those equal to it, which says where it writes what it chooses.
+Magnitudes have the order of their bits. The bits of the k-th largest are found eight at a time, from the highest, by
+counting how many elements have each value of these eight bits, among those that agree in the higher ones. Then each
+block of elements counts those above it and those equal to it, which gives the place where the block writes those that
+it selects.
 """
 
 import torch
@@ -15,12 +16,13 @@ from resireduce.kernels.gpu.near import Near, bits_of, given, keys_at, size_of
 DIGIT, BINS = 8, 256
 """Bits that one pass over the elements settles, and how many values they have."""
 TILE, TILES = 4096, 16
-"""Elements that are looked at at once, a power of two; and so many of these share one count of values."""
+"""Elements that are processed at once, a power of two; and how many such tiles share one count of values."""
 
 
 @jit
 def _border(counts, wanted, rows):  # type: ignore[no-untyped-def]
-    """By the first `rows` of `counts`: leading bits of the `wanted`-th largest, its number among those, and theirs."""
+    """Return, from the first `rows` of `counts`, the leading bits of the `wanted`-th largest, its rank among the
+    elements with these bits, and their number."""
     bins = tl.arange(0, 256)
     prefix, ties, row = 0, 0, 0
     while row < rows:
@@ -49,7 +51,8 @@ def _histogram(  # type: ignore[no-untyped-def]
     TILES: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """Add to `row` of `counts` how often the next bits have each value, where the ones before are the border's."""
+    """Add to `row` of `counts` how often the next bits have each value, among elements whose higher bits are the
+    border's."""
     shift = BITS - 7 - row * 8
     size, few = size_of(total_near, n, k, room, NEAR)
     first = tl.program_id(0) * TILES * TILE
@@ -68,7 +71,7 @@ def _histogram(  # type: ignore[no-untyped-def]
 
 @jit
 def _settle(counts, border, k, rows):  # type: ignore[no-untyped-def]
-    """Write the border, and of the elements that are equal to it how many, the first, are left out."""
+    """Write the border, and how many of the elements equal to it, the first ones, are left out."""
     bits, wanted, ties = _border(counts, k, rows)
     tl.store(border, bits)
     tl.store(border + 1, ties - wanted)
@@ -89,7 +92,8 @@ def _count(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """Write how many elements of each block are above the border, and behind all these how many are equal to it."""
+    """Write how many elements of each block are above the border and, behind these numbers, how many are equal to
+    it."""
     limit = tl.load(border)
     size, few = size_of(total_near, n, k, room, NEAR)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -115,7 +119,7 @@ def _write(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """Write the indices of those above the border, and of those equal to it the last."""
+    """Write the indices of the elements above the border, and of the last ones of those equal to it."""
     size, few = size_of(total_near, n, k, room, NEAR)
     block = tl.program_id(0)
     if block * TILE < size:
@@ -134,7 +138,7 @@ def _write(  # type: ignore[no-untyped-def]
 def find_border(flat: Tensor, k: int, near: Near | None = None, tile: int = TILE, tiles: int = TILES) -> Tensor:
     """Return the bits of the `k`-th largest magnitude of 1-D `flat`, and how many equal to it are left out: int32.
 
-    near: those to go through, if they are enough. tile, tiles: as of `selected`.
+    near: the elements to process, if they are enough. tile, tiles: as for `selected`.
     """
     n, values, bits = flat.numel(), bits_of(flat), 8 * flat.element_size() - 1
     rows = -(-bits // DIGIT)
@@ -152,8 +156,8 @@ def find_border(flat: Tensor, k: int, near: Near | None = None, tile: int = TILE
 def selected(flat: Tensor, k: int, near: Near | None = None, tile: int = TILE, tiles: int = TILES) -> Tensor:
     """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, among those that are `near`.
 
-    tile: how many elements are looked at at once, a power of two; tiles: how many of these share one count. Held
-    beside: 16 bytes for each `tile` elements, and some thousand.
+    tile: how many elements are processed at once, a power of two; tiles: how many tiles share one count. Extra memory:
+    16 bytes for each `tile` elements, and some thousand.
     """
     n, values, bits = flat.numel(), bits_of(flat), 8 * flat.element_size() - 1
     blocks = -(-n // tile)

@@ -1,11 +1,11 @@
-"""Which elements are meant: counted, up to each of them, and gone through as the bits of numbers, 32 side by side."""
+"""Marks of elements, packed as the bits of 32-bit numbers: counting them, and counting up to each element."""
 
 from resireduce.kernels.gpu.language import jit, tl
 
 
 @jit
 def packed(meant, bit):  # type: ignore[no-untyped-def]
-    """Return a number for each row of 32 of `meant`: its bits, from the lowest, say of which elements that is true.
+    """Return a number for each row of 32 of `meant`, whose bits, from the lowest, are the row's truth values.
 
     bit: the numbers 0 to 31.
     """
@@ -35,7 +35,7 @@ def _next(count, word, more, other):  # type: ignore[no-untyped-def]
 
 @jit
 def spread(word):  # type: ignore[no-untyped-def]
-    """Return each `word`, as of `packed`, with a thread of its own, and how many bits of it and all before are 1.
+    """Return each `word`, made by `packed`, in a thread of its own, and how many bits of it and all before are 1.
 
     A sum over rows leaves each number with all threads of a row, which would do the same for each. What a scan returns
     is spread, and so the numbers go through one that leaves them as they are.
@@ -46,11 +46,11 @@ def spread(word):  # type: ignore[no-untyped-def]
 
 @jit
 def choose(key, inside, limit, left_out, before, equal_before, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return which elements are chosen, into which place each is written, and how many are above the limit, and equal.
+    """Return which elements are selected, the place where each is written, and how many are above the limit, and equal.
 
-    Those above are chosen, and those equal to it but for the first `left_out`. key: TILE elements, 2^14 at most, of
-    which those `inside` are meant. before, equal_before: how many above and equal there are before them, with those
-    left out. Counts up to each element are formed in rows of 64, each of which lies in one warp.
+    Those above are selected, and those equal to it except for the first `left_out`. key: TILE elements, 2^14 at most,
+    of which those `inside` count. before, equal_before: how many above and equal come before them, including those left
+    out. Counts up to each element are formed in rows of 64, each of which lies in one warp.
     """
     WIDTH: tl.constexpr = 64
     above, equal = inside & (key > limit), inside & (key == limit)

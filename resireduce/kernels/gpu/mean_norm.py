@@ -1,4 +1,4 @@
-"""What a gradient is weighted by, a mean of its two norms, in one launch that reads it once."""
+"""The weight of a residual, a mean of its L1 and L2 norms, in one launch that reads it once."""
 
 from ctypes import c_float
 
@@ -8,9 +8,9 @@ from torch import Tensor
 from resireduce.kernels.gpu.language import EXACT, at_once, jit, on_device, tl
 
 TILE = 2048
-"""Elements that are looked at at once, a power of two."""
+"""Elements that are processed at once, a power of two."""
 PROGRAMS, MOST = 4, 1024
-"""How many programs there are for each multiprocessor, and at all, at most: that a power of two."""
+"""Most programs for each multiprocessor, and most programs in all, a power of two."""
 
 
 @jit
@@ -19,7 +19,7 @@ def _mean_norm(  # type: ignore[no-untyped-def]
 ):
     """Write phi |x|_1 / size + rest |x|_2 / root for the `n` elements: the last program to come adds up all sums.
 
-    sums: room for two float64 numbers of each program. arrived: 0, where it is counted how many programs have come.
+    sums: room for two float64 numbers of each program. arrived: a counter, 0 at first, of the programs that have come.
     """
     own, programs = tl.program_id(0), tl.num_programs(0)
     at = own * TILE + tl.arange(0, TILE)
@@ -47,8 +47,8 @@ def mean_norm(x: Tensor, phi: float, tile: int = TILE) -> Tensor:
     """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, float32, on its device.
 
     x: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. Sums are formed in float64, in an order that
-    depends on n and the device alone; norms, products and quotients are rounded to float32 each, as on a CPU. tile:
-    how many elements are looked at at once, a power of two.
+    depends on n and the device alone; norms, products and quotients are rounded to float32 each, as on a CPU. tile: how
+    many elements are processed at once, a power of two.
     """
     n = x.numel()
     programs = min(-(-n // tile), PROGRAMS * at_once(x.device), MOST)

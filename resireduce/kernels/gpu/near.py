@@ -1,7 +1,7 @@
-"""The elements of a large tensor that may be among its largest, apart: a sample says which, without asking the device.
+"""The few elements of a large tensor that may be among its largest, found by a sample without reading values back.
 
-Whatever goes through the elements afterwards goes through these few instead, if they are enough and there was room for
-all: that is decided on the device, and what is chosen depends on neither.
+Later kernels process these few in place of all elements if they are enough and there was room for all of them. The
+device decides that, and the selection is the same either way.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from resireduce.kernels.gpu.language import EXACT, jit, tl
 from resireduce.kernels.gpu.marks import first_in, ones_in, packed, spread
 
 NARROW = 1 << 22
-"""Elements of a tensor for which it is worth the launches."""
+"""Elements of a tensor from which on the additional launches pay."""
 SAMPLES = 1 << 17
 """About how many elements are in a sample."""
 TILE = 4096
-"""Elements that are looked at at once, a power of two."""
+"""Elements that are processed at once, a power of two."""
 PART = 1024
 """Elements of a tile that `_write_near` reads at once: as many as one warp holds, so that no warp waits for another."""
 WRITING = EXACT | {"num_warps": 1}
@@ -35,15 +35,15 @@ class Near:
     places: Tensor
     """Which elements they are: int32."""
     total: Tensor
-    """How many there are, also if that is more than there is room for: one number, int32."""
+    """How many there are, even if that exceeds the room: one number, int32."""
 
 
 @jit
 def size_of(total, n, k, room, NEAR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return how many elements are gone through, and whether these are the near ones.
+    """Return how many elements are to be processed, and whether these are the near ones.
 
-    total: where it stands how many are near; n: how many there are in all; k: how many are wanted; room: for so many
-    near ones; NEAR: False, where none were looked for.
+    total: address of the number of near ones; n: number of all elements; k: how many are to be selected; room: how many
+    near ones are held at most; NEAR: whether near ones were looked for.
     """
     size, few = n, False
     if NEAR:
@@ -57,7 +57,8 @@ def size_of(total, n, k, room, NEAR: tl.constexpr):  # type: ignore[no-untyped-d
 def keys_at(values, near, at, size, few, BITS: tl.constexpr, NEAR: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the magnitudes of elements as numbers of BITS bits: without the sign.
 
-    values, near: bits of all elements, and of the near ones; at: which; size, few: as of `size_of`; NEAR: as there.
+    values, near: bits of all elements, and of the near ones; at: indices of elements; size, few: as from `size_of`;
+    NEAR: as there.
     """
     if NEAR:
         key = tl.load(values + at, mask=(at < size) & (few == 0), other=0)
@@ -69,9 +70,10 @@ def keys_at(values, near, at, size, few, BITS: tl.constexpr, NEAR: tl.constexpr)
 
 @jit
 def sum_at(values, added, at, size, first):  # type: ignore[no-untyped-def]
-    """Return the bits of elements; if it is the first time, they become the sum with `added`, in place.
+    """Return the bits of elements, to which `added` is added first, in place, if this is the `first` time.
 
-    values: bits of all; added: of the same type as the numbers that these are; at: which; size: how many there are.
+    values: bits of all elements; added: numbers of the dtype that the values have; at: indices of elements; size: their
+    number.
     """
     bits = tl.load(values + at, mask=at < size, other=0)
     more = tl.load(added + at, mask=(at < size) & first, other=0.0)
@@ -83,7 +85,7 @@ def sum_at(values, added, at, size, first):  # type: ignore[no-untyped-def]
 
 @jit
 def _count_near(values, added, border, found, n, BITS: tl.constexpr, TILE: tl.constexpr, SUM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write how many elements of each block reach the border; SUM: once `added` has been added, in place."""
+    """Write how many elements of each block reach the border; SUM: after adding `added`, in place."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     if SUM:
         key = sum_at(values, added, at, n, True) & ((1 << BITS) - 1)
@@ -98,7 +100,7 @@ def _write_near(  # type: ignore[no-untyped-def]
 ):
     """Write the bits and the places of those that reach the border, as far as there is room.
 
-    Of a block only as much is read, PART elements at a time, as it takes to find as many as `until` says it has.
+    A block is read PART elements at a time, until as many are found as `until` says that it has.
     """
     block = tl.program_id(0)
     number = tl.load(until + block - 1, mask=block > 0, other=0)
@@ -126,10 +128,11 @@ def _write_near(  # type: ignore[no-untyped-def]
 
 
 def sample_of(n: int, k: int) -> tuple[int, int, int] | None:
-    """Return of how many of `n` elements one is in a sample, where in it the border is, and how many there is room for.
+    """Return the step of a sample of `n` elements, the border's rank in it, and the room for near elements.
 
-    That place is counted from the largest: where the `k`-th largest of all is expected, four standard errors lower.
-    There is room for five more than then are expected near. None of too few elements, and where too many would be near.
+    The rank, from the largest, is that at which the `k`-th largest of all is expected, and four standard errors more.
+    The room exceeds the expected number by five standard errors. None for too few elements, or if too many would be
+    near.
     """
     step = coprime_step(n, n // SAMPLES)
     expected = k / step
@@ -139,10 +142,10 @@ def sample_of(n: int, k: int) -> tuple[int, int, int] | None:
 
 
 def find_near(flat: Tensor, border: Tensor, room: int, added: Tensor | None = None, tile: int = TILE) -> Near:
-    """Return those of 1-D `flat` whose magnitudes have the bits of `border`, one number, or more.
+    """Return the elements of 1-D `flat` whose magnitude, as bits, is at least `border`, one number.
 
     room: how many are kept. added: like `flat`, to which it is added first, in place, in the pass that counts them.
-    tile: how many are looked at at once, a power of two.
+    tile: how many are processed at once, a power of two.
     """
     n, values, bits = flat.numel(), bits_of(flat), 8 * flat.element_size() - 1
     blocks = -(-n // tile)
@@ -162,5 +165,6 @@ def bits_of(flat: Tensor) -> Tensor:
 
 
 def given(values: Tensor, near: Near | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return keys, places, number and room of the near ones, for kernels; `values` in their place, if none are."""
+    """Return keys, places, number and room of the near ones, as arguments of kernels; `values` in their place if `near`
+    is None."""
     return (values, values, values, 0) if near is None else (near.keys, near.places, near.total, near.keys.numel())

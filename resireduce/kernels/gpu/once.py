@@ -17,11 +17,11 @@ from resireduce.kernels.gpu.together import FIELD, PROGRAMS, programs_for, share
 from resireduce.kernels.on_gpu import IN_LAUNCHES, SWITCH
 
 MOST = 1 << 24
-"""Elements above which few programs would be slower than many launches: not measured on a GPU."""
+"""Elements above which few programs are assumed to be slower than many launches; this was not measured."""
 TILE = 4096
-"""Elements that a program looks at at once, a power of two of 2^14 at most."""
+"""Elements that a program processes at once, a power of two of 2^14 at most."""
 LEFT_OUT: set[tuple[torch.device, torch.dtype]] = set()
-"""Where it has been seen that this form does not work."""
+"""Devices and dtypes for which this form has failed its check."""
 
 
 @jit
@@ -38,7 +38,8 @@ def find(  # type: ignore[no-untyped-def]
     NEAR: tl.constexpr,
     SUM: tl.constexpr,
 ):
-    """Return of the k-th largest the bits; how many equal to it are left out; of the share how many are above, equal.
+    """Return the bits of the k-th largest, how many elements equal to it are left out, and how many of the share are
+    above it, and equal.
 
     values, near, size, few, BITS, NEAR: as of `keys_at`. SUM: `added` is added to `values` first. state: zeros; counts
     of each eight bits, then of arrivals. TILE: elements that are looked at at once.
@@ -138,7 +139,7 @@ def _select(  # type: ignore[no-untyped-def]
 
 
 def used(flat: Tensor, size: int) -> bool:
-    """Return whether this form is used for `flat`, if about `size` of its elements are gone through."""
+    """Return whether this form is used for `flat`, if about `size` of its elements are processed."""
     allowed = size <= MOST and (flat.device, flat.dtype) not in LEFT_OUT
     return allowed and os.environ.get(SWITCH) != IN_LAUNCHES
 
@@ -146,7 +147,7 @@ def used(flat: Tensor, size: int) -> bool:
 def find_border(flat: Tensor, k: int, tile: int = TILE) -> Tensor:
     """Return the bits of the `k`-th largest magnitude of 1-D `flat`, and how many equal to it are left out: int32.
 
-    tile: elements that are looked at at once, a power of two.
+    tile: elements that are processed at once, a power of two.
     """
     n, bits = flat.numel(), 8 * flat.element_size() - 1
     border = torch.empty(2, dtype=torch.int32, device=flat.device)
@@ -166,9 +167,10 @@ def selected(
 ) -> Tensor:
     """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, among those that are `near`.
 
-    added: like `flat`, to which it is added first, in place; not beside `near`. into: where the `k` elements are
-    written, of the dtype of `flat`, and their indices, int32 or int64, which are then returned; zeros are left in
-    `flat`. tile: elements that are looked at at once. Held beside: some thousand bytes, and eight for each program.
+    added: like `flat`, to which it is added first, in place; not together with `near`. into: tensors for the `k`
+    elements, of the dtype of `flat`, and for their indices, int32 or int64, which are then returned; the elements of
+    `flat` become zero. tile: elements that are processed at once. Extra memory: some thousand bytes, and eight for each
+    program.
     """
     n, values, bits = flat.numel(), bits_of(flat), 8 * flat.element_size() - 1
     keys, places, total, room = given(values, near)
@@ -182,6 +184,6 @@ def selected(
 
 
 def _start(flat: Tensor, size: int, bits: int, tile: int) -> tuple[tuple[int], Tensor]:
-    """Return how many programs go through about `size` elements, and the zeros that they share."""
+    """Return how many programs process about `size` elements, and the zeros that they share."""
     programs = programs_for(flat.device, -(-size // tile))
     return (programs,), torch.zeros((bits + 1) * 32 + FIELD + 2 * programs, dtype=torch.int32, device=flat.device)

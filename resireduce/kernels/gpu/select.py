@@ -1,7 +1,7 @@
 """The k largest magnitudes of a tensor, or of a sum, without asking the device for a value.
 
-A tensor of middling size is gone through in one launch (`once.py`), where that works; else in several (`launches.py`).
-Of a large one only the elements are gone through that a sample says are near (`near.py`).
+A tensor of middling size is processed in one launch (`once.py`), where that works; otherwise in several
+(`launches.py`). Of a large one only those elements are processed that a sample has shown to be near (`near.py`).
 """
 
 import torch
@@ -13,7 +13,7 @@ from resireduce.kernels.gpu.near import Near, find_near, sample_of
 from resireduce.kernels.gpu.take_out import take_out_
 
 Into = tuple[Tensor, Tensor]
-"""Where elements are written, of their dtype, and their indices: int32 or int64."""
+"""Tensors into which elements are written, of their dtype, and their indices: int32 or int64."""
 
 
 def select(flat: Tensor, k: int, added: Tensor | None = None, at_once: bool = True) -> Tensor:
@@ -21,8 +21,8 @@ def select(flat: Tensor, k: int, added: Tensor | None = None, at_once: bool = Tr
 
     flat: contiguous float32, float16 or bfloat16 without NaN, of 2^30 elements at most, and more than `k`. added: like
     it; it is added to `flat` first, in place, with the bits of `flat.add_(added)`. at_once: whether the form in one
-    launch may be used. Held beside these and the result: 16 bytes for each 4,096 elements, some thousand, and of a
-    large tensor 8 (6 of half precision) for each element that may be among the largest.
+    launch may be used. Extra memory: 16 bytes for each 4,096 elements, some thousand, and of a large tensor 8 (6 of
+    half precision) for each element that may be among the largest.
     """
     return _chosen(flat, k, added, at_once, None)
 
@@ -39,7 +39,8 @@ def take_largest_(flat: Tensor, k: int, into: Into, added: Tensor | None = None,
 
 
 def _chosen(flat: Tensor, k: int, added: Tensor | None, at_once: bool, into: Into | None) -> Tensor:
-    """Return the indices of those chosen; if they are those of `into`, all is done."""
+    """Return the indices of the selected elements; if these are the tensor of `into`, the elements have been written
+    too."""
     n = flat.numel()
     if (sample := sample_of(n, k)) is not None:
         step, place, room = sample

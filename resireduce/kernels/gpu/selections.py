@@ -1,4 +1,4 @@
-"""Each form of selection beside a sort and a sum in torch, for values of all kinds, many of them equal."""
+"""Compares each form of selection with a sort and a sum in torch, for values of all kinds, many of them equal."""
 
 from collections.abc import Callable
 
@@ -15,29 +15,29 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def selects(flat: Tensor) -> bool:
-    """Say whether several launches select of 1-D `flat` as a sort does."""
+    """Return whether the form in several launches selects of 1-D `flat` as a sort does."""
     return _selects_each(launches.selected, flat)
 
 
 def selects_at_once(flat: Tensor) -> bool:
-    """Say whether one launch selects of 1-D `flat`, and of equal elements, as a sort does."""
+    """Return whether the form in one launch selects of 1-D `flat`, and of equal elements, as a sort does."""
     return _selects_each(once.selected, flat) and all(_selects_each(once.selected, one) for one in _equal(flat))
 
 
 def _equal(flat: Tensor) -> list[Tensor]:
-    """Return elements like those of `flat`, of which all or nearly all are equal; and fewer of them."""
+    """Return variants of `flat` in which all or nearly all elements are equal, and shorter ones."""
     last = torch.zeros_like(flat)
     last[-40:] = flat[:40].abs() + 1
     return [torch.full_like(flat, -3.5), torch.zeros_like(flat), last, flat[:300].contiguous()]
 
 
 def adds_at_once(flat: Tensor) -> bool:
-    """Say whether one launch adds to 1-D `flat` as torch does, and takes out what a sort selects."""
+    """Return whether the form in one launch adds to 1-D `flat` as torch does, and takes out what a sort selects."""
     return _adds(lambda values, k, added: once.selected(values, k, None, added), flat) and _takes_each(flat)
 
 
 def _takes_each(flat: Tensor, at_once: bool = True) -> bool:
-    """Say whether the largest of a sum are taken out as torch does it."""
+    """Return whether the largest elements of a sum are taken out as by torch."""
     k, added = flat.numel() // 100 + 1, flat.flip(0)
     left, expected = flat.clone(), flat + added
     into = torch.empty(k, dtype=flat.dtype, device=flat.device), torch.empty(k, dtype=torch.int32, device=flat.device)
@@ -48,13 +48,15 @@ def _takes_each(flat: Tensor, at_once: bool = True) -> bool:
 
 
 def selects_of_many(flat: Tensor) -> bool:
-    """Say whether those of 1-D `flat`, repeated until a sample is taken of them, are selected as by a sort."""
+    """Return whether the selection of 1-D `flat`, repeated until it is long enough for a sample, equals that of a
+    sort."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _selects_each(_in_launches, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1})
 
 
 def adds_of_many(flat: Tensor) -> bool:
-    """Say whether a sum with 1-D `flat`, repeated so often, is formed as by torch, and its largest are taken out."""
+    """Return whether a sum with 1-D `flat`, repeated like this, is formed as by torch, and its largest elements are
+    taken out."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _adds(_in_launches, many) and _takes_each(many, False)
 
@@ -64,19 +66,21 @@ def _in_launches(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
 
 
 def of_many_at_once(flat: Tensor) -> bool:
-    """Say whether both hold for 1-D `flat`, repeated so often, if one launch goes through the sample and those near."""
+    """Return whether both hold for 1-D `flat`, repeated like this, if the sample and the near elements take one
+    launch."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _selects_each(select, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1}) and _takes_each(many)
 
 
 def _selects_each(form: Callable[[Tensor, int], Tensor], flat: Tensor, ks: set[int] | None = None) -> bool:
-    """Say whether `form` selects as a sort does: of 1-D `flat`, for each of `ks`, or for a few."""
+    """Return whether `form` selects of 1-D `flat` as a sort does, for each of `ks` or, without it, for a few
+    numbers."""
     n, order = flat.numel(), flat.abs().sort(stable=True).indices
     return all(torch.equal(form(flat, k), order[-k:].sort().values) for k in ks or {1, n // 100 + 1, n // 2, n - 1})
 
 
 def _adds(form: Callable[[Tensor, int, Tensor], Tensor], flat: Tensor) -> bool:
-    """Say whether `form` adds as torch does, and then selects as a sort does."""
+    """Return whether `form` adds as torch does, and then selects as a sort does."""
     added, k, left = flat.flip(0), flat.numel() // 100 + 1, flat.clone()
     expected = flat + added
     indices = form(left, k, added)

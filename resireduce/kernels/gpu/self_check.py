@@ -1,4 +1,5 @@
-"""Each kernel beside the plain form in torch, on the device itself, for values of all kinds, many of them equal."""
+"""Compares each kernel with the plain form in torch, on the device itself, for values of all kinds, many of them
+equal."""
 
 from collections.abc import Callable
 
@@ -16,22 +17,22 @@ from resireduce.kernels.gpu.take_out import take_out_
 from resireduce.kernels.gpu.weighted import add_weighted
 
 NUMEL = 9 * 8192 + 77
-"""Elements of a check: more than one program's of each kernel, and no whole number of tiles."""
+"""Elements of a check: more than one program of any kernel processes, and not a multiple of any tile."""
 
 
 def differing(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
     """Return the names of the kernels that have other bits than plain torch, for `numel` values of `dtype` on `device`.
 
-    For fewer, too: a multiple of 16, of which other code is made. The host waits for the device. Raises what Triton
-    raises, where it cannot compile them.
+    A smaller number, a multiple of 16, is checked too, since Triton compiles other code for it. The host waits for the
+    device. Raises what Triton raises if it cannot compile them.
     """
     return _differing(CHECKS, sample(device, dtype, numel))
 
 
 def differing_at_once(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
-    """Return the same of the selection in one launch, without which all the others are as good.
+    """Return what `differing` does, for the selection in one launch, which the library can do without.
 
-    device, dtype, numel: as of `differing`.
+    device, dtype, numel: as for `differing`.
     """
     return _differing(CHECKS_AT_ONCE, sample(device, dtype, numel))
 
@@ -81,7 +82,7 @@ def _adds_sent(flat: Tensor) -> bool:
 
 
 def _weights(flat: Tensor) -> bool:
-    """Say whether weighted sums are the same; and the mean of norms, of which the last bits may differ, to 1e-6."""
+    """Return whether weighted sums are the same, and the mean of norms to 1e-6, since its last bits may differ."""
     found, first, own = [], flat.new_tensor(0.7), flat.new_tensor(0.3)
     more = flat.flip(0)
     for is_one, is_last in ((True, True), (False, False)):

@@ -1,4 +1,4 @@
-"""What has come is added to its places in an average, in one pass."""
+"""Adds received values to their places in an average, in one pass."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What is sent, taken out of a gradient in one pass: its values are packed, and zeros are left in their places."""
+"""Takes the elements to send out of a gradient in one pass: values are packed, and zeros are left in their places."""
 
 import torch
 from torch import Tensor

@@ -2,8 +2,8 @@
 
 All of them must be on the device at once: a cooperative launch places all of them together, or none as long as there is
 no room for all. So they never hold a part of the device while others of them wait to start. A quarter of the
-multiprocessors is left free: there NCCL's programs, which stay as long as the network takes, have room at the same
-time; else a selection, and all of the backward pass behind it, would wait until they end.
+multiprocessors is left free for NCCL's programs, which stay as long as the network takes: otherwise a selection, and
+the backward pass behind it, would wait until they end.
 """
 
 from typing import Any
@@ -14,18 +14,18 @@ from torch import Tensor
 from resireduce.kernels.gpu.language import EXACT, at_once, jit, tl
 
 PROGRAMS = 1024
-"""No more of them, a power of two."""
+"""Most programs, a power of two."""
 WARPS = 16
-"""How many times 32 threads a program has."""
+"""Warps, of 32 threads each, of a program."""
 FIELD = 32
-"""Numbers apart, in what programs share, so that waiting does not slow down counting."""
+"""Distance of counters in shared memory of the programs, so that waiting does not slow down counting."""
 
 
 @jit
 def wait(arrived, times):  # type: ignore[no-untyped-def]
-    """Return when all programs have called this `times` times, and see what they wrote before.
+    """Return when all programs have called this `times` times; what they wrote before is then visible.
 
-    arrived: where it is counted, 0 at first.
+    arrived: address of the counter, 0 at first.
     """
     tl.debug_barrier()  # all threads of this program have written
     come = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") + 1

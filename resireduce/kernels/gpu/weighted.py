@@ -1,4 +1,4 @@
-"""A tensor times a number, added to a weighted sum, which is divided by all weights if that was the last: one pass."""
+"""Adds a tensor times its weight to a weighted sum, and divides by all weights after the last, in one pass."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def _add_weighted(  # type: ignore[no-untyped-def]
     IS_ONE: tl.constexpr,
     IS_LAST: tl.constexpr,
 ):
-    """Write total + weight x more. IS_ONE: total is multiplied by `weights` first. IS_LAST: and divided by all."""
+    """Write total + weight x more. IS_ONE: multiply total by `weights` first. IS_LAST: divide by the sum of weights."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     so_far = tl.load(total + at, mask=at < n, other=0.0).to(tl.float32)
     own = tl.load(weight).to(tl.float32)
