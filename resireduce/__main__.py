@@ -152,8 +152,8 @@ def _line(item: Item) -> str:
 def _groups(args: argparse.Namespace) -> str:
     import torch
 
-    from resireduce.api import find_grouping
     from resireduce.grouping import compressible
+    from resireduce.pipeline import find_grouping
     from resireduce.planning.savings import residual_bytes, saved_bytes
 
     with torch.device("meta"):

@@ -9,8 +9,7 @@ the backward pass, nothing is done before `step`.
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, warn
 from resireduce.left_out import Outside, warn_of_outer
-from resireduce.optimizer_view import OptimizerView
+from resireduce.optimizer_view import FREED, OptimizerView
 from resireduce.orphaned import warn_of_scaler
 from resireduce.refusals import refuse_capture
 from resireduce.resumed import Resumed, only_makes_state
@@ -29,8 +28,6 @@ from resireduce.step.exchange import Exchange
 from resireduce.step.make_slots import make_slots
 from resireduce.step.outdated import QUIET
 
-FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
-"""Attributes that a closed DistributedOptimizer no longer has."""
 ZEROS = (
     "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
     "use is left as it is, where zeros would let momentum and weight decay move it; for these give gradients='kept'"
@@ -44,8 +41,6 @@ UNFINISHED = (
     "step() after a backward() that did not come to its end: some gradients are under way, others are missing. Build "
     "model and optimizer anew, on every rank, from a checkpoint"
 )
-HARMLESS = ("train", "eval")
-"""Methods of wrapped optimizers that do not read gradients."""
 
 
 class DistributedOptimizer(OptimizerView):
@@ -127,31 +122,6 @@ class DistributedOptimizer(OptimizerView):
         self._exchange.updater.let_gradients_go()
         with QUIET():
             self.wrapped.zero_grad(*([set_to_none] if self._zeroes_as_asked else []))
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what only the wrapped optimizer has, like `train()`. UsageError for what `close` has freed."""
-        if name in FREED and self.__dict__.get("_closed"):
-            raise UsageError("the optimizer is closed: train with optimizer.wrapped, or distribute the model again")
-        if "wrapped" not in self.__dict__:
-            return super().__getattribute__(name)
-        value = getattr(self.wrapped, name)
-        return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
-
-    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method that only the wrapped optimizer has; UsageError while gradients are those of this rank alone.
-
-        SAM's `first_step`, or an update of a curvature estimate, would then make ranks differ.
-        """
-        if not self._closed and self._has_own_gradients() and self.levels.world.world_size > 1:
-            raise UsageError(
-                f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "
-                "would differ: call it after step(), or train without resireduce.distribute(...)"
-            )
-        return method(*args, **kwargs)
-
-    def _has_own_gradients(self) -> bool:
-        """Whether autograd has made a gradient in this step, which is this rank's own until it is averaged."""
-        return self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)
 
     # --- the step ---
 

@@ -1,10 +1,14 @@
-"""What a distributed optimizer reports, and what it saves and loads: residuals, and the step number."""
+"""What a distributed optimizer reports, saves and loads, and what it passes on to the wrapped one."""
 
+import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from resireduce.backward import BackwardPasses
+from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, check_steps
 from resireduce.merging.costs import Costs
@@ -12,12 +16,21 @@ from resireduce.optimizer_wrapper import OptimizerWrapper
 from resireduce.resumed import Resumed
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
+from resireduce.step.slot import Slot
+
+FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
+"""Attributes that a closed DistributedOptimizer no longer has."""
+HARMLESS = ("train", "eval")
+"""Methods of wrapped optimizers that do not read gradients."""
 
 
 class OptimizerView(OptimizerWrapper):
     """The part of a DistributedOptimizer that no training loop needs to call."""
 
     feedback: ErrorFeedback
+    levels: Levels
+    slots: list[Slot]
+    _closed: bool
     _exchange: Exchange
     _backward: BackwardPasses
     _resumed: Resumed
@@ -130,3 +143,28 @@ class OptimizerView(OptimizerWrapper):
         """
         if "_exchange" in self.__dict__:
             self._exchange.updater.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what only the wrapped optimizer has, like `train()`. UsageError for what `close` has freed."""
+        if name in FREED and self.__dict__.get("_closed"):
+            raise UsageError("the optimizer is closed: train with optimizer.wrapped, or distribute the model again")
+        if "wrapped" not in self.__dict__:
+            return super().__getattribute__(name)
+        value = getattr(self.wrapped, name)
+        return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method that only the wrapped optimizer has; UsageError while gradients are those of this rank alone.
+
+        SAM's `first_step`, or an update of a curvature estimate, would then make ranks differ.
+        """
+        if not self._closed and self._has_own_gradients() and self.levels.world.world_size > 1:
+            raise UsageError(
+                f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "
+                "would differ: call it after step(), or train without resireduce.distribute(...)"
+            )
+        return method(*args, **kwargs)
+
+    def _has_own_gradients(self) -> bool:
+        """Whether autograd has made a gradient in this step, which is this rank's own until it is averaged."""
+        return self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from resireduce.api import build_feedback, find_compressor
 from resireduce.comm.local import LocalCommunicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.grouping import Grouping
 from resireduce.payload import Payload
+from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import COMPRESSORS
 from resireduce.sending.message import Round
 from resireduce.settings import Settings

@@ -17,8 +17,8 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.build import make_task
-from resireduce.api import find_grouping
 from resireduce.grouping import compressible
+from resireduce.pipeline import find_grouping
 from resireduce.planning.zoo import find_builder
 from resireduce.scheme import build_compressor
 

@@ -16,13 +16,13 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.accumulation import accumulation_node
-from resireduce.api import build_feedback, find_compressor
 from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
 from resireduce.left_out import Outside
+from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.wrappers.comm_hook import CONVERTED, CompressionHook

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from resireduce.agreement import agree, check_agreement
-from resireduce.api import build_feedback, find_compressor, find_grouping
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, check_steps, warn
 from resireduce.grouping import Grouping, compressible, is_small
+from resireduce.pipeline import build_feedback, find_compressor, find_grouping
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook

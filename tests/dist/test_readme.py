@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from resireduce.__main__ import main
-from resireduce.api import find_grouping
 from resireduce.comm.base import Communicator
 from resireduce.grouping import Grouping, compressible
 from resireduce.node_slices import NodeSlices
+from resireduce.pipeline import find_grouping
 from resireduce.planning.savings import residual_bytes
 from resireduce.planning.zoo import find_builder
 from resireduce.scheme import MERGES, RESIDUAL_DTYPES, SCHEMES, build_residual

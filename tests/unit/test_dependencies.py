@@ -33,6 +33,7 @@ LAYERS = (
     ("agreement", "compressor_state", "finiteness", "momentum", "optim", "partial_selection", "sending.message"),
     ("sending.packing", "sending.parts", "slices.gradient_parts"),
     ("sending.messenger",),
+    ("feedback_state",),
     ("error_feedback",),
     (
         "optimizer_wrapper",
@@ -50,7 +51,7 @@ LAYERS = (
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing", "wrappers.earlier"),
     ("left_out", "resumed", "slices.layers", "step.gather", "step.scatter", "wrapped_step", "wrappers.under_way"),
-    ("slices.copies", "step.receive", "wrappers.first_steps"),
+    ("slices.copies", "slices.why_whole", "step.receive", "wrappers.first_steps"),
     ("step.launch",),
     ("slices.row_layers", "step.apply", "step.halves", "step.row_intake", "step.watch"),
     ("step.intake", "step.update"),
@@ -63,7 +64,7 @@ LAYERS = (
     ("grad_scaler", "planning.itemise", "wrappers.fsdp_hook"),
     ("planning.slice_price", "resume"),
     ("planning.texts", "scheme", "slices.slice_checks"),
-    ("checks", "merge_checks", "model_checks"),
+    ("checks", "merge_checks", "model_checks", "pipeline"),
     ("planning.import_paths",),
     ("planning.hugging_face", "planning.optimizer_zoo"),
     (
@@ -92,8 +93,6 @@ SIDEWAYS = {
     ("planning.slice_choice", "plan"),
     ("residuals", "grouping"),
     ("residuals", "kernels"),
-    ("wrappers.ddp", "api"),
-    ("wrappers.fsdp", "api"),
 }
 """Within a layer, only these: (who imports, what)."""
 

@@ -1,0 +1,106 @@
+"""Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from resireduce.agreement import check_agreement
+from resireduce.comm.base import Communicator
+from resireduce.comm.levels import Levels
+from resireduce.compressors.base import Compressor
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import ConfigError, choose, warn
+from resireduce.grouping import Grouping, compressible, find_groups, is_small
+from resireduce.patterns import FORM, match_groups
+from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
+from resireduce.settings import Settings
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+def find_compressor(settings: Settings) -> Compressor:
+    """Return the compressor that `settings` name or hold. Raises ConfigError for an unknown name."""
+    given = settings.compressor
+    if isinstance(given, type):
+        name = given.__name__
+        raise ConfigError(f"compressor: the class {name} is not allowed; give an object of it, {name}(...), or a name")
+    return given if isinstance(given, Compressor) else build_compressor(given, settings.density)
+
+
+def build_feedback(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    compressor: Compressor,
+    communicator: Communicator,
+    settings: Settings,
+) -> tuple[ErrorFeedback, Levels]:
+    """Return the error feedback that `settings` ask for, and the one or two levels of the ranks of `communicator`.
+
+    parameters: the trained parameters of `model`, by name. With two levels, payloads of `compressor` travel between
+    nodes.
+
+    Raises ConfigError for a setting that cannot be used, and on all ranks if any has other settings than rank 0.
+    """
+    large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
+    compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
+    grouping = find_grouping(model, settings.groups, compressed)
+    residual = build_residual(
+        settings.scheme,
+        grouping,
+        settings.residual_dtype,
+        communicator.rank,
+        settings.options,
+        settings.residual_device,
+    )
+    residual.check(compressed)
+    warn_if_nothing_is_reduced(settings.scheme, grouping)
+    dense = frozenset(parameters.keys() - compressed.keys())
+    named = sorted(name for name in dense if not is_small(parameters[name]))
+    check_agreement(settings.agreed(compressor=compressor, groups=grouping, dense=named), parameters, communicator)
+    levels = Levels.of(communicator, settings.hierarchy)
+    return ErrorFeedback(compressor, residual, levels.between, dense, settings.warm_up_steps, levels.place), levels
+
+
+def find_grouping(
+    model: nn.Module, groups: str | Grouping | Mapping[str, object], compressed: dict[str, nn.Parameter]
+) -> Grouping:
+    """Return the grouping of the tensors `compressed` that `groups` asks for. Raises ConfigError if it does not fit."""
+    if isinstance(groups, Grouping):
+        groups.check(compressed)
+        return groups
+    if isinstance(groups, Mapping):
+        return match_groups(groups, compressed)
+    if groups != "auto":
+        raise ConfigError(f"groups: {groups!r} is not allowed; give 'auto', a Grouping, or {FORM}")
+    return find_groups(model, compressed)
+
+
+def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None:
+    """Warn if `scheme` reduces groups or specific layers, and `grouping` has none of them."""
+    kinds = find_scheme(scheme)
+    reduced = [
+        members
+        for kind, members in ((kinds.grouped, grouping.groups), (kinds.specific, grouping.specific))
+        if kind != kinds.other
+    ]
+    if reduced and not any(reduced):
+        warn(
+            f"scheme {scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
+            "(see: python -m resireduce groups); name some by groups=Grouping(...)"
+        )
+
+
+def find_communicator(backend: str | Communicator, group: "dist.ProcessGroup | None") -> Communicator:
+    """Return the communicator that `backend` names or is, over the ranks of `group`; None: all.
+
+    Raises ConfigError for an unknown name, and for a group with another backend than torch.
+    """
+    if group is not None and backend != "torch":
+        raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
+    if isinstance(backend, Communicator):
+        return backend
+    target = BACKENDS[choose("backend", backend, BACKENDS)]
+    communicator: Communicator = load(target)(group) if backend == "torch" else load(target)()
+    return communicator
