@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def accumulation_node(parameter: Tensor) -> Any:
-    """Return the node that all graphs of `parameter` share, which `torch.autograd.grad` does not pass.
+    """Return the node by which all graphs of `parameter` add to `.grad`; `torch.autograd.grad` does not run it.
 
-    torch forgets it, and its hooks, when nobody holds it; it makes another when dtype or device change.
+    torch frees it, with its hooks, when nothing holds it, and makes another one when dtype or device change.
     """
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

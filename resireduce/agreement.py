@@ -23,7 +23,7 @@ def check_agreement(
     """Raise ConfigError on all ranks of `communicator` if any has other `settings`, or trains other `tensors`, than
     rank 0.
 
-    beside: a communicator whose ranks are told too.
+    beside: another communicator, on whose ranks the error is raised too.
     """
     if communicator.world_size == 1:
         return
@@ -65,7 +65,7 @@ def agree(
 ) -> None:
     """Raise ConfigError on all ranks if any value that one has in `mine`, by field, differs from rank 0's.
 
-    beside: ranks that this one also trains with, if they are not those of `communicator`; they are told too.
+    beside: another communicator of ranks that this one trains with, on which the error is raised too.
     """
     first = broadcast_object(dict(mine), communicator)
     different = [key for key in first | mine if mine.get(key) != first.get(key) and key not in except_for]

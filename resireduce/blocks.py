@@ -34,8 +34,8 @@ def slices(numel: int, size: int) -> Iterator[slice]:
 def coprime_step(n: int, least: int) -> int:
     """Return the least number, `least` or more, that has no factor in common with `n`: the step of an even sample.
 
-    Rows, columns, and places in a kernel, of whatever matrix the `n` elements are, all occur alike in a sample of each
-    such-th element. Each 63rd element of 3 x 3 kernels always lies in the same place of a kernel.
+    If every such-th element is sampled, rows, columns and places in a kernel all occur equally often, whatever the
+    shape of the `n` elements. Every 63rd element of 3 x 3 kernels, in contrast, has the same place in its kernel.
     """
     return next(step for step in itertools.count(least) if math.gcd(step, n) == 1)
 

@@ -8,7 +8,7 @@ from itertools import takewhile
 from types import FrameType
 
 PASSED_OVER = ("resireduce", "torch", "contextlib", "weakref")
-"""Packages whose lines nobody who is warned can change."""
+"""Packages that a warning does not point at, since the user cannot change their lines."""
 LONGEST_VALUE = 200
 """Most characters of a value that a message repeats."""
 LONGEST_WORD = 1000
@@ -50,7 +50,7 @@ def is_number(value: object) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Whether `value` is an int, 0 or more (True and False are none)."""
+    """Whether `value` is an int, 0 or more (True and False are not)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def exactly(function: Callable[P, T]) -> Callable[P, T]:
-    """Have `function` run without autocast, whatever a script runs `backward()` or `step()` in.
+    """Have `function` run without autocast, even if a script runs `backward()` or `step()` within one.
 
     Autocast is for forward passes. Elsewhere it rounds products of matrices, makes float32 of float16, so that messages
-    have another dtype, and refuses to concatenate tensors that are neither of its own precision nor of float32. While
-    there is none, this costs one look at a flag.
+    have another dtype, and refuses to concatenate tensors that are neither of its own precision nor of float32. Without
+    autocast this costs one look at a flag.
     """
 
     @wraps(function)

@@ -164,7 +164,7 @@ class DistributedOptimizer(OptimizerView):
     # --- the end ---
 
     def close(self) -> None:
-        """Remove all hooks from the model, and free residuals: it then trains plainly, or can be distributed anew.
+        """Remove all hooks from the model, and free residuals: it then trains plainly, or can be distributed again.
 
         Messages of an unfinished step are lost; updates of finished steps are not. The wrapped optimizer,
         `optimizer.wrapped`, keeps its state. Calling it again does nothing.

@@ -79,7 +79,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         """Load `state_dict` into the wrapped optimizer."""
         self.wrapped.load_state_dict(state_dict)
 
-    # What looks at gradients or states looks at the wrapped optimizer's, when it has them.
+    # Hooks are those of the wrapped optimizer, which run when it has the averages and its state.
     register_step_pre_hook = _forwarded("register_step_pre_hook")
     register_step_post_hook = _forwarded("register_step_post_hook")
     register_state_dict_pre_hook = _forwarded("register_state_dict_pre_hook")

@@ -23,15 +23,15 @@ Holder = DistributedOptimizer | CompressionHook | ShardedCompressionHook
 
 @torch.no_grad()
 def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
-    """Load this rank's share of the residuals that all ranks of a job of any size saved.
+    """Load this rank's share of the residuals that the ranks of a job saved, however many they were.
 
-    It replaces `load_residual_state_dict`. With N saved states and M ranks now, rank j gets the states of the ranks
-    i = j modulo M; if M is larger, each state is divided among the ranks j = i modulo N. They are scaled by M / N, so
-    that their average over the ranks, by which the model is still to be moved, stays the same up to rounding, in every
+    It replaces `load_residual_state_dict`. With N saved states and M ranks now, rank j gets the states of the ranks i =
+    j modulo M; if M is larger, each state is divided among the ranks j = i modulo N. They are scaled by M / N, so that
+    their average over the ranks, by which the model is still to be moved, stays the same up to rounding, in every
     scheme except `d` and `2d`: where rows and columns of several ranks meet, only those of the largest norms can be
-    stored, as after any step. A compressor's state is taken from the first of the ranks whose residuals this rank
-    gets, or starts anew where it depends on the number of ranks. With hierarchy="node", then or now, nodes take the
-    place of ranks: a node's slices are joined, and cut anew. During the call two more copies of the model are held.
+    stored, as after any step. A compressor's state is taken from the first of the ranks whose residuals this rank gets,
+    or starts again where it depends on the number of ranks. With hierarchy="node", then or now, nodes take the place of
+    ranks: a node's slices are joined, and cut again. During the call two more copies of the model are held.
 
     Args:
         optimizer: built as for that job, except for the number of ranks; or the hook of `resireduce.compress_ddp`, or

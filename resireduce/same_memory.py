@@ -1,4 +1,4 @@
-"""Parameters that lie in the same memory without being one parameter, as after `b.weight.data = a.weight.data`.
+"""Parameters that share memory without being one parameter, as after `b.weight.data = a.weight.data`.
 
 An optimizer that updates one of them changes the other, so the order of updates matters: plain training has all
 gradients before it updates the first.
@@ -45,7 +45,7 @@ def overlapping(trained: Mapping[str, Tensor], others: Mapping[str, Tensor] | No
 
 
 class Tied:
-    """Which two of some `parameters`, by name, lie in the same memory, if any do.
+    """Finds two of some `parameters`, given by name, that share memory.
 
     A script may give one the memory of another later, by `.data`.
     """
@@ -58,7 +58,7 @@ class Tied:
         self.look()
 
     def look(self) -> bool:
-        """Look again, if any was given other memory; return whether two are tied now, where none were before."""
+        """Look again, if any was given other memory; return whether two share memory now, and none did before."""
         at = [one.data_ptr() for one in self._plain]
         if at == self._at:
             return False

@@ -11,8 +11,9 @@ from resireduce.errors import ConfigError
 RANKS_PER_NODE = "ranks_per_node"
 """A key that a state has only if its residuals are slices, with two levels."""
 MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
-"""What a state has of its origin, unless it is of an earlier version: whose memory it holds, and digests: of the
-members of each group, named for the first, and of how the places of each tensor that is stored in part were drawn."""
+"""Keys of a state's origin, which states of earlier versions lack: the compressor whose memory it holds; digests of the
+members of each group, named for the first; digests of how the places of each tensor that is stored in part were
+drawn."""
 LONGEST = 128
 """Bytes that are kept of the text in MADE_BY: torch.distributed.checkpoint loads tensors of one size only."""
 
@@ -74,7 +75,7 @@ def check_place(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None
     With two levels, node and place within the node must be the same too.
     """
     if not isinstance(state, Mapping) or not {"rank", "world_size"} <= state.keys():
-        return  # it is no such state at all, as `check_state` says
+        return  # it is no residual state, which `check_state` will say
     theirs, ours = (told_place(one) for one in (state, held))
     if theirs != ours:
         raise ConfigError(
@@ -97,7 +98,7 @@ def check_levels(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Non
 
 
 def told_place(state: Mapping[str, Tensor]) -> str:
-    """Return which rank a state is of, in words."""
+    """Return in words which rank has saved a state."""
     place = {key: int(state[key]) for key in ("rank", "world_size", "place", RANKS_PER_NODE, "node") if key in state}
     within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""
     return f"rank {place['rank']} of {place['world_size']}{within}"

@@ -14,7 +14,7 @@ from resireduce.errors import warn
 
 @torch.no_grad()
 def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Overwrite everything that this rank starts from with rank 0's, which may hold more (a loaded checkpoint)."""
+    """Overwrite model and optimizer state with rank 0's, which may hold more (a loaded checkpoint)."""
     if communicator.world_size == 1:
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -24,8 +24,8 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
 
 
 def _compare_beside(model: nn.Module, communicator: Communicator) -> None:
-    """Warn if layers save more than parameters and buffers, as the scales of a quantized weight, and it is not rank
-    0's."""
+    """Warn if layers save more than parameters and buffers, such as scales of a quantized weight, that differs from
+    rank 0's."""
     mine = _saved_beside(model)
     theirs = broadcast_object(mine, communicator)
     different = [name for name, digest in mine.items() if theirs.get(name) != digest]

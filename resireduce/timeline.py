@@ -1,4 +1,4 @@
-"""Where the time of a step goes: marks in the pipeline that an observer may listen to, and that cost nothing else."""
+"""Where the time of a step goes: marks in the pipeline for an observer, which cost nothing without one."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -32,7 +32,7 @@ class Timed(Protocol):
 
     @property
     def timeline(self) -> Timeline | None:
-        """The timeline that is told; None: nobody is."""
+        """The timeline that is told; None: there is none."""
         ...
 
 

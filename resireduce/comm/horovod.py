@@ -65,7 +65,7 @@ class HorovodCommunicator(Communicator):
         return Deferred(lambda: finish(self._wait(handle)), lambda: self._hvd.poll(handle))
 
     def _wait(self, handle: int) -> Any:
-        """Return the result of `handle`, asleep until it is there.
+        """Sleep until the result of `handle` has come, and return it.
 
         `synchronize` alone keeps a core busy, which Horovod's own thread needs where there are as many ranks as cores.
         """

@@ -137,7 +137,7 @@ def _checked(said: Sequence[str]) -> Partition:
 
 
 def _gathered(word: str, communicator: Communicator) -> list[str]:
-    """Return what all ranks say, in rank order."""
+    """Return the `word` of each rank, in rank order."""
     mine = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8).to(communicator.control_device)
     rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()
     return [bytes(row.tolist()).decode() for row in rows]

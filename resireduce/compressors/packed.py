@@ -87,7 +87,7 @@ class Packed(Compressor):
         """Return the payload as the other compressor makes it."""
         like = torch.empty(payload.shape, dtype=payload.dtype, device="meta")
         dtype = torch.float16 if self.of.half else payload.dtype
-        # Without storage nobody knows how many there are; decoded, they are few beside the tensor.
+        # Without storage their number is unknown; decoded, they are few beside the tensor.
         header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
         count, width = header >> 8, header & 255
         stop = HEADER + count * dtype.itemsize

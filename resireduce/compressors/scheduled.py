@@ -35,7 +35,8 @@ class Scheduled(Compressor):
         return self.kind.from_density(self.schedule(step)).for_world(self.ranks)
 
     def _of(self, payload: Payload) -> Compressor:
-        """Return the kind with the payload's density, if the payload knows its step; else any, as none is needed."""
+        """Return the kind with the payload's density, if the payload knows its step; otherwise with density 1, as it
+        does not matter."""
         return self._any if payload.source is None else self._at(payload.source[1])
 
     @property

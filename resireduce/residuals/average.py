@@ -63,7 +63,8 @@ class AverageResidual(GroupResidual[WeightedSum]):
         return self._group_of[name].stored.add_part_to_(grad, start)
 
     def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Fold a part of this member's error in, if it is its turn; else it waits, as a whole. The last one closes."""
+        """Fold a part of this member's error in, if it is its turn; otherwise the whole error waits. The last part of
+        the last member closes the group."""
         group, flat = self._group_of[name], error.view(-1)
         if start == 0:
             self._member = self._begin(group, error, name)

@@ -53,7 +53,7 @@ class GroupResidual(Residual, Generic[F]):
     more is alive while a group is on its way. Folding is done in float32 at least: in 16 bits norms and sums lose what
     small elements add.
 
-    What is folded may lie in the memory of an error until the step ends, and not longer: that memory was a gradient's.
+    The folded tensor may use the memory of an error, which was a gradient's, but only until the step ends.
     """
 
     def __init__(self, **options: object):

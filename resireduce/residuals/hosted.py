@@ -14,7 +14,7 @@ class Hosted(Stored):
     """What `near` would hold on its device, held in the host's memory instead, pinned if the device is a GPU.
 
     Copies in both directions run on a stream of their own, in parallel to the backward pass: to the device by
-    `prefetch`, before the gradient is there; to the host by `set_`, while the pass goes on.
+    `prefetch`, before the gradient has come; to the host by `set_`, while the backward pass goes on.
 
     Args:
         near: made on the device of the gradients; what it holds is moved.
@@ -102,7 +102,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _beside(device: torch.device, after: bool = False) -> AbstractContextManager[object]:
-    """Run copies on their own stream; with `after`, only when everything launched so far is done."""
+    """Return a context for copies on their own stream; with `after`, they wait for everything launched before."""
     if device.type != "cuda":
         return nullcontext()
     if after:

@@ -104,7 +104,7 @@ class RowsResidual(Residual):
         self._norms[name][first : first + len(matrix)] = _row_norms(matrix)
 
     def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """Choose rows anew."""
+        """Choose rows by the norms of all parts."""
         stored = self._stored[name]
         source = self.source(f"{name}/rows", like, step)
         rows = select(self._norms.pop(name), len(stored.rows), self.choice, source)

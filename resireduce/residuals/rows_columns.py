@@ -37,7 +37,7 @@ class _Block:
         return Crossing(self.values.values, self.rows, self.columns, self.n_rows)
 
     def add_part_to_(self, matrix: Tensor, first: int) -> None:
-        """Add to `matrix`, the rows from number `first` on, what of the block lies in these."""
+        """Add to `matrix`, the rows from number `first` on, the part of the block that is in these rows."""
         here = between(self.rows, first, first + len(matrix), self.n_rows)
         rows, kept = self.rows[here] - first, self.plain[here]
         add_crossing_(matrix, rows, self.columns, kept, max(1, -(-len(rows) // ROWS)))
@@ -132,7 +132,7 @@ class RowsColumnsResidual(Residual):
         return self.norms == "residual" and isinstance(self._blocks[name].values, Plain)
 
     def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
-        """Add what the block has of this part to its place in the gradient, in place; return it."""
+        """Add the part of the block that is in this part of the gradient to its place there; return it."""
         matrix = grad.view(len(grad), -1)
         self._blocks[name].add_part_to_(matrix, start // matrix.shape[1])
         return grad
@@ -150,7 +150,7 @@ class RowsColumnsResidual(Residual):
         add_l1_norms_(*self._norms[name], matrix, start // matrix.shape[1])
 
     def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """Choose rows and columns anew."""
+        """Choose rows and columns by the norms of all parts."""
         block = self._blocks[name]
         self._moving[name] = Moving(block.plain, block.rows, *self._chosen(name, like, step), block.n_rows)
 

@@ -1,4 +1,4 @@
-"""Stored tensors: the precision in which a residual lies in memory."""
+"""Stored tensors: a residual in memory, in the precision in which it is stored."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -33,7 +33,7 @@ class Taker:
     take: Callable[[RowGradient], bool]
     """Absorbs the gradient; False: it must be whole."""
     uses: "WeakSet[Any]" = field(default_factory=WeakSet)
-    """The nodes of autograd's graphs that were given the weight and make gradients row by row."""
+    """The nodes of autograd's graphs that use the weight and make its gradient row by row."""
 
     def took(self, make: Callable[[], RowGradient]) -> bool:
         """Whether the gradient that `make` returns was taken; not if the caller wants it, or a graph of it."""

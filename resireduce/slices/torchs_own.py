@@ -11,7 +11,7 @@ _HOMES = ("torch.nn.", "transformers.pytorch_utils")
 
 
 def is_torchs_own(layer: nn.Module) -> bool:
-    """Whether nobody has put another function in the place of one that the forward pass of `layer` calls.
+    """Whether the forward pass of `layer` calls torch's own functions, and none has been replaced.
 
     LoRA and quantisation do so in a layer, in its class or in torch.nn.functional, or by a mode of torch's functions.
     """
@@ -27,7 +27,7 @@ def is_torchs_own(layer: nn.Module) -> bool:
 
 
 def other_option(layer: nn.Module) -> str | None:
-    """Return which options of `layer` our formula does not know, of those that it has now; None if there are none."""
+    """Return the options of `layer`, as they are now, for which our formula does not hold; None if there are none."""
     options = ("max_norm", "scale_grad_by_freq", "sparse") if isinstance(layer, nn.Embedding) else ()
     if any(getattr(layer, option) for option in options):
         return "max_norm, scale_grad_by_freq or sparse"

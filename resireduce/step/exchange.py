@@ -78,7 +78,7 @@ class Exchange(Outgoing):
         return True
 
     def _part(self) -> None:
-        """Before kept gradients become averages: nobody else's may lie in their memory."""
+        """Before kept gradients become averages: give them memory that no other gradient shares."""
         with QUIET():  # another optimizer with merge="dear" need not update what only its gradient is asked for
             part(self.slots, [other for ref in self._others if (other := ref()) is not None])
 

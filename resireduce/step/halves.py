@@ -40,7 +40,7 @@ class Half:
 
 
 class HalvesQueue(LaunchQueue):
-    """Launches the reduce-scatter of each message as soon as all of its gradients are there.
+    """Launches the reduce-scatter of each message as soon as all of its gradients have come.
 
     Messages never change; their launch order is learnt as in `LaunchQueue`.
 

@@ -56,7 +56,7 @@ class Intake(RowIntake):
             slot.restart()
 
     def is_spoilt(self) -> bool:
-        """Whether a gradient of this rank was not finite: reads back what has only been noted on devices so far."""
+        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
         self.non_finite = self.non_finite or self.feedback.finiteness.failure()
         return self.non_finite is not None
 

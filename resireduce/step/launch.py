@@ -58,7 +58,8 @@ class LaunchQueue(ReceiveQueue):
         self.bucket_bytes = sum(slot.nbytes for slot in slots) if merge == "hybrid" else BUCKET_BYTES
         """Largest message, in bytes, of dense tensors that may share one."""
         self.buckets, self._order = list(buckets(reversed(slots), self.bucket_bytes)), list(reversed(slots))
-        """Tensors that always share a message, each other one by itself, in the order of arrival."""
+        """Lists of tensors that always share a message, in the order of arrival; any other tensor is a list by
+        itself."""
         self._order_is_learnt = False
         self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
         varies = feedback.compressor.varies or feedback.warm_up_steps > 0
@@ -93,7 +94,7 @@ class LaunchQueue(ReceiveQueue):
         self._in_parts: Slot | None = None
 
     def prefetch_after(self, slot: Slot) -> None:
-        """Start copying the residual that will be needed next, now that the gradient of `slot` is there."""
+        """Start copying the residual that will be needed next, after that of `slot`, whose gradient has come."""
         if self._next is None:
             slots = [slot for bucket in self.buckets for slot in bucket]
             self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
@@ -108,7 +109,7 @@ class LaunchQueue(ReceiveQueue):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
             message = self.messages[self._launched]
-            # This is asked for each gradient, so the last to come is looked at first.
+            # This runs for each gradient, so the tensor that comes last is checked first.
             if not complete and (message[-1].payload is None or any(slot.payload is None for slot in message)):
                 return
             for slot in message:
@@ -194,7 +195,8 @@ class LaunchQueue(ReceiveQueue):
                 self._send([slot])
 
     def gathered_nbytes(self, message: Sequence[Slot], payloads: Sequence[Payload | Round]) -> int:
-        """Return the bytes of all ranks' `payloads` of a `message` if it is gathered; 0 otherwise (in place)."""
+        """Return the bytes of all ranks' `payloads` of a `message` if it is gathered; 0 if it is summed, in its own
+        memory."""
         if isinstance(payloads[0], Round) or not self.feedback.gathers(message[0].name):
             return 0
         equal_sizes = self.feedback.compressor_of(message[0].name).equal_sizes

@@ -1,4 +1,4 @@
-"""The memory in which gradients and their averages lie."""
+"""The memory of gradients and of their averages."""
 
 from collections.abc import Iterable, Sequence
 
@@ -30,7 +30,7 @@ def part(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
 
 
 def laid_out(average: Tensor, like: Tensor) -> Tensor:
-    """Return `average`, in memory as the parameter `like` lies there, which fused optimizers take for granted."""
+    """Return `average` with the strides of the parameter `like`, which fused optimizers take for granted."""
     if average.stride() == like.stride():
         return average
     return torch.empty_like(like, dtype=average.dtype).detach_().copy_(average)

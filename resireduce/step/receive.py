@@ -1,4 +1,4 @@
-"""How messages come back: as averages, whole or in slices, or not at all where no rank had a gradient."""
+"""Receives messages: as averages, whole or in slices; those for which no rank had a gradient are dropped."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ class ReceiveQueue:
         return slot if taken else None
 
     def _copy(self) -> None:
-        """Put averages into `.grad`, each into the tensor that lies there."""
+        """Copy averages into `.grad`, each into the tensor that is there."""
         if self._copies:
             torch._foreach_copy_([kept for kept, _ in self._copies], [average for _, average in self._copies])
         self._copies = []

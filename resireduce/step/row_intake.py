@@ -65,8 +65,8 @@ class RowIntake:
     def absorb_rows(self, slot: Slot, gradient: RowGradient) -> None:
         """Have the residual absorb the `gradient` of `slot`, slice by slice of its rows.
 
-        If a slice is not finite, none is absorbed. If there are several, and it is not certain beforehand that all are
-        finite, each is made twice.
+        If a slice is not finite, none is absorbed. If there are several slices, each is made twice, unless all are
+        certain to be finite.
         """
         slot.by_rows = True
         if slot.stage is Stage.SPOILT:
@@ -88,7 +88,7 @@ class RowIntake:
     def absorb_uses(self, slot: Slot) -> None:
         """Have the residual absorb the gradients of the uses of `slot` that were kept until the last had come.
 
-        If one of them is not finite, or what came whole and lies in `.grad`, nothing of this pass is absorbed.
+        If one of them is not finite, or a whole part of the gradient in `.grad`, nothing of this pass is absorbed.
         """
         uses, slot.uses = slot.uses, []
         if slot.stage is Stage.SPOILT:

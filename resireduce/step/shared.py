@@ -1,4 +1,4 @@
-"""Whether a gradient lies in memory that another tensor uses, too, so that it must not be changed there."""
+"""Whether a gradient shares its memory with another tensor, so that it must not be changed in place."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,7 +10,7 @@ _count = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def is_shared(grad: Tensor) -> bool:
-    """Return whether another tensor lies in the memory of `grad`, which a backward pass has just left in `.grad`.
+    """Return whether another tensor uses the memory of `grad`, which a backward pass has just left in `.grad`.
 
     Autograd leaves views there: with a batch of one, that of `position` in `h + position.unsqueeze(0)` is a view of the
     gradient of `h`, which the layers before are still to be given; two positions that are added share one memory.

@@ -1,4 +1,4 @@
-"""How large tensors are cut into slices of rows, so that neither gradient nor average is there as a whole."""
+"""How large tensors are cut into slices of rows, so that neither their gradient nor their average exists as a whole."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ class Slot:
     is_announced: bool | None = None
     """Whether autograd is about to add a gradient to `.grad`; None: it has not been asked."""
     left: "weakref.ref[Tensor] | None" = None
-    """With kept gradients: the average that the last step has left in `.grad`, as long as it is there."""
+    """With kept gradients: the average that the last step has left in `.grad`, while it is still there."""
     by_rows: bool = False
     """Whether a layer has made the gradient of the current pass row by row, and the residual has absorbed it."""
     uses: "list[RowGradient]" = field(default_factory=list)
@@ -171,14 +171,14 @@ class Slot:
     def own(self, grad: Tensor, in_backward: bool) -> Tensor:
         """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it.
 
-        in_backward: autograd is at work, and may still give to others what lies in that memory: then a copy, too.
+        in_backward: whether autograd may still hand out that memory to others: then a shared one is copied, too.
         """
         if grad.is_meta or (grad.data_ptr() == self.made and not (in_backward and is_shared(grad))):
             return grad
         return self.copy_grad(grad)
 
     def copy_grad(self, grad: Tensor) -> Tensor:
-        """Put a copy of `grad`, which lies in `.grad`, into its place; return it."""
+        """Replace `grad`, which is in `.grad`, by a copy of it; return the copy."""
         copy = self.parameter.grad = torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
         self.made = copy.data_ptr()
         return copy

@@ -14,7 +14,7 @@ class Stage(Enum):
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
     DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
 
-    __hash__ = object.__hash__  # each is there once; Enum's own is called eight times for each gradient
+    __hash__ = object.__hash__  # identity suffices; Enum's own is called eight times for each gradient
 
 
 AFTER = {
@@ -26,4 +26,5 @@ AFTER = {
     Stage.GUARDED: {Stage.TAKEN},
     Stage.DROPPED: set[Stage](),
 }
-"""The stages that may follow each within a step; a new step begins with OPEN. `step()` takes what no pass has sent."""
+"""Which stages may follow each stage within a step; a new step begins with OPEN. `step()` takes gradients that no
+backward pass has sent."""

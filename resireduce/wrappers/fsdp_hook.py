@@ -94,7 +94,8 @@ class ShardedCompressionHook(ShardState):
         self._under_way.receive_all()
         if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
             flat.mul_(self.feedback.communicator.world_size)
-        self._finish(unit)
+        self._reduced.add(unit)
+        self._failed = False
 
     def _begin(self, unit: Unit, flat: Tensor) -> None:
         if self._failed:
@@ -125,12 +126,8 @@ class ShardedCompressionHook(ShardState):
         own = grad.clone() if self.feedback.leaves_residual(slot.name) else grad
         return self.feedback.compress(own, slot.name, self.steps)
 
-    def _finish(self, unit: Unit) -> None:
-        self._reduced.add(unit)
-        self._failed = False
-
     def _fold(self) -> None:
-        """Have residuals take in all that is left so far: a unit that was called twice may be reduced again."""
+        """End the step of the residuals, so that a unit that was called twice may be reduced again."""
         self.feedback.residual.end_step(self.steps)
         self._reduced.clear()
 

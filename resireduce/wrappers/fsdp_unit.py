@@ -16,7 +16,7 @@ from resireduce.errors import UsageError
 
 @dataclass(frozen=True)
 class Slice:
-    """This rank's slice of one gradient, as it lies in what its unit reduces."""
+    """This rank's slice of one gradient, and its place in the flat tensor that its unit reduces."""
 
     name: str
     """Name of the parameter in the model."""
@@ -78,7 +78,7 @@ class Unit:
             yield one.name, parameter.sharded_param.detach().to_local()
 
     def check_others(self) -> None:
-        """Raise UsageError if others under the same root are trained, and nobody averages them over the replicas."""
+        """Raise UsageError if other parameters under the same root are trained, and not averaged over the replicas."""
         groups = [group for state in self.state._state_ctx.all_states for group in held_by(state)]
         alone = [one for one in groups if one._all_reduce_hook is None and not has_replicas(one)]
         for parameter in (one for group in alone for one in group.fsdp_params):
