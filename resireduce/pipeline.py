@@ -66,7 +66,8 @@ def build_feedback(
 def find_grouping(
     model: nn.Module, groups: str | Grouping | Mapping[str, object], compressed: dict[str, nn.Parameter]
 ) -> Grouping:
-    """Return the grouping of the tensors `compressed` that `groups` asks for. Raises ConfigError if it does not fit."""
+    """Return the grouping that `groups` asks for of `compressed`, parameters of `model`. Raises ConfigError if it does
+    not fit."""
     if isinstance(groups, Grouping):
         groups.check(compressed)
         return groups
