@@ -98,7 +98,7 @@ def check_finite(grad: Tensor, name: str) -> None:
 
 
 def refused(name: str) -> str:
-    """Return the error message for tensor `name`, whose gradient is not finite and has entered nothing."""
+    """Return the error message for tensor `name`, whose gradient is not finite and has not entered the residual."""
     return _text(name, "its residual is unchanged")
 
 

@@ -117,7 +117,7 @@ def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
     An optimizer that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
     """
     frame = caller()
-    # A frame keeps what `f_locals` shows of it until it ends: one of a step ends soon, one of a script may not.
+    # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
     outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
     does_more = getattr(outer, "state", wrapped.state) is not wrapped.state or "grad" in frame.f_code.co_names
     if hasattr(outer, "param_groups") and does_more:

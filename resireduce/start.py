@@ -69,7 +69,7 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
         if stride == 0 and size > 1:  # expanded: the same element, seen several times
             tensor = tensor.narrow(dim, 0, 1)
     reachable = tensor.to(communicator.control_device) if tensor.device.type == "cpu" else tensor
-    if not reachable.is_contiguous() or 0 in reachable.stride():  # that of one element may be 0, and yet contiguous
+    if not reachable.is_contiguous() or 0 in reachable.stride():  # with one element it may be both
         reachable = torch.empty(reachable.shape, dtype=reachable.dtype, device=reachable.device).copy_(reachable)
     if reachable.numel():
         communicator.broadcast_(reachable.view(-1).view(torch.uint8), name)
@@ -110,7 +110,7 @@ class _Like:
         self.shape, self.dtype, self.on_cpu = tensor.shape, tensor.dtype, tensor.device.type == "cpu"
 
     def matching(self, held: object, device: torch.device) -> Tensor:
-        """Return `held` if it is such a tensor, else a new one."""
+        """Return `held` if it is a tensor like this, otherwise a new one."""
         if isinstance(held, Tensor) and vars(_Like(held)) == vars(self):
             return held
         return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)

@@ -168,7 +168,7 @@ class LocalCommunicator(Communicator):
 
 
 class PretendCommunicator(Communicator):
-    """Rank 0 of `world_size` ranks, the others of which send the same. For planning: it moves nothing."""
+    """Rank 0 of `world_size` ranks, of which the others send the same. For planning: nothing is sent."""
 
     rank = 0
 

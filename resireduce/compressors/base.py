@@ -168,7 +168,7 @@ class Compressor(ABC):
         return self.compress(grad, name, step)
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        """Make the payload of `grad` as `compress_with` does, after rounds in which all ranks learn what it depends on.
+        """Make the payload of `grad` as `compress_with` does, after rounds in which ranks exchange what it depends on.
 
         Most compressors need no rounds, as here. `grad` is not changed before the last round is over. For a tensor, all
         ranks have equally many rounds in a step, of equal shapes; those without a gradient take part with zeros. The

@@ -14,7 +14,8 @@ from resireduce.payload import Payload
 
 @dataclass(frozen=True)
 class OneBit(Inexact):
-    """Sends one bit an element, and the two values that the bits stand for: the means of what is below zero, and not.
+    """Sends one bit an element, and the two values that the bits stand for: the means of negative and of other
+    elements.
 
     The means are those of the whole tensor, where the paper has a pair for each column of a matrix.
     """

@@ -34,7 +34,7 @@ class Ratio:
         return self._shares[self._pattern_of(name)]
 
     def check(self, names: Collection[str]) -> None:
-        """Raise ConfigError for a pattern other than '*' that decides for none of `names`, those of all tensors."""
+        """Raise ConfigError for a pattern other than '*' that decides for none of `names`, the names of all tensors."""
         used = {self._pattern_of(name) for name in names}
         idle = next((pattern for pattern in self._shares if pattern != "*" and pattern not in used), None)
         if idle is None:

@@ -15,7 +15,8 @@ from resireduce.residuals.stored import Stored
 BLOCK = 64
 """Elements that share a scale: a float32 scale costs 0.5 bits per element."""
 SMALLEST_DRAW = 1 << 20
-"""Elements for which a GPU draws at once, if there are so many and they are no sixteenth of the tensor."""
+"""Smallest number of elements for which a GPU draws random numbers at once, unless a sixteenth of the tensor is
+more."""
 
 
 class Blocks(Stored):

@@ -109,13 +109,13 @@ class GroupResidual(Residual, Generic[F]):
         return super().source(self._group_of[name].members[0], like, step)
 
     def _fold_waiting(self, group: Group[F]) -> None:
-        """Fold those whose turn it is."""
+        """Fold the waiting errors whose turn it is."""
         while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
             self._fold(group, member, group.waiting.pop(member))
 
     @exactly
     def end_step(self, step: int) -> None:
-        """Close the groups of which not all members had a gradient in this step: the others make the average."""
+        """Close the groups in which some members had no gradient in this step: the others form the average."""
         for group in self._groups.values():
             for member in reversed(group.members):
                 if member in group.waiting:
@@ -124,10 +124,10 @@ class GroupResidual(Residual, Generic[F]):
                 self._close_step(group, step)
 
     def _fold(self, group: Group[F], member: str, error: Tensor) -> None:
-        """Fold the `error` of `member`, whose turn it is, or those before it do not come."""
+        """Fold the `error` of `member`, whose turn it is, or before which no other member will come."""
         if error.element_size() < FLOAT32:
             error = error.to(norm_dtype(error))
-        error = error.contiguous()  # that of a compressor of one's own may not be
+        error = error.contiguous()  # the error of a user's compressor may not be
         group.turn += 1
         room = group.stored.room(error.dtype) if group.turn == len(group.members) else None
         group.folded = self.fold(group.folded, error, member, room)

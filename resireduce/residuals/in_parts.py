@@ -36,7 +36,7 @@ class InParts:
         raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
 
     def looks_first(self, name: str) -> bool:
-        """Whether what is stored of tensor `name` depends on all that is left.
+        """Whether the residual must look at the whole error of tensor `name` before it stores a part.
 
         Then `look_at_part` is called for all parts, in order, and then `end_look`, before the first `update_part`.
         """

@@ -42,7 +42,7 @@ class Brought(Generic[T]):
 
 @dataclass(frozen=True)
 class Part:
-    """One of several parts of what a shared collective brings."""
+    """One of several parts of the result of a shared collective."""
 
     parts: Shared[Sequence[Tensor]]
     number: int
@@ -65,7 +65,8 @@ class Message:
 
 @dataclass
 class Round:
-    """This rank's input to a sum or an exchange over all ranks, whose result gives its payload, or the next round."""
+    """This rank's input to a sum or an exchange over all ranks; from the result it makes its payload, or the next
+    round."""
 
     name: str
     """Name of the tensor."""

@@ -81,7 +81,7 @@ class Messenger:
         return self.compressor_of(name).collective == "all_gather"
 
     def learns(self, name: str) -> bool:
-        """Whether what all ranks send of tensor `name` in this step changes what its compressor remembers."""
+        """Whether the compressor's state of tensor `name` changes by what all ranks send in this step."""
         if not self.states.has(name):
             return False
         compressor = self.compressor_of(name)
@@ -199,7 +199,7 @@ class Messenger:
 
     @timed("decompress", exact=True)
     def _part(self, message: Message | PartedMessage, sent: Sequence[Payload], start: int, stop: int) -> Tensor:
-        """Return elements `start` to `stop` of the flat average of what was `sent`, or comes in parts."""
+        """Return elements `start` to `stop` of the flat average of the payloads `sent`, or of a message in parts."""
         payload, scale = message.payload, 1 / self.communicator.world_size
         part = torch.zeros(stop - start, dtype=payload.dtype, device=payload.buffer.device)
 

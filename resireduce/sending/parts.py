@@ -119,7 +119,7 @@ class Parts:
         return Payload(buffer, layout, self._payload.shape, self._payload.dtype)
 
     def _fill(self) -> bool:
-        """Launch parts until AHEAD of them are held; False: there are none left."""
+        """Launch parts until AHEAD of them are held; return False if none are left."""
         self._learn()
         while len(self._held) < AHEAD and self._ranges:
             found = self._ranges.popleft()

@@ -1,1 +1,2 @@
-"""Gradients and steps of large tensors, made some rows at a time, so that nothing of them is whole (`slices=`)."""
+"""Gradients and updates of large tensors, some rows at a time, so that no whole gradient or average exists
+(`slices=`)."""

@@ -36,7 +36,7 @@ class Taker:
     """The nodes of autograd's graphs that use the weight and make its gradient row by row."""
 
     def took(self, make: Callable[[], RowGradient]) -> bool:
-        """Whether the gradient that `make` returns was taken; not if the caller wants it, or a graph of it."""
+        """Whether the gradient that `make` returns was taken: not if the caller of autograd wants it, or its graph."""
         if torch.is_grad_enabled():
             return False
         try:

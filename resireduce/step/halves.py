@@ -81,7 +81,7 @@ class HalvesQueue(LaunchQueue):
         while self._scattered:
             slots, sums = self._scattered.popleft()
             found.append(Half(slots, sums.wait()))
-            del sums  # what it was made of is as large as the message
+            del sums  # it is as large as the message
         return found
 
     @timed("communicate")

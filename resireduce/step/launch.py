@@ -158,7 +158,8 @@ class LaunchQueue(ReceiveQueue):
                 self._in_rounds.append(slot)
 
     def _goes_in_parts(self, slot: Slot, step: int) -> bool:
-        """Whether the message of `slot` is to be gathered in parts: what is equal on all ranks decides, once a step."""
+        """Whether the message of `slot` is to be gathered in parts: decided once a step, by numbers that are equal on
+        all ranks."""
         if not self._parts:
             return False
         if slot not in self._alone:
@@ -168,7 +169,7 @@ class LaunchQueue(ReceiveQueue):
     def _divided_nbytes(self, slot: Slot, step: int) -> int:
         """Return the bytes of all ranks' payloads of `slot`; 0 if they cannot be gathered in parts.
 
-        If payload sizes differ, that of a tensor without values counts.
+        If payload sizes differ between ranks, the size for a tensor without storage counts, which is the same on all.
         """
         payload, name = slot.payload, slot.name
         compressor = self.feedback.compressor_of(name)

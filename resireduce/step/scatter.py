@@ -24,7 +24,7 @@ class Scatter:
     Messages leave in the order that all ranks share. A gradient is held until its message has left and all ranks of the
     node have sent theirs. When more than `held_limit` bytes of them are held, the backward pass waits for the oldest.
     But another rank may reach that message only in `step()`, and be in a collective of the user's own that waits for
-    this rank. So it waits in vain at most once, for PATIENCE_SECONDS, and from then on holds what has not come.
+    this rank. So it waits in vain at most once, for PATIENCE_SECONDS, and from then on holds more bytes instead.
 
     Args:
         slots: one for each parameter, with its slices.
@@ -48,10 +48,11 @@ class Scatter:
         """Forget the last step."""
         self._launched = self.held_bytes = 0
         self._under_way: deque[tuple[list[Slot], Polled[Tensor]]] = deque()
-        self._unknown: dict[Slot, Tensor] = {}  # means of what this rank has no gradient of; others may have
+        self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
 
     def advance(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor]]:
-        """Launch the next `messages` in order whose gradients are all there; yield slots with slices that have come.
+        """Launch the next `messages` whose gradients have all come, in order; yield slots with the slices that have
+        come.
 
         Each slice is in memory that nothing else uses.
         """

@@ -42,10 +42,10 @@ def prepare() -> None:
 
 
 def meeting(grads: Sequence[Tensor]) -> set[int]:
-    """Return the numbers of those `grads`, all strided, whose memory begins before that of another one ends.
+    """Return the indices of those of `grads`, all strided, whose span of memory overlaps another one's.
 
-    Autograd leaves two views of one memory where the gradient of a sum goes to parts of it: in `cat([token, rest]) +
-    position` with a batch of one, that of `token` is some rows of that of `position`.
+    Autograd leaves two views of one memory where it passes the gradient of a sum on to its addends: in `cat([token,
+    rest]) + position` with a batch of one, that of `token` is some rows of that of `position`.
     """
     places = sorted((grad.data_ptr(), number) for number, grad in enumerate(grads) if grad.numel() and not grad.is_meta)
     found: set[int] = set()

@@ -14,7 +14,7 @@ from resireduce.step.slot import Slot
 
 AVERAGES, GRADIENTS = 64, 96
 """Default sizes, as fractions 1 / n of the states that training holds with kept gradients and full residuals. The first
-is for a slice of an average, with all that the optimizer makes of it and as much again for decompression; the second
+is for a slice of an average, with all temporaries of the optimizer and as much again for decompression; the second is
 for a slice of a gradient that a residual absorbs."""
 TWICE, SMALLEST_SLICE = 128, 1 << 14
 """A slice of a gradient that is made twice takes 1 / n of the trained bytes, since rounding residuals makes several

@@ -20,7 +20,8 @@ class Updater(Applier):
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
     With streamed gradients, if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are
-    alive at once: it is called for one chunk of them after the other. Otherwise all are received for one call.
+    alive at once: the optimizer is called for one chunk of them after the other. Otherwise all are received for one
+    call.
 
     Args:
         optimizer: the wrapped optimizer.
@@ -72,7 +73,8 @@ class Updater(Applier):
         self.watch.restart()
 
     def update_early(self, arrived: Slot) -> None:
-        """Use averages in the backward pass once payloads exceed a chunk; that of `arrived` has just come."""
+        """Update by averages in the backward pass once payloads exceed a chunk; the gradient of `arrived` has just
+        come."""
         self._early_bytes += arrived.nbytes
         while self._early_bytes > self.chunk_bytes and self.queue.next():
             if not self.watch.has_used:
@@ -152,7 +154,7 @@ class Updater(Applier):
             slot.message = None
 
     def _factor(self, norms: list[Tensor]) -> Tensor | None:
-        """Return the factor, 0-D, by which averages of these norms are scaled; None if they are not to be clipped."""
+        """Return the factor, 0-D, that scales averages with these norms; None if they are not to be clipped."""
         if self.max_grad_norm is None:
             return None
         if not norms:  # as clip_grad_norm_ says it

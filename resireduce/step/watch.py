@@ -54,7 +54,8 @@ class Watch:
         self._updated.update((slot, (_version(slot), self._state(slot))) for slot in slots)
 
     def refuse(self) -> None:
-        """Raise UsageError if the wrapped optimizer would update what is not averaged, or has updated wrongly."""
+        """Raise UsageError if the wrapped optimizer holds parameters that are not averaged, or has updated some
+        wrongly."""
         stranger = next((p for p in self._frozen if p.grad is not None), None)
         if stranger is not None:  # ranks would drift apart
             raise UsageError(
