@@ -28,7 +28,7 @@ def check_agreement(
     if communicator.world_size == 1:
         return
     mine = {f"parameter {name}": _kind(tensor) for name, tensor in tensors.items()}
-    agree(mine | {key: tell(value) for key, value in settings.items()}, communicator, beside=beside)
+    agree(mine | {key: as_text(value) for key, value in settings.items()}, communicator, beside=beside)
 
 
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
@@ -44,7 +44,7 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
     options = {}
     for number, group in enumerate(optimizer.param_groups):
         for option in sorted(group.keys() - {"params"}):
-            options[f"option {option} of parameter group {number}"] = tell(group[option])
+            options[f"option {option} of parameter group {number}"] = as_text(group[option])
         held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
         mine[f"parameters of group {number}"] = ", ".join(held)
     for name, value in vars(optimizer).items():
@@ -85,7 +85,7 @@ def _kind(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-def tell(value: object) -> str:
+def as_text(value: object) -> str:
     """Return `value` as text that is equal in every process, without the address that a `repr` may contain."""
     if isinstance(value, Tensor):
         return f"{value.tolist()}" if value.numel() <= 16 else _kind(value)

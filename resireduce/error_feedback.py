@@ -9,10 +9,10 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.errors import NonFiniteGradient
 from resireduce.feedback_state import FeedbackState
-from resireduce.finiteness import Finiteness, refused
+from resireduce.finiteness import Finiteness, refusal
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
-from resireduce.sending.message import Round, go_on
+from resireduce.sending.message import Round, continue_rounds
 from resireduce.slices.gradient_parts import payload_of_parts
 from resireduce.timeline import timed
 
@@ -50,7 +50,7 @@ class ErrorFeedback(FeedbackState):
         """
         if self._adds(name):
             return self._take_from_sum(grad, name, step)
-        if name in self.checked_packed and self.momentum is None and not self.finiteness.asks(grad):
+        if name in self.checked_packed and self.momentum is None and not self.finiteness.checks_at_once(grad):
             self.finiteness.check_later(name)
         else:
             self.finiteness.check_(grad, name)
@@ -60,11 +60,11 @@ class ErrorFeedback(FeedbackState):
         if compressor is self._dense_compressor:
             return compressor.compress(grad, name, step)
         if compressor.lossless:
-            return go_on(name, self._rounds(grad, name, step))
-        return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
+            return continue_rounds(name, self._rounds(grad, name, step))
+        return continue_rounds(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
 
     def _look_at_packed_(self, packed: Tensor, payloads: Sequence[Payload], names: Sequence[str]) -> None:
-        if names[0] in self.checked_packed and self.momentum is None and not self.finiteness.asks(packed):
+        if names[0] in self.checked_packed and self.momentum is None and not self.finiteness.checks_at_once(packed):
             self.finiteness.check_together_(packed, [payload.buffer for payload in payloads], names)
 
     def _take_from_sum(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -73,14 +73,14 @@ class ErrorFeedback(FeedbackState):
         It can check only where the sum is not formed in the residual's memory, which would hold the NaN by then.
         """
         residual = self.residual.part_of(name) if hasattr(type(self.residual), "part_of") else self.residual
-        looks = self.finiteness.asks(grad) and residual.leaves_stored(name)
-        if not looks:
+        checks = self.finiteness.checks_at_once(grad) and residual.leaves_stored(name)
+        if not checks:
             self.finiteness.check_(grad, name)
         dense, added = residual.addends(grad, name) or (residual.compensate_(grad, name), None)
         try:
-            payload = self.compressor_of(name).take_from_sum_(dense, added, looks)
+            payload = self.compressor_of(name).take_from_sum_(dense, added, checks)
         except FloatingPointError:
-            raise NonFiniteGradient(refused(name)) from None
+            raise NonFiniteGradient(refusal(name)) from None
         del added  # an update may free it before it stores anew
         residual.update(name, lambda: dense, step)
         return payload
@@ -97,7 +97,7 @@ class ErrorFeedback(FeedbackState):
     @timed("compress", exact=True)
     def compress_absorbed(self, name: str, step: int) -> Payload | Round:
         """Do as `compress` for tensor `name`, whose whole gradient the residual has absorbed."""
-        return go_on(name, self._feed_back(self.residual.absorbed(name), name, step))
+        return continue_rounds(name, self._feed_back(self.residual.absorbed(name), name, step))
 
     def _feed_back(self, compensated: Tensor, name: str, step: int) -> Rounds:
         """Make the payload of a gradient with its residual added, and update the residual."""
@@ -117,7 +117,7 @@ class ErrorFeedback(FeedbackState):
     def end_round(self, under_way: Round) -> Payload | Round:
         """Wait for the result of a round; return the payload that follows, or the next round, neither launched yet."""
         assert under_way.handle is not None
-        return go_on(under_way.name, under_way.rest, under_way.number, self._wait(under_way.handle))
+        return continue_rounds(under_way.name, under_way.rest, under_way.number, self._wait(under_way.handle))
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
@@ -135,7 +135,7 @@ class ErrorFeedback(FeedbackState):
         self.residual.absorb_rows(grad, name, rows)
 
     def takes_parts(self, name: str, like: Tensor) -> bool:
-        """Whether `compress_parts` can replace `compress` in this step for tensor `name`, which looks `like` that.
+        """Whether `compress_parts` can replace `compress` in this step for tensor `name`, which checks `like` that.
 
         Where the residual absorbs gradients, absorbing is cheaper, and this is False.
         """
@@ -173,4 +173,4 @@ class ErrorFeedback(FeedbackState):
         So does the compressor's state, except for what it learns of the other ranks' gradients.
         """
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        return go_on(name, self._rounds(zeros, name, step, self.states.copied(name)))
+        return continue_rounds(name, self._rounds(zeros, name, step, self.states.copied(name)))

@@ -37,7 +37,7 @@ class Finiteness:
 
         In the second case the host does not wait for the device: `failure` tells.
         """
-        if self.asks(grad):
+        if self.checks_at_once(grad):
             check_finite(grad, name)
         elif grad.numel():
             self._noted[name, len(self._noted)] = fine = self._zero_unless_finite_(grad)
@@ -66,8 +66,8 @@ class Finiteness:
         self._answers = self._answers or finite.Answers()
         return finite.zero_unless_finite_(grad, self._answers)
 
-    def asks(self, grad: Tensor) -> bool:
-        """Return whether `check_` of `grad` asks, and raises, at once."""
+    def checks_at_once(self, grad: Tensor) -> bool:
+        """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
         return self.at_once or grad.device.type in AT_ONCE
 
     def failure(self) -> NonFiniteGradient | None:
@@ -94,10 +94,10 @@ class Finiteness:
 def check_finite(grad: Tensor, name: str) -> None:
     """Raise NonFiniteGradient, which says `name`, if an element of `grad` is NaN or infinite."""
     if not is_finite(grad):
-        raise NonFiniteGradient(refused(name))
+        raise NonFiniteGradient(refusal(name))
 
 
-def refused(name: str) -> str:
+def refusal(name: str) -> str:
     """Return the error message for tensor `name`, whose gradient is not finite and has not entered the residual."""
     return _text(name, "its residual is unchanged")
 

@@ -9,7 +9,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError
 from resireduce.node_slices import NodeSlices
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.saved_state import RANKS_PER_NODE, check_state, told_place
+from resireduce.saved_state import RANKS_PER_NODE, check_state, place_in_words
 from resireduce.step.slot import Slot
 from resireduce.wrappers.comm_hook import CompressionHook
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
@@ -92,7 +92,7 @@ def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
     kinds = {(int(one["world_size"]), int(one["steps"]), int(one.get(RANKS_PER_NODE, 1))) for one in ordered}
     ranks = sorted(int(state["rank"]) for state in ordered)
     if len(kinds) != 1 or ranks != list(range(next(iter(kinds))[0])):
-        given = [f"{told_place(state)} at step {int(state['steps'])}" for state in ordered]
+        given = [f"{place_in_words(state)} at step {int(state['steps'])}" for state in ordered]
         raise ConfigError(
             f"states: those of {', '.join(given) or 'no rank'} are not all of one job at one step; give what each of "
             "its ranks saved in the same step"

@@ -76,7 +76,7 @@ def check_place(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None
     """
     if not isinstance(state, Mapping) or not {"rank", "world_size"} <= state.keys():
         return  # it is no residual state, which `check_state` will say
-    theirs, ours = (told_place(one) for one in (state, held))
+    theirs, ours = (place_in_words(one) for one in (state, held))
     if theirs != ours:
         raise ConfigError(
             f"residual state: it is that of {theirs}, this is {ours}; load this rank's own, or give those of all ranks "
@@ -97,7 +97,7 @@ def check_levels(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Non
         )
 
 
-def told_place(state: Mapping[str, Tensor]) -> str:
+def place_in_words(state: Mapping[str, Tensor]) -> str:
     """Return in words which rank has saved a state."""
     place = {key: int(state[key]) for key in ("rank", "world_size", "place", RANKS_PER_NODE, "node") if key in state}
     within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""

@@ -69,7 +69,7 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
         if stride == 0 and size > 1:  # expanded: the same element, seen several times
             tensor = tensor.narrow(dim, 0, 1)
     reachable = tensor.to(communicator.control_device) if tensor.device.type == "cpu" else tensor
-    if not reachable.is_contiguous() or 0 in reachable.stride():  # with one element it may be both
+    if not reachable.is_contiguous() or 0 in reachable.stride():  # with one element, a stride of 0 counts as contiguous
         reachable = torch.empty(reachable.shape, dtype=reachable.dtype, device=reachable.device).copy_(reachable)
     if reachable.numel():
         communicator.broadcast_(reachable.view(-1).view(torch.uint8), name)

@@ -155,7 +155,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         """Return where regions begin, and the bytes that this rank has sent for it: ranks agree on them if due."""
         if self.ranks == 1 or not (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
             return starts, 0
-        asked = regions.told(mine, starts)
+        asked = regions.proposed(mine, starts)
         return regions.agreed((yield asked), starts, step), asked.nbytes
 
     def _common(

@@ -12,7 +12,7 @@ def first_starts(numel: int, ranks: int, device: torch.device) -> Tensor:
     return torch.tensor([*(numel * rank // ranks for rank in range(ranks)), 0], dtype=torch.int64, device=device)
 
 
-def told(mine: Tensor, starts: Tensor) -> Tensor:
+def proposed(mine: Tensor, starts: Tensor) -> Tensor:
     """Return a rank's proposal of regions, to be summed: where all but the first would begin to divide its ascending
     indices `mine` evenly, and 1. If it has none, zeros. `starts`: those that were agreed on last."""
     ranks = len(starts) - 1

@@ -90,7 +90,7 @@ class Round:
             self.handle = communicator.all_reduce(asked, called)
 
 
-def go_on(name: str, rounds: Rounds, number: int = 0, result: Any = None) -> Payload | Round:
+def continue_rounds(name: str, rounds: Rounds, number: int = 0, result: Any = None) -> Payload | Round:
     """Continue `rounds` of tensor `name` with the `result` of round `number`; return the payload or the next round."""
     try:
         asked = rounds.send(result)

@@ -13,7 +13,7 @@ from resireduce.settings import Settings
 from resireduce.step.drift import STEPS, digest
 from resireduce.step.outdated import QUIET
 from resireduce.step.outgoing import Outgoing
-from resireduce.step.own_memory import part
+from resireduce.step.own_memory import separate
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
 
@@ -63,7 +63,7 @@ class Exchange(Outgoing):
         """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
         self.failed = True  # if anything ends it half-way
         if not self.intake.overlap:
-            self._part()
+            self._separate()
         if not self.intake.prepare():
             self.updater.skip()
             self.failed = False
@@ -77,10 +77,10 @@ class Exchange(Outgoing):
                 self.queue.launch(self.steps)
         return True
 
-    def _part(self) -> None:
+    def _separate(self) -> None:
         """Before kept gradients become averages: give them memory that no other gradient shares."""
         with QUIET():  # another optimizer with merge="dear" need not update what only its gradient is asked for
-            part(self.slots, [other for ref in self._others if (other := ref()) is not None])
+            separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
 
     def _finish(self, step: int, loss: Tensor | float | None) -> bool:
         """After `_send_rest`: launch the remaining messages of `step`, receive, and update."""
@@ -113,7 +113,7 @@ class Exchange(Outgoing):
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
         if self.intake.overlap and not self.intake.streamed:
-            self._part()
+            self._separate()
 
     def _fail_or_put_back(self, step: int) -> None:
         """Put back what was sent, if a step can be skipped for a gradient that is not finite; otherwise raise."""

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from resireduce.step.shared import meeting
+from resireduce.step.shared import overlapping_grads
 from resireduce.step.slot import Slot
 from resireduce.streamed_away import StreamedAway
 
 
-def part(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
+def separate(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
     """Give gradients of `slots` memory of their own where autograd has left several in one: each is to hold an average.
 
     Their graphs, which create_graph=True has made, are dropped: averages have none.
@@ -23,7 +23,7 @@ def part(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
         if slot is not None and grad.requires_grad:
             slot.parameter.grad = grad.detach()
     strided = [(slot, grad) for slot, grad in held if grad.layout == torch.strided]
-    for number in meeting([grad for _, grad in strided]):
+    for number in overlapping_grads([grad for _, grad in strided]):
         slot, grad = strided[number]
         if slot is not None:
             slot.copy_grad(grad)

@@ -41,7 +41,7 @@ def prepare() -> None:
         _of_one()
 
 
-def meeting(grads: Sequence[Tensor]) -> set[int]:
+def overlapping_grads(grads: Sequence[Tensor]) -> set[int]:
     """Return the indices of those of `grads`, all strided, whose span of memory overlaps another one's.
 
     Autograd leaves two views of one memory where it passes the gradient of a sum on to its addends: in `cat([token,

@@ -25,7 +25,7 @@ class HookState(ABC):
         self.feedback = feedback
         self.steps = 0
         """How many backward passes have averaged gradients."""
-        self._is_told = False  # whether residuals were loaded, or a step was named, since the last exchange
+        self._is_resumed = False  # whether residuals were loaded, or a step was named, since the last exchange
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals. They differ between ranks: save one file per rank.
@@ -48,7 +48,7 @@ class HookState(ABC):
         """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
         check_steps("step", step)
         self._refuse_within_pass("start_at()")
-        self._is_told = True
+        self._is_resumed = True
         self._begin_step(step)
 
     @property
@@ -66,5 +66,5 @@ class HookState(ABC):
 
     def _has_new_residuals(self) -> bool:
         """At the end of an exchange: whether there are residuals that were not loaded since the last exchange."""
-        is_told, self._is_told = self._is_told, False
-        return not is_told and bool(self.feedback.residual.tensors())
+        is_resumed, self._is_resumed = self._is_resumed, False
+        return not is_resumed and bool(self.feedback.residual.tensors())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.step.shared import meeting
+from resireduce.step.shared import overlapping_grads
 from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]
@@ -194,5 +194,5 @@ def test_a_vector_of_which_autograd_makes_gradients(options: dict[str, object], 
 def test_memory_that_meets() -> None:
     whole = torch.zeros(100, 10)
     parts = [whole[:50], whole[60:], whole[49:52], torch.zeros(3), whole[55:55], whole[52:60].t(), whole[:, 3]]
-    assert meeting(parts[:2]) == set() and meeting(parts[:3]) == {0, 2}
-    assert meeting(parts[:6]) == {0, 2} and meeting(parts) == {0, 1, 2, 5, 6}
+    assert overlapping_grads(parts[:2]) == set() and overlapping_grads(parts[:3]) == {0, 2}
+    assert overlapping_grads(parts[:6]) == {0, 2} and overlapping_grads(parts) == {0, 1, 2, 5, 6}
