@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 ROUNDING = 10
-"""Units of rounding: a vector that is shorter after projection counts as dependent on the others, and becomes zero."""
+"""Units of rounding: a vector of which projection leaves less than this part counts as dependent on the others."""
 
 
 def orthonormal(rows: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Outgoing:
     def _queue_and_updater(
         self, optimizer: torch.optim.Optimizer, settings: Settings, levels: Levels
     ) -> tuple[LaunchQueue, Updater]:
-        """Return the queue of messages, and what has parameters updated by the averages that it receives."""
+        """Return the queue of messages, and the updater of parameters by the averages that come back."""
         slots, feedback = self.slots, self.feedback
         if self.before_forward is not None:
             halves = HalvesQueue(slots, feedback, levels, settings.merge)

@@ -63,7 +63,7 @@ class Slot:
     made: int | None = None
     """Address of the gradient that autograd has left in `.grad` in this step. Any other was put there by hand."""
     is_announced: bool | None = None
-    """Whether autograd is about to add a gradient to `.grad`; None: it has not been asked."""
+    """Whether autograd is about to add a gradient to `.grad`; None: its hook before that has not been called."""
     left: "weakref.ref[Tensor] | None" = None
     """With kept gradients: the average that the last step has left in `.grad`, while it is still there."""
     by_rows: bool = False

@@ -57,7 +57,7 @@ class CompressionHook(HookState):
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
         self._unseen, self._is_known = {*self.slots}, False
         self._watched = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
-        self._first_steps = FirstSteps([partial(_parameter, slot) for slot in self._watched])
+        self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in self._watched])
         self._nodes = [accumulation_node(slot.parameter) for slot in self.slots]
         self._restart()
         for slot in self.slots:
@@ -196,10 +196,6 @@ def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
     """Before a gradient is added to `.grad`: look whether the last averages there were used."""
     if (first_steps := place()) is not None:
         first_steps.begin()
-
-
-def _parameter(slot: Slot) -> Tensor:
-    return slot.parameter
 
 
 def _views(buffer: Tensor, slots: list[Slot]) -> dict[Slot, Tensor]:
