@@ -11,9 +11,9 @@ from resireduce.attach import Attachment
 from resireduce.left_out import Bypassed
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
-from resireduce.slices.layers import is_used_again
 from resireduce.slices.row_gradients import RowGradient
 from resireduce.slices.row_layers import RowLayers
+from resireduce.slices.takers import is_used_again
 from resireduce.step.exchange import Exchange
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage

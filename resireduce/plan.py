@@ -22,7 +22,7 @@ from resireduce.planning.slice_price import price_of_slices
 from resireduce.planning.zoo import INSTANCE
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
 from resireduce.settings import Settings
-from resireduce.slices.layers import is_by_rows, planned_use
+from resireduce.slices.takers import is_by_rows, planned_use
 
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
 """Settings that `plan` chooses itself, or with which its figures would be wrong."""

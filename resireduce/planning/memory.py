@@ -17,7 +17,7 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.item import STATES, sums
 from resireduce.planning.itemise import held_items, itemise_states
 
-ACTIVATIONS = ("resireduce.slices.layers",)
+ACTIVATIONS = ("resireduce.slices.layers", "resireduce.slices.takers")
 """Modules of the library whose own tensors are activations and their gradients, which are not counted."""
 
 

@@ -7,43 +7,16 @@ one, and otherwise to autograd.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, cast
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, PlannedRows, RowGradient
+from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, RowGradient
+from resireduce.slices.takers import TAKERS, Taker
 from resireduce.slices.torchs_own import is_torchs_own, other_option
-
-TAKERS = WeakTensorKeyDictionary()
-"""The Taker of each weight whose gradient is taken in slices."""
-
-
-@dataclass(frozen=True)
-class Taker:
-    """Takes the gradient of one weight in slices."""
-
-    node: Any
-    """The node of autograd's graph that accumulates the weight's gradient."""
-    take: Callable[[RowGradient], bool]
-    """Absorbs the gradient; False: it must be whole."""
-    uses: "WeakSet[Any]" = field(default_factory=WeakSet)
-    """The nodes of autograd's graphs that use the weight and make its gradient row by row."""
-
-    def took(self, make: Callable[[], RowGradient]) -> bool:
-        """Whether the gradient that `make` returns was taken: not if the caller of autograd wants it, or its graph."""
-        if torch.is_grad_enabled():
-            return False
-        try:
-            accumulates = torch._C._will_engine_execute_node(self.node)
-        except RuntimeError:  # torch.autograd.grad() of the weight
-            return False
-        return accumulates and self.take(make())
 
 
 class _Linear(torch.autograd.Function):
@@ -120,46 +93,10 @@ class _Convolution(torch.autograd.Function):
         return to_inputs, to_weight, grad.sum((0, 2, 3)) if needs[2] else None, None, None
 
 
-class _Planned(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, taker: Taker) -> Tensor:
-        ctx.parameter, ctx.taker = parameter, taker
-        return torch.empty((), device=parameter.device)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        taken = ctx.taker.took(lambda: PlannedRows(ctx.parameter))
-        return None if taken else torch.empty_like(ctx.parameter), None
-
-
 def forms() -> dict[type[nn.Module], Callable[..., Tensor]]:
     """Return the forward that makes gradients row by row, by class; with transformers' Conv1D if it is imported."""
     utilities = sys.modules.get("transformers.pytorch_utils")
     return _FORWARD if utilities is None else {**_FORWARD, utilities.Conv1D: _transposed}
-
-
-def is_by_rows(parameter: Tensor) -> bool:
-    """Whether the gradient of `parameter` is made row by row by the layers that hold it."""
-    return parameter in TAKERS
-
-
-def is_used_again(parameter: Tensor) -> bool:
-    """Whether the backward pass under way comes to several uses of `parameter` that make its gradient row by row."""
-    taker = TAKERS.get(parameter)
-    uses = () if taker is None else tuple(taker.uses)
-    return len(uses) > 1 and sum(map(torch._C._will_engine_execute_node, uses)) > 1
-
-
-def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:
-    """Return a 0-D tensor whose backward pass makes a gradient of `parameter`, without storage, as its layers do.
-
-    whole: whether other layers that share it have made their part of the gradient as a whole.
-    """
-    taker = TAKERS.get(parameter)
-    if taker is None:
-        return parameter.sum()
-    by_rows: Tensor = _Planned.apply(parameter, taker)
-    return by_rows + parameter.sum() if whole else by_rows
 
 
 def _taker_of(layer: nn.Module, inputs: Tensor) -> tuple[Any, Taker | None]:

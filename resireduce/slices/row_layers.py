@@ -15,8 +15,9 @@ from resireduce.accumulation import accumulation_node
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import warn
 from resireduce.slices.copies import without_own_forward
-from resireduce.slices.layers import TAKERS, Taker, forms
+from resireduce.slices.layers import forms
 from resireduce.slices.row_gradients import RowGradient
+from resireduce.slices.takers import TAKERS, Taker
 from resireduce.slices.why_whole import row_forward, why_whole
 from resireduce.step.slot import Slot
 

@@ -46,7 +46,7 @@ LAYERS = (
         "step.stage",
         "wrappers.hook_state",
     ),
-    ("step.slot", "wrappers.shard_state"),
+    ("slices.takers", "step.slot", "wrappers.shard_state"),
     ("step.make_slots", "step.own_memory"),
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing", "wrappers.earlier"),
