@@ -1,4 +1,5 @@
-"""Loss scaling for half precision: torch's GradScaler, whose gradients are compressed before it could unscale them."""
+"""Loss scaling for half precision: torch's GradScaler, for gradients that are compressed before it could unscale
+them."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ LONGEST_RUN = 6
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which tensors share a residual, and which have their own residual reduced, by parameter name.
+    """Which tensors share a residual, and which have a reduced residual of their own, by parameter name.
 
     Raises ConfigError for a name that occurs twice, and for a group of one.
     """

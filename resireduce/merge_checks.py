@@ -1,4 +1,4 @@
-"""Which messages may be asked for, of which tensors."""
+"""Checks of `merge`, which says which tensors travel in one message."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ CURE = "give a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names
 
 
 def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError for messages of `parameters`, by name, that `merge` may not ask for, or not of `compressor`."""
+    """Raise ConfigError for a `merge` that cannot be used with `parameters`, given by name, or with `compressor`."""
     if merge is None:
         return
     if isinstance(merge, str) and dear_bytes(merge) is None:
@@ -49,10 +49,10 @@ def check_dear(
     model: nn.Module,
     parameters: Mapping[str, Tensor],
 ) -> None:
-    """Raise ConfigError if `settings` ask for DeAR where it cannot be right.
+    """Raise ConfigError if `settings` ask for DeAR where it would train wrongly.
 
-    It can be with a lossless `compressor`, a `model` that Python calls, plain `parameters`, by name, and an `optimizer`
-    that updates each by itself.
+    It needs a lossless `compressor`, a `model` whose modules Python calls, plain `parameters`, given by name, and an
+    `optimizer` that updates each parameter by itself.
     """
     if not settings.in_halves:
         return
@@ -79,9 +79,9 @@ def check_dear(
 
 
 def warn_of_unmerged(merge: Any, messages: Iterable[Iterable[str]], compressed: Container[str]) -> None:
-    """Warn if `merge` lists a tensor that is sent dense, and so has the message that it would have without lists.
+    """Warn if `merge` lists a tensor that is sent dense, whose message the lists do not change.
 
-    messages: which tensors travel together by now; compressed: those that lists merge.
+    messages: which tensors travel together; compressed: names of the tensors that lists merge.
     """
     made = [{*names} for names in messages]
     apart = [names for names in merge if {*names} not in made] if isinstance(merge, list | tuple) else []
@@ -94,7 +94,7 @@ def warn_of_unmerged(merge: Any, messages: Iterable[Iterable[str]], compressed: 
 
 
 def _check_late_update(where: str, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless `parameters` can be updated by `optimizer` when they are used, some after the others."""
+    """Raise ConfigError unless `optimizer` can update `parameters` when they are used, a few at a time."""
     own = f"{type(optimizer).__module__}.".startswith("torch.optim.")
     if not (own and is_separable(optimizer)) or WrappedStep(optimizer, streamed=False).has_hooks_before:
         raise ConfigError(

@@ -14,10 +14,10 @@ def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:
 class MomentumCorrection:
     """This rank's velocities u, one for each parameter, in place of the optimizer's momentum.
 
-    An optimizer's momentum, applied to sparse averages, discounts a delayed element from when it was sent, not from
-    when it arose. Here u <- m u + g on each rank, and u replaces the gradient: it is compensated and compressed, and
-    what is not sent of it is the residual. Dense tensors are treated in the same way: averaging is linear, so their
-    average is the momentum of the averages.
+    An optimizer's momentum, applied to sparse averages, discounts a delayed element from the step in which it was sent,
+    not from the one in which it arose. Here u <- m u + g on each rank, and u replaces the gradient: it is compensated
+    and compressed, and what is not sent of it is the residual. Dense tensors are treated in the same way: averaging is
+    linear, so their average is the momentum of the averages.
 
     Args:
         settings: factor, Nesterov's form, masking.

@@ -1,4 +1,4 @@
-"""Which layers to send as they are: AD-Topk's partial sparsification, and where a ring moves fewer bytes so.
+"""Which layers to send without compression: AD-Topk's partial sparsification, and where a ring then moves fewer bytes.
 
 Ming et al., "Enabling efficient all-dimension top-k sparsification for high-performance distributed DNN training
 systems", the extended version of ADTopk, HPDC 2024.
@@ -17,7 +17,7 @@ from resireduce.share import share
 
 @dataclass(frozen=True)
 class PartialSelection:
-    """What to give to `resireduce.distribute`, so that small layers are sent as they are, by one all-reduce."""
+    """Arguments for `resireduce.distribute` with which small layers are sent without compression, by one all-reduce."""
 
     dense: tuple[str, ...]
     """Patterns of the parameters to send without compression."""

@@ -1,4 +1,4 @@
-"""Groups given as data: shell patterns of parameter names, for models whose structure does not show them."""
+"""Groups given as shell patterns of parameter names, for models whose structure does not show them."""
 
 import difflib
 from collections.abc import Iterable, Mapping

@@ -37,7 +37,7 @@ def _at_once() -> bool:
 
 @dataclass
 class Deferred(Generic[T]):
-    """A handle whose result is made when it is waited for."""
+    """A handle whose result is computed by `wait`."""
 
     finish: Callable[[], T]
     """Makes the result; called once for each `wait`."""
@@ -69,7 +69,7 @@ class Communicator(ABC):
 
     @property
     def would_block(self) -> bool:
-        """Whether the next collective cannot be launched before another rank has launched an earlier one."""
+        """Whether the next collective cannot be launched until another rank has launched an earlier one."""
         return False
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Process groups of torch.distributed: one for each optimizer in use, reused when that is closed.
 
-Each holds sockets and threads until the program ends, so they are not made anew for every optimizer. Two optimizers in
-use never share one: their collectives would be confused.
+Each holds sockets and threads until the program ends, so they are not created again for every optimizer. Two optimizers
+in use never share one: their collectives would be confused.
 """
 
 from collections.abc import Callable

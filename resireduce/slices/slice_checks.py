@@ -1,4 +1,4 @@
-"""Which slices of large tensors may be asked for, and with which optimizers."""
+"""Checks of `slices`: their size, and the settings and optimizers with which they work."""
 
 import torch
 
