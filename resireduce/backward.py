@@ -115,13 +115,11 @@ class BackwardPasses:
         return True
 
     def _may_be_taken_back(self, slot: Slot) -> bool:
-        """Whether the gradients of all uses of this weight in one pass must be kept, since an overflow in one drops
-        them all."""
+        """Whether gradients of all uses of this weight in a pass must be kept, since an overflow in one drops all."""
         return self._exchange.intake.scaler is not None and is_used_again(slot.parameter)
 
     def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Keep the gradient of one use of a weight until the last use is known, if all can then be compressed row by
-        row."""
+        """Keep the gradient of one use of a weight until the last, if all can then be compressed row by row."""
         last = self._syncing and self.passes_per_step == 1
         if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
             return False
@@ -157,8 +155,7 @@ class BackwardPasses:
             Variable._execution_engine.queue_callback(self._end)
 
     def _before(self, slot: Slot, comes: bool) -> None:
-        """Prepare for the gradient that autograd is about to add to `.grad`, if it `comes` there or has come in
-        rows."""
+        """Prepare for the gradient that autograd is about to add to `.grad`, if it `comes`, or came in rows."""
         slot.is_announced = comes
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
         if not is_clear and (comes or slot.by_rows):
@@ -166,8 +163,7 @@ class BackwardPasses:
             self._exchange.expect(slot)
 
     def _on_finished(self, slot: Slot) -> None:
-        """Take this parameter's gradient, if one came: autograd calls this hook also where a function has returned
-        None."""
+        """Take this parameter's gradient, if one came: autograd also calls this if a function returned None."""
         comes, slot.is_announced = slot.is_announced, None
         if comes is None:
             self.attachment.before_gradient(slot, BackwardPasses._before)

@@ -103,8 +103,7 @@ def refusal(name: str) -> str:
 
 
 def zero_unless_finite_(grad: Tensor) -> Tensor:
-    """Fill `grad` with zeros if it holds NaN or infinity; return whether it was finite, 0-D bool. The host does not
-    wait."""
+    """Fill `grad` with zeros if it is not finite; return whether it was, 0-D bool. The host does not wait."""
     fine = torch.linalg.vector_norm(grad, torch.inf) < torch.inf  # NaN is not less either
     grad.masked_fill_(fine.logical_not(), 0.0)
     return fine

@@ -1,5 +1,4 @@
-"""Loss scaling for half precision: torch's GradScaler, for gradients that are compressed before it could unscale
-them."""
+"""Loss scaling for half precision: torch's GradScaler, for gradients that are compressed before it unscales them."""
 
 from typing import Any
 

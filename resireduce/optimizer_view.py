@@ -87,8 +87,7 @@ class OptimizerView(OptimizerWrapper):
         return {} if self._backward.layers is None else dict(self._backward.layers.twice)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state. Raises UsageError between `backward` and `step` if `backward` has
-        updated some of it."""
+        """Return the wrapped optimizer's state. Raises UsageError while `backward` has updated only some of it."""
         if "_exchange" in self.__dict__ and self.updates_in_backward:
             self.refuse_within_step("state_dict()")
         return super().state_dict()

@@ -66,8 +66,7 @@ def build_feedback(
 def find_grouping(
     model: nn.Module, groups: str | Grouping | Mapping[str, object], compressed: dict[str, nn.Parameter]
 ) -> Grouping:
-    """Return the grouping that `groups` asks for of `compressed`, parameters of `model`. Raises ConfigError if it does
-    not fit."""
+    """Return the grouping that `groups` asks for of `compressed` in `model`. Raises ConfigError if it does not fit."""
     if isinstance(groups, Grouping):
         groups.check(compressed)
         return groups

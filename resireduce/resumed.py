@@ -59,8 +59,7 @@ class Resumed:
         self._residuals = True
 
     def warn(self, residual: Residual) -> None:
-        """At a step: warn if the optimizer's state was loaded, and the tensors of `residual`, if it has any, were
-        not."""
+        """At a step: warn if the optimizer's state was loaded, and `residual`, if it has tensors, was not."""
         if self.has_forgotten() and residual.tensors():
             warn(FORGOTTEN)
 

@@ -94,8 +94,7 @@ def _place(name: str, tensor: Tensor) -> _Place | None:
 
 
 def _meet(one: _Place, other: _Place) -> bool:
-    """Whether two tensors whose spans of memory overlap have an element in common: two columns of a matrix have
-    none."""
+    """Whether two tensors whose spans of memory overlap have an element in common: two columns have none."""
     size, first = one.tensor.element_size(), min(one.start, other.start)
     starts = [(place.start - first) // size for place in (one, other)]
     if one.tensor.dtype != other.tensor.dtype or abs(one.start - other.start) % size:

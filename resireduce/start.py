@@ -24,8 +24,7 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
 
 
 def _compare_beside(model: nn.Module, communicator: Communicator) -> None:
-    """Warn if layers save more than parameters and buffers, such as scales of a quantized weight, that differs from
-    rank 0's."""
+    """Warn if layers save more than parameters and buffers, as a quantized weight's scales, and it is not rank 0's."""
     mine = _saved_beside(model)
     theirs = broadcast_object(mine, communicator)
     different = [name for name, digest in mine.items() if theirs.get(name) != digest]

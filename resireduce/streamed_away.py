@@ -1,5 +1,4 @@
-"""The guard that stands in `.grad` for a gradient under way: using it raises an error, where None would count as
-zero."""
+"""The guard in `.grad` of a gradient under way: using it raises an error, where None would count as zero."""
 
 import sys
 from typing import Any

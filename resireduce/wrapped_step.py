@@ -69,8 +69,7 @@ class WrappedStep:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether `step()` could be called for a few parameters alone: not if a hook before it may look at all
-        gradients."""
+        """Whether `step()` could be called for a few parameters alone: a hook before it might need all gradients."""
         return not self.has_hooks_before and is_separable(self.optimizer)
 
     @property

@@ -35,8 +35,7 @@ class Scheduled(Compressor):
         return self.kind.from_density(self.schedule(step)).for_world(self.ranks)
 
     def _of(self, payload: Payload) -> Compressor:
-        """Return the kind with the payload's density, if the payload knows its step; otherwise with density 1, as it
-        does not matter."""
+        """Return the kind with the payload's density; with density 1 if the payload does not depend on its step."""
         return self._any if payload.source is None else self._at(payload.source[1])
 
     @property

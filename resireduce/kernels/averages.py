@@ -57,8 +57,7 @@ class WeightedSum:
         self.total, self._is_one, self.is_average = into, False, room is not None
 
     def multiplied(self) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum, in its memory (a single tensor is multiplied by its weight now), and the sum of
-        weights."""
+        """Return the weighted sum, in its memory (a single tensor is multiplied now), and the sum of weights."""
         weight = self._weight()
         if self._is_one:
             self.total.mul_(weight)
@@ -118,8 +117,7 @@ def _add_weighted(compiled: ctypes.CDLL) -> Callable[..., int]:
 
 
 def _pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Return the pieces of contiguous `tensors` of one size, side by side; on other devices than a CPU, whole
-    tensors."""
+    """Return pieces of contiguous `tensors` of one size, side by side; whole tensors if they are not on a CPU."""
     if tensors[0].numel() <= PIECE or not tensors[0].is_cpu:
         return [tensors]
     return zip(*(one.view(-1).split(PIECE) for one in tensors), strict=True)

@@ -15,8 +15,7 @@ GROUP = 1 << 16
 
 
 def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
-    """Return an object that finds the `k` largest of 1-D `flat`, on a CPU or without storage, `piece` elements at a
-    time."""
+    """Return what finds the `k` largest of 1-D `flat`, on a CPU or without storage, `piece` elements at a time."""
     fits = flat.dtype == torch.float32 and flat.numel() < 1 << 31 and flat.is_contiguous() and not flat.is_meta
     found = library("candidates") if fits else None
     return Candidates(flat, k, piece) if found is None else CompiledCandidates(flat, k, piece, found)
@@ -130,8 +129,7 @@ class CompiledCandidates(Candidates):
         self._reaching.restype = self._look.restype = ctypes.c_int64
 
     def look_through(self, border: float, added: Tensor | None = None, check: bool = False) -> None:
-        """Add `added`, if any, scan all elements for `border`, and `check` them, in one pass; if the room is exceeded,
-        scan again."""
+        """Add `added`, if any, scan for `border`, and `check`, in one pass; if the room is exceeded, scan again."""
         n = self._flat.numel()
         fits = added is None or (added.dtype == self._flat.dtype and added.is_contiguous())
         if border < 0 or n > GROUP // 8 * self.room or not fits:

@@ -48,8 +48,7 @@ def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torc
 
 
 def decoded_into(flat: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:
-    """Add the numbers that `codes` of `kind` and float32 `scales` encode to 1-D `flat`; return False if that was not
-    done."""
+    """Add what `codes` of `kind` and float32 `scales` encode to 1-D `flat`; return False if that was not done."""
     if encodes_in_one_pass(flat, kind, codes, scales):
         from resireduce.kernels.gpu.blocks import decode_add_
 

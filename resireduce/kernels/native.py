@@ -24,8 +24,7 @@ FLAGS = (
 )
 """Sums keep the order and precision in which they are written, so that results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
-"""The definition of FOR_EACH_PROCESSOR in C, where the compiler knows it: code for each processor, chosen at load
-time."""
+"""FOR_EACH_PROCESSOR in C, where the compiler knows it: code for each processor, chosen when it is loaded."""
 SECONDS, PROCESS = 60.0, os.getpid()
 SMALLEST = 1 << 18
 """Elements that are worth a thread: starting one takes as long as processing some ten thousand."""

@@ -179,7 +179,6 @@ def add_l1_norms_(by_row: Tensor, by_column: Tensor, part: Tensor, first: int) -
 
 
 def _compiled(matrix: Tensor, dtype: torch.dtype, n_rows: int) -> ctypes.CDLL | None:
-    """Return the compiled code for norms in `dtype` of 2-D `matrix`, a part of one of `n_rows` rows; None if it cannot
-    be used."""
+    """Return compiled code for norms in `dtype` of 2-D `matrix`, part of `n_rows` rows; None if it does not fit."""
     fits = matrix.dtype == dtype == torch.float32 and matrix.device.type == "cpu" and min(n_rows, matrix.shape[1]) > 1
     return library("submatrix") if fits and matrix.is_contiguous() else None

@@ -77,8 +77,7 @@ def _proven(device: torch.device, dtype: torch.dtype) -> bool:
 
 @contextmanager
 def _told(text: str) -> Iterator[None]:
-    """Return a context that logs `text` as a warning, which Python prints by default, if it lasts longer than
-    PATIENCE_SECONDS."""
+    """Return a context that logs `text` as a warning if it lasts PATIENCE_SECONDS: Python prints it by default."""
     timer = threading.Timer(PATIENCE_SECONDS, logging.getLogger("resireduce").warning, ["resireduce: %s", text])
     timer.daemon = True
     timer.start()

@@ -1,5 +1,4 @@
-"""The k largest magnitudes of a tensor, selected and packed by one call of compiled code: calls dominate small
-tensors."""
+"""The k largest magnitudes of a tensor, selected and packed by one call of compiled code: small ones cost calls."""
 
 import ctypes
 from collections.abc import Callable
@@ -17,8 +16,7 @@ from resireduce.kernels.submatrix import IN_C, Crossing, crossing_in_c
 BYTES = 8
 """Bytes of a packed element: a float32 value and an int32 index."""
 ADDENDS = f"2P2Pi{IN_C}"
-"""Layout of the arguments of compiled code: the elements, and an addend: numbers; or codes, scales and bits; or a
-crossing."""
+"""Layout of arguments: the elements, and an addend: numbers; or codes, scales and bits; or a crossing."""
 NO_CODES, NO_CROSSING = (0,) * 3, (0,) * 8
 NOT_DONE = -3
 """The status that compiled code returns if it has changed nothing, as in candidates.c."""

@@ -18,8 +18,7 @@ def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
 
 
 def unpaired(paired: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the values, in `dtype` (float32 or float64), and the indices, int64, of `paired`, as `pairs` returns
-    it."""
+    """Return the values, in `dtype` (float32 or float64), and the indices, int64, of `paired`, made by `pairs`."""
     bits, indices = paired.view(-1, 2).unbind(1)
     wide = bits.to(torch.int64 if dtype == torch.float64 else torch.int32).contiguous()
     return wide.view(dtype), indices.long().contiguous()

@@ -34,7 +34,6 @@ def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: b
 
 
 def reaching_or_largest(flat: Tensor, threshold: float) -> Tensor:
-    """Return what `reaching` does for `flat` and `threshold`, strictly; if there are none, the elements of largest
-    magnitude."""
+    """Return what `reaching` does for `flat` and `threshold`, strictly; if nothing, the largest magnitudes."""
     found = reaching(flat, threshold, strictly=True)
     return found if len(found) else reaching(flat, torch.linalg.vector_norm(flat, torch.inf))

@@ -8,8 +8,7 @@ from resireduce.kernels.bits import BYTE, octets, pack_bits, unpack_bits
 
 
 def pack_signs(flat: Tensor) -> Tensor:
-    """Return ceil(n / 8) bytes for 1-D `flat`, whose bits are 1 where it is negative, and 0 for zeros of either
-    sign."""
+    """Return ceil(n / 8) bytes for 1-D `flat`, whose bits are 1 where it is negative; zeros of either sign are 0."""
     packed = torch.empty(-(-flat.numel() // BYTE), dtype=torch.uint8, device=flat.device)
     for piece in pieces(flat.numel(), BYTE):
         packed[octets(piece)] = pack_bits(flat[piece] < 0)

@@ -40,8 +40,7 @@ def as_pair(text: str) -> tuple[str, object]:
 
 
 def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
-    """Return arguments by name from `texts` "name=value". Raises ConfigError of `field` for another form or a name
-    given twice."""
+    """Return arguments from `texts` "name=value". Raises ConfigError of `field` for other forms, or a name twice."""
     found: dict[str, object] = {}
     for text in texts:
         name, value = as_pair(text)
@@ -54,8 +53,7 @@ def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
 
 
 def patterns_in(path: str | None) -> str | dict[str, object]:
-    """Return the groups that the file at `path` describes; "auto" without a file. Raises ConfigError for an unusable
-    file."""
+    """Return the groups that the file at `path` describes; "auto" without one. Raises ConfigError for a bad file."""
     if path is None:
         return "auto"
     try:

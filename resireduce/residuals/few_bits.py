@@ -15,8 +15,7 @@ from resireduce.residuals.stored import Stored
 BLOCK = 64
 """Elements that share a scale: a float32 scale costs 0.5 bits per element."""
 SMALLEST_DRAW = 1 << 20
-"""Smallest number of elements for which a GPU draws random numbers at once, unless a sixteenth of the tensor is
-more."""
+"""Least number of elements for which a GPU draws numbers at once, unless a sixteenth of the tensor is more."""
 
 
 class Blocks(Stored):

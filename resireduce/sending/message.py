@@ -65,8 +65,7 @@ class Message:
 
 @dataclass
 class Round:
-    """This rank's input to a sum or an exchange over all ranks; from the result it makes its payload, or the next
-    round."""
+    """This rank's input to a sum or exchange over all ranks, whose result gives its payload, or the next round."""
 
     name: str
     """Name of the tensor."""

@@ -125,8 +125,7 @@ class Messenger:
         ]
 
     def _look_at_packed_(self, packed: Tensor, payloads: Sequence[Payload], names: Sequence[str]) -> None:
-        """Called with the `packed` message of several `payloads`, of tensors with these `names`, before it is sent:
-        does nothing here."""
+        """Look at the `packed` message of `payloads`, of tensors `names`, before it is sent: nothing is done here."""
         return
 
     def _gather(self, payloads: list[Payload], compressor: Compressor, name: str) -> list[Message | Round]:

@@ -1,2 +1,1 @@
-"""Gradients and updates of large tensors, some rows at a time, so that no whole gradient or average exists
-(`slices=`)."""
+"""Gradients and updates of large tensors, some rows at a time, so that none exists as a whole (`slices=`)."""

@@ -86,7 +86,7 @@ def step_in_rows(
 
 @contextmanager
 def _alone(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[list[Tensor]]:
-    """Within it the groups of `optimizer` hold only what is put into place 0 of the list, in the group of
+    """Return a context in which `optimizer` holds only the tensor that is put into the list, in the group of
     `parameter`."""
     held = [group["params"] for group in optimizer.param_groups]
     place = [parameter]

@@ -58,8 +58,7 @@ class LaunchQueue(ReceiveQueue):
         self.bucket_bytes = sum(slot.nbytes for slot in slots) if merge == "hybrid" else BUCKET_BYTES
         """Largest message, in bytes, of dense tensors that may share one."""
         self.buckets, self._order = list(buckets(reversed(slots), self.bucket_bytes)), list(reversed(slots))
-        """Lists of tensors that always share a message, in the order of arrival; any other tensor is a list by
-        itself."""
+        """Lists of tensors that always share a message, often of one tensor, in the order of arrival."""
         self._order_is_learnt = False
         self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
         varies = feedback.compressor.varies or feedback.warm_up_steps > 0
@@ -158,8 +157,7 @@ class LaunchQueue(ReceiveQueue):
                 self._in_rounds.append(slot)
 
     def _goes_in_parts(self, slot: Slot, step: int) -> bool:
-        """Whether the message of `slot` is to be gathered in parts: decided once a step, by numbers that are equal on
-        all ranks."""
+        """Whether to gather the message of `slot` in parts: decided once a step, by numbers equal on all ranks."""
         if not self._parts:
             return False
         if slot not in self._alone:
@@ -196,8 +194,7 @@ class LaunchQueue(ReceiveQueue):
                 self._send([slot])
 
     def gathered_nbytes(self, message: Sequence[Slot], payloads: Sequence[Payload | Round]) -> int:
-        """Return the bytes of all ranks' `payloads` of a `message` if it is gathered; 0 if it is summed, in its own
-        memory."""
+        """Return the bytes of all ranks' `payloads` of a `message` if it is gathered; 0 if it is summed in place."""
         if isinstance(payloads[0], Round) or not self.feedback.gathers(message[0].name):
             return 0
         equal_sizes = self.feedback.compressor_of(message[0].name).equal_sizes

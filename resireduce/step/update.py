@@ -73,8 +73,7 @@ class Updater(Applier):
         self.watch.restart()
 
     def update_early(self, arrived: Slot) -> None:
-        """Update by averages in the backward pass once payloads exceed a chunk; the gradient of `arrived` has just
-        come."""
+        """Update by averages in the backward pass once payloads exceed a chunk; that of `arrived` has just come."""
         self._early_bytes += arrived.nbytes
         while self._early_bytes > self.chunk_bytes and self.queue.next():
             if not self.watch.has_used:

@@ -54,8 +54,7 @@ class Watch:
         self._updated.update((slot, (_version(slot), self._state(slot))) for slot in slots)
 
     def refuse(self) -> None:
-        """Raise UsageError if the wrapped optimizer holds parameters that are not averaged, or has updated some
-        wrongly."""
+        """Raise UsageError if the wrapped optimizer holds parameters that nobody averages, or updated some wrongly."""
         stranger = next((p for p in self._frozen if p.grad is not None), None)
         if stranger is not None:  # ranks would drift apart
             raise UsageError(
@@ -104,8 +103,7 @@ class Watch:
             )
 
     def _state(self, slot: Slot) -> list[object]:
-        """Return what changes when the optimizer's state of `slot` is replaced or written to, except through
-        `.data`."""
+        """Return what changes when the optimizer's state of `slot` is replaced, or written to other than by `.data`."""
         state = self.optimizer.state.get(slot.parameter, {})
         return [(key, id(one), one._version) if isinstance(one, Tensor) else (key, one) for key, one in state.items()]
 

@@ -110,8 +110,7 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
 
 
 def _is_held(parameter: Tensor) -> bool:
-    """Whether the node that accumulates the gradient is held, as by the wrapper: otherwise torch frees it with the
-    mark."""
+    """Whether the node that accumulates the gradient is held, as by the wrapper: torch would free it with the mark."""
     accumulation_node(parameter).metadata["resireduce"] = True
     return "resireduce" in accumulation_node(parameter).metadata
 

@@ -51,8 +51,7 @@ def _histogram(  # type: ignore[no-untyped-def]
     TILES: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """Add to `row` of `counts` how often the next bits have each value, among elements whose higher bits are the
-    border's."""
+    """Add to `row` of `counts` how often the next bits have each value, if the higher bits are the border's."""
     shift = BITS - 7 - row * 8
     size, few = size_of(total_near, n, k, room, NEAR)
     first = tl.program_id(0) * TILES * TILE
@@ -92,8 +91,7 @@ def _count(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """Write how many elements of each block are above the border and, behind these numbers, how many are equal to
-    it."""
+    """Write how many elements of each block are above the border and, after these numbers, how many equal it."""
     limit = tl.load(border)
     size, few = size_of(total_near, n, k, room, NEAR)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)

@@ -165,6 +165,5 @@ def bits_of(flat: Tensor) -> Tensor:
 
 
 def given(values: Tensor, near: Near | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return keys, places, number and room of the near ones, as arguments of kernels; `values` in their place if `near`
-    is None."""
+    """Return keys, places, number and room of the near ones, for kernels; `values` in their place without `near`."""
     return (values, values, values, 0) if near is None else (near.keys, near.places, near.total, near.keys.numel())

@@ -39,8 +39,7 @@ def take_largest_(flat: Tensor, k: int, into: Into, added: Tensor | None = None,
 
 
 def _chosen(flat: Tensor, k: int, added: Tensor | None, at_once: bool, into: Into | None) -> Tensor:
-    """Return the indices of the selected elements; if these are the tensor of `into`, the elements have been written
-    too."""
+    """Return the indices of the selected elements; if they are those of `into`, the elements are written too."""
     n = flat.numel()
     if (sample := sample_of(n, k)) is not None:
         step, place, room = sample

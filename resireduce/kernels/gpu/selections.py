@@ -48,15 +48,13 @@ def _takes_each(flat: Tensor, at_once: bool = True) -> bool:
 
 
 def selects_of_many(flat: Tensor) -> bool:
-    """Return whether the selection of 1-D `flat`, repeated until it is long enough for a sample, equals that of a
-    sort."""
+    """Return whether the selection of 1-D `flat`, repeated until a sample is taken, equals that of a sort."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _selects_each(_in_launches, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1})
 
 
 def adds_of_many(flat: Tensor) -> bool:
-    """Return whether a sum with 1-D `flat`, repeated like this, is formed as by torch, and its largest elements are
-    taken out."""
+    """Return whether a sum with 1-D `flat`, repeated like this, equals torch's, and its largest are taken out."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _adds(_in_launches, many) and _takes_each(many, False)
 
@@ -66,15 +64,13 @@ def _in_launches(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
 
 
 def of_many_at_once(flat: Tensor) -> bool:
-    """Return whether both hold for 1-D `flat`, repeated like this, if the sample and the near elements take one
-    launch."""
+    """Return whether both hold for 1-D `flat`, repeated like this, with one launch for sample and near elements."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _selects_each(select, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1}) and _takes_each(many)
 
 
 def _selects_each(form: Callable[[Tensor, int], Tensor], flat: Tensor, ks: set[int] | None = None) -> bool:
-    """Return whether `form` selects of 1-D `flat` as a sort does, for each of `ks` or, without it, for a few
-    numbers."""
+    """Return whether `form` selects of 1-D `flat` as a sort does, for each of `ks`, or for a few numbers."""
     n, order = flat.numel(), flat.abs().sort(stable=True).indices
     return all(torch.equal(form(flat, k), order[-k:].sort().values) for k in ks or {1, n // 100 + 1, n // 2, n - 1})
 

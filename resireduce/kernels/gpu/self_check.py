@@ -1,5 +1,4 @@
-"""Compares each kernel with the plain form in torch, on the device itself, for values of all kinds, many of them
-equal."""
+"""Compares each kernel with the plain form in torch, on the device, for values of all kinds, many of them equal."""
 
 from collections.abc import Callable
 
