@@ -18,7 +18,7 @@ from resireduce.slices.copies import without_own_forward
 from resireduce.slices.layers import forms
 from resireduce.slices.row_gradients import RowGradient
 from resireduce.slices.takers import TAKERS, Taker
-from resireduce.slices.why_whole import row_forward, why_whole
+from resireduce.slices.why_whole import Holders, row_forward, why_whole
 from resireduce.step.slot import Slot
 
 TWICE = (
@@ -79,18 +79,23 @@ class RowLayers:
             if not feedback.residual.absorbs(slot.name):
                 times = THRICE if feedback.residual.looks_first(slot.name) else TWICE
                 self.twice[slot.name] = times + (SHARED if len(holders) > 1 else "")
-            self.by_rows.add(slot)
-            self.shared |= {slot} if len(holders) > 1 else set()
-            taker = TAKERS[slot.parameter] = _taker(slot, act, weakref.ref(owner))
-            self._handles.append(taker.node.register_hook(_after(slot, done, weakref.ref(owner))))
-            for module, _ in holders:
-                without_own_forward(type(module))
-                module.forward = MethodType(row_forward(module), module)
-                self._modules.append(module)
+            taker = _taker(slot, act, weakref.ref(owner))
+            self._take_over(slot, holders, taker, _after(slot, done, weakref.ref(owner)))
         self._end = weakref.finalize(
             owner, _restore, self._modules, [slot.parameter for slot in self.by_rows], self._handles
         )
         self._end.atexit = False
+
+    def _take_over(self, slot: Slot, holders: Holders, taker: Taker, after: Callable[..., None]) -> None:
+        """Have `holders` make the gradient of `slot` row by row for `taker`; `after` is called at its last use."""
+        self.by_rows.add(slot)
+        self.shared |= {slot} if len(holders) > 1 else set()
+        TAKERS[slot.parameter] = taker
+        self._handles.append(taker.node.register_hook(after))
+        for module, _ in holders:
+            without_own_forward(type(module))
+            module.forward = MethodType(row_forward(module), module)
+            self._modules.append(module)
 
     def note_stream(self, slot: Slot) -> None:
         """Remember the current stream of a GPU, on which part of the gradient of `slot` has just been taken."""
