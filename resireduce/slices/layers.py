@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, RowGradient
 from resireduce.slices.takers import TAKERS, Taker
-from resireduce.slices.torchs_own import is_torchs_own, other_option
+from resireduce.slices.torchs_own import called_layer, is_torchs_own, other_option
 
 
 class _Linear(torch.autograd.Function):
@@ -120,6 +120,7 @@ def _taker_of(layer: nn.Module, inputs: Tensor) -> tuple[Any, Taker | None]:
 
 
 def _linear(self: nn.Linear, input: Tensor) -> Tensor:
+    self = called_layer(self)
     weight, taker = _taker_of(self, input)
     if taker is None or input.dim() < 2 or input.dtype != weight.dtype:
         return type(self).forward(self, input)
@@ -128,6 +129,7 @@ def _linear(self: nn.Linear, input: Tensor) -> Tensor:
 
 
 def _transposed(self: Any, x: Tensor) -> Tensor:
+    self = called_layer(self)
     weight, taker = _taker_of(self, x)
     if taker is None or x.dtype != weight.dtype:
         return cast(Tensor, type(self).forward(self, x))
@@ -136,6 +138,7 @@ def _transposed(self: Any, x: Tensor) -> Tensor:
 
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
+    self = called_layer(self)
     weight, taker = _taker_of(self, input)
     if taker is None or not input.numel():
         return type(self).forward(self, input)
@@ -144,6 +147,7 @@ def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
 
 
 def _convolution(self: nn.Conv2d, input: Tensor) -> Tensor:
+    self = called_layer(self)
     weight, taker = _taker_of(self, input)
     if taker is None or input.dim() != 4 or input.dtype != weight.dtype:
         return type(self).forward(self, input)

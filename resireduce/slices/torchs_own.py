@@ -1,4 +1,7 @@
-"""Whether a layer computes what torch's own does: only then is its gradient what our formula makes."""
+"""Which layer is called, and whether it computes what torch's own does: only then is its gradient our formula's."""
+
+import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +27,20 @@ def is_torchs_own(layer: nn.Module) -> bool:
         return False
     modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
     return all(type(mode) is DeviceContext for mode in modes)  # which only says where tensors are made
+
+
+def called_layer(layer: Any) -> Any:
+    """Return the layer whose call has come to the forward of `layer`, as the first thing that forward does: `layer`, or
+    one that was given a copy of its `__dict__`.
+
+    Whoever copies all attributes (`nn.DataParallel`, meta-learning with higher or learn2learn) copies the bound method
+    too, which knows only the first layer. The caller of that method has the copy as its `self`.
+    """
+    if torch.compiler.is_compiling():
+        return layer
+    caller = sys._getframe(2).f_locals.get("self")
+    own = vars(caller).get("forward") if isinstance(caller, nn.Module) else None
+    return caller if getattr(own, "__self__", None) is layer else layer
 
 
 def other_option(layer: nn.Module) -> str | None:

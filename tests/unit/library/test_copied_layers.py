@@ -30,10 +30,9 @@ LAYERS: list[Callable[[], Any]] = [
 ]
 
 
-def distributed(layer: nn.Module) -> Any:
-    optimizer = resireduce.distribute(
-        layer, torch.optim.SGD(layer.parameters(), 0.1), "baseline", backend="local", slices=8192
-    )
+def distributed(layer: nn.Module, **options: Any) -> Any:
+    given: dict[str, Any] = {"scheme": "baseline", "backend": "local", "slices": 8192, **options}
+    optimizer = resireduce.distribute(layer, torch.optim.SGD(layer.parameters(), 0.1), **given)
     assert "forward" in vars(layer), "its gradients are made row by row"
     return optimizer
 
@@ -70,3 +69,61 @@ def test_a_forward_of_ones_own_is_copied() -> None:
     distributed(layer).close()
     layer.forward = abs  # type: ignore[assignment]
     assert copy.copy(layer).forward is abs
+
+
+def by_dict(layer: Any) -> Any:
+    """A copy of all attributes, as learn2learn makes; its weights are computed ones."""
+    twin = type(layer).__new__(type(layer))
+    twin.__dict__ = {**vars(layer), "_parameters": {name: 3 * one for name, one in layer._parameters.items()}}
+    return twin
+
+
+def by_replication(layer: Any) -> Any:
+    """As `nn.DataParallel` makes them, whose weights are attributes."""
+    twin = layer._replicate_for_data_parallel()
+    for name, one in layer._parameters.items():
+        setattr(twin, name, 3 * one)
+    return twin
+
+
+def by_subclass(layer: Any) -> Any:
+    """As higher makes them, of a class with a forward that puts the weights in."""
+
+    class Inner(type(layer)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.__dict__["_parameters"] = {name: 3 * one for name, one in layer._parameters.items()}
+            return super().forward(x)
+
+    twin = Inner()
+    for name in vars(layer).keys() - vars(twin).keys():
+        setattr(twin, name, getattr(layer, name))
+    return twin
+
+
+@pytest.mark.filterwarnings("ignore:the gradient of 'weight' came whole")
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("copied", [by_dict, by_replication, by_subclass])
+def test_a_copy_of_all_attributes_computes_and_trains_with_the_weight_that_it_was_given(
+    copied: Callable[[Any], Any], make: Callable[[], Any], hooked: bool
+) -> None:
+    layer = make()
+    inputs, plain = INPUTS[type(layer)](), copy.deepcopy(layer)
+    expected = 3 * plain(inputs)
+    expected.square().sum().backward()
+    optimizer = distributed(layer, density=1.0)
+    twin = copied(layer)
+    assert vars(twin)["forward"].__self__ is layer
+    if hooked:
+        twin.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(layer(inputs), expected / 3)
+    torch.testing.assert_close(twin(inputs), expected)
+    twin(inputs).square().sum().backward()
+    optimizer.step()
+    for mine, theirs in zip(layer.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs - 0.1 * theirs.grad, rtol=1e-4, atol=1e-4)
+    optimizer.close()
+    torch.testing.assert_close(twin(inputs), 3 * layer(inputs) if copied is by_subclass else expected)
