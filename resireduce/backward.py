@@ -43,7 +43,7 @@ class BackwardPasses:
         self._syncing = True
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
-        self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else ())
+        self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else (), wrapped)
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
         self.attachment = Attachment(self, self.slots, exchange.world_size)
@@ -80,10 +80,10 @@ class BackwardPasses:
         finally:
             self._syncing = outer
 
-    def restart(self) -> None:
-        """Forget the passes of the last step."""
+    def restart(self, by_step: bool) -> None:
+        """Forget the passes of the last step, which has been taken if `by_step`."""
         self.under_way = False
-        self.bypassed.restart()
+        self.bypassed.restart(by_step)
 
     def end(self) -> None:
         """Remove all hooks from the model."""

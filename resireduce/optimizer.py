@@ -81,8 +81,8 @@ class DistributedOptimizer(OptimizerView):
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._outside.warn)
         self._restart()
 
-    def _restart(self) -> None:
-        self._backward.restart()
+    def _restart(self, by_step: bool = False) -> None:
+        self._backward.restart(by_step)
         with QUIET():
             self._exchange.restart()
 
@@ -144,6 +144,7 @@ class DistributedOptimizer(OptimizerView):
             raise UsageError(WITHIN_BACKWARD if torch._C._current_graph_task_id() >= 0 else UNFINISHED)
         self._exchange.updater.refuse()
         self._outside.warn()
+        self._backward.bypassed.note_step()
         if self.streamed and self.steps == 0:
             warn_of_outer(self.wrapped)
         with self._backward.attachment.stepping():
@@ -156,7 +157,7 @@ class DistributedOptimizer(OptimizerView):
             if self.steps == 0 and self.grad_scaler is None and self._exchange.world_size > 1:
                 warn_of_scaler()
             self.overflowed = not self._exchange.take_step(loss)
-        self._restart()
+        self._restart(by_step=True)
         return loss
 
     step.hooked = True  # torch would run global hooks here, and in the wrapped one again

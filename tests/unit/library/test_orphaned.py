@@ -15,7 +15,7 @@ from resireduce.comm.local import LocalWorld
 from resireduce.orphaned import objects
 from tests.worlds import Net, loss_of, seeded
 
-OTHERS = ("other", "fused")
+OTHERS = ("other", "fused", "zeroed", "both", "late")
 GONE, SCALER = "is gone, and the model is trained on", "torch's GradScaler has unscaled"
 
 
@@ -53,21 +53,28 @@ def test_training_that_goes_on_without_averages(how: str, ranks: int, recwarn: p
     assert bool(told) == (how in ("made anew", "plain") and ranks > 1)
 
 
-@pytest.mark.parametrize("by", ["step", "other", "fused", "skipped"])
+@pytest.mark.parametrize("by", ["step", "skipped", "decay", "wrapped", *OTHERS])
 def test_another_optimizer_beside_kept_gradients(by: str, recwarn: pytest.WarningsRecorder) -> None:
     """Without a guard in `.grad` that would refuse it."""
 
     def rank(communicator: Communicator) -> None:
         model = copy.deepcopy(start)
-        plain = torch.optim.SGD(model.parameters(), 0.1)
+        plain = torch.optim.SGD(model.parameters(), 1e-3)
         optimizer = resireduce.distribute(model, plain, gradients="kept", backend=communicator)
-        other = torch.optim.AdamW(model.parameters(), 0.1, fused=by == "fused")
-        for step in range(4):
+        held = [nn.Parameter(torch.ones(2))] if by == "decay" else list(model.parameters())
+        other = torch.optim.AdamW(held, 1e-3, fused=by == "fused")
+        if by == "wrapped":  # as Lookahead, or an optimizer of Accelerate
+            other.param_groups = plain.param_groups
+        for step in range(6):
+            (optimizer if by in ("zeroed", "both", "late") else model).zero_grad()
             loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
-            if by != "skipped" or step == 2:
-                (optimizer if by in ("step", "skipped") else other).step()
-            model.zero_grad()
-        keep.append(optimizer)
+            for parameter in model.parameters() if by in ("decay", "wrapped") else ():
+                parameter.data.mul_(0.99)
+            if by in ("other", "fused", "zeroed", "both") or (by == "late" and step > 3):
+                other.step()
+            if by in ("step", "decay", "wrapped", "both") or (by in ("skipped", "late") and step < 4 - (by != "late")):
+                optimizer.step()
+        keep.append((optimizer, other))
 
     keep: list[object] = []
     start = seeded(Net)
