@@ -25,6 +25,7 @@ from resireduce.step.stage import Stage
 from resireduce.wrappers.earlier import Earlier
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.hook_state import HookState
+from resireduce.wrappers.layouts import Layouts
 from resireduce.wrappers.under_way import UnderWay
 
 CONVERTED = (
@@ -59,6 +60,7 @@ class CompressionHook(HookState):
         self._watched = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
         self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in self._watched])
         self._nodes = [accumulation_node(slot.parameter) for slot in self.slots]
+        self._layouts = Layouts()
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
@@ -97,7 +99,9 @@ class CompressionHook(HookState):
             agree({STEP: str(self.steps)}, self.feedback.communicator)
             self._is_known = True
         slots, buffer = self._slots_of(bucket), bucket.buffer()
-        self._under_way.send(_views(buffer, slots), buffer, self._compress)
+        views = _views(buffer, slots)
+        self._layouts.check(views)
+        self._under_way.send(views, buffer, self._compress)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():

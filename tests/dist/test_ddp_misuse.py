@@ -274,6 +274,52 @@ def test_a_model_that_is_converted_after_it_was_wrapped(alone: None, when: str, 
         parallel(torch.ones(2, 120, dtype=model.first.weight.dtype)).sum().backward()
 
 
+class Convolutions(nn.Module):
+    """One layer that is compressed, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(30, 40, 3), nn.Conv2d(40, 8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x)).flatten(1))
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("when", ["before", "wrapped", "compressed", "trained", "trained twice"])
+def test_a_model_that_is_laid_out_anew_after_it_was_wrapped(alone: None, when: str, unused: bool, views: bool) -> None:
+    """DistributedDataParallel does not notice, and mixes up the elements of gradients."""
+    model, x = seeded(Convolutions), torch.randn(2, 30, 4, 4, generator=torch.Generator().manual_seed(0))
+    plain = copy.deepcopy(model)
+
+    def lay_out(moment: str) -> None:
+        if moment == when:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def train() -> None:
+        parallel(x).square().sum().backward()
+        plain(x).square().sum().backward()
+        for mine, right in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, right.grad)
+        model.zero_grad(set_to_none=not views)
+        plain.zero_grad()
+
+    lay_out("before")
+    parallel = DistributedDataParallel(model, find_unused_parameters=unused, gradient_as_bucket_view=views)
+    lay_out("wrapped")
+    resireduce.compress_ddp(parallel, scheme="none", compressor="none")
+    lay_out("compressed")
+    passes = ["trained", "trained twice"][: ["trained", "trained twice"].index(when) + 1] if "trained" in when else []
+    for moment in passes:
+        train()
+        lay_out(moment)
+    if when == "before":
+        return train()
+    with pytest.raises(UsageError, match=r"'(first|second)\.weight' was laid out anew in memory after Distributed"):
+        train()
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_parameter_that_is_unfrozen_later(alone: None, ignored: bool, recwarn: pytest.WarningsRecorder) -> None:
     """The wrapper does not notice, and averages the others alone."""
@@ -360,4 +406,4 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert len(said) == 12 and [one for one in said if one not in library] == []
+    assert len(said) == 13 and [one for one in said if one not in library] == []

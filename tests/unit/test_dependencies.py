@@ -49,7 +49,7 @@ LAYERS = (
     ("slices.takers", "step.slot", "wrappers.shard_state"),
     ("step.make_slots", "step.own_memory"),
     ("step.outdated",),
-    ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing", "wrappers.earlier"),
+    ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing", "wrappers.earlier", "wrappers.layouts"),
     ("left_out", "resumed", "slices.layers", "step.gather", "step.scatter", "wrapped_step", "wrappers.under_way"),
     ("slices.copies", "slices.why_whole", "step.receive", "wrappers.first_steps"),
     ("step.launch",),

@@ -1,0 +1,38 @@
+"""How gradients lie in the buckets of DistributedDataParallel: as their parameters did when it was made."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from resireduce.errors import UsageError
+from resireduce.step.slot import Slot
+
+LAID_OUT = (
+    "{name!r} was laid out anew in memory after DistributedDataParallel(...), which then mixes up the elements of its "
+    "gradient, with or without compression: give the model its layout, as by to(memory_format=torch.channels_last), "
+    "before it is wrapped"
+)
+
+
+class Layouts:
+    """Looks whether gradients lie in their buckets as their parameters do in memory.
+
+    A bucket does not tell how it is laid out, so that values are compared, in the first pass that has a gradient.
+    """
+
+    def __init__(self) -> None:
+        self._strides: dict[Slot, tuple[int, ...]] = {}
+
+    def check(self, views: Mapping[Slot, Tensor]) -> None:
+        """Raise UsageError if one of `views`, in which a bucket was cut by the strides of parameters, is no gradient.
+
+        A parameter whose strides have changed since an earlier pass is refused, whatever its gradient is.
+        """
+        for slot, view in views.items():
+            strides, grad = slot.parameter.stride(), slot.parameter.grad
+            known = self._strides.get(slot)
+            if known == strides or grad is None or not slot.is_taken:
+                continue
+            if known is not None or not bool(((view == grad) | grad.isnan()).all()):
+                raise UsageError(LAID_OUT.format(name=slot.name))
+            self._strides[slot] = strides
