@@ -10,7 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
 from resireduce.errors import caller, warn
-from resireduce.orphaned import objects
+from resireduce.orphaned import Orphans, objects
 
 FIRST_LOOKS, INTERVAL = 16, 61
 """The model is checked at each of the first FIRST_LOOKS steps, and then at every INTERVAL-th, an odd number: so both
@@ -32,16 +32,18 @@ class Outside:
     """Watches for trained parameters of `model` that are not among `held`, given by name, and so are not averaged.
 
     Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
-    there at the start, as an average of an earlier stage, counts only once something is added to it. `reason`, for the
+    there at the start, as an average of an earlier stage, counts only once something is added to it. A parameter that a
+    hook updates in the backward pass, and that has no gradient afterwards, is found by its version. `reason`, for the
     warning, says why they are not averaged, and the cure.
     """
 
     def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter], reason: str = NOT_HELD):
         self._model, self._reason = weakref.ref(model), reason
         self._held = {id(one) for one in held.values()}
-        self._told, self._before = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        self._told, self._before, self._versions = (WeakTensorKeyDictionary() for _ in range(3))
         self._looks = 0
         for _, one in self._others(model):
+            self._is_used_up(one)
             if one.grad is not None and not is_distributed(one) and not one.grad.is_inference():
                 self._before[one] = weakref.ref(one.grad), one.grad._version
 
@@ -52,7 +54,7 @@ class Outside:
         model = self._model()
         if model is None or (self._looks > FIRST_LOOKS and self._looks % INTERVAL):
             return
-        new = {name: one for name, one in self._others(model) if one.grad is not None and not self._is_left(one)}
+        new = {name: one for name, one in self._others(model) if self._has_new(one) or self._is_used_up(one)}
         found = {name: one for name, one in new.items() if not is_distributed(one) and one not in self._told}
         if not found:
             return
@@ -63,12 +65,21 @@ class Outside:
     def _others(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         return ((name, one) for name, one in model.named_parameters() if id(one) not in self._held)
 
-    def _is_left(self, parameter: Tensor) -> bool:
-        """Whether `.grad` of `parameter` holds what it held at the start, and nothing has been added to it."""
+    def _has_new(self, parameter: Tensor) -> bool:
+        """Whether `.grad` of `parameter` holds something that it did not hold at the start."""
         before = self._before.get(parameter)
         if before is None or parameter.grad is None:
+            return parameter.grad is not None
+        return before[0]() is not parameter.grad or before[1] != parameter.grad._version
+
+    def _is_used_up(self, parameter: Tensor) -> bool:
+        """Whether a hook of somebody has taken a step with the gradient of `parameter`, and let that go."""
+        hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+        if not (hasattr(parameter, "_in_backward_optimizers") or any(not isinstance(one, Orphans) for one in hooks)):
             return False
-        return before[0]() is parameter.grad and before[1] == parameter.grad._version
+        before = self._versions.get(parameter)
+        self._versions[parameter] = parameter._version
+        return before not in (None, parameter._version)
 
 
 class Bypassed:
