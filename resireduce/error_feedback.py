@@ -137,8 +137,7 @@ class ErrorFeedback(FeedbackState):
     def takes_parts(self, name: str, like: Tensor) -> bool:
         """Whether `compress_parts` can replace `compress` in this step for tensor `name`, which is `like` that.
 
-        Only shape, dtype and device of `like` count. Where the residual absorbs gradients, absorbing is cheaper, and this
-        is False.
+        Only shape, dtype and device of `like` count. False where the residual absorbs gradients, which is cheaper.
         """
         known = self.momentum is None and self.keeps_residual(name) and self.residual.takes_parts(name)
         return known and self.compressor_of(name).selects_from_parts(like)

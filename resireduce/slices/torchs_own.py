@@ -11,6 +11,8 @@ from torch.utils._device import DeviceContext
 
 _HOMES = ("torch.nn.", "transformers.pytorch_utils")
 """Modules whose functions a layer may have. A wrapper of one has the globals of the module that it is written in."""
+_CALLS = nn.Module.__call__.__code__.co_filename
+"""The file of torch whose functions call the forward of a module."""
 
 
 def is_torchs_own(layer: nn.Module) -> bool:
@@ -38,7 +40,10 @@ def called_layer(layer: Any) -> Any:
     """
     if torch.compiler.is_compiling():
         return layer
-    caller = sys._getframe(2).f_locals.get("self")
+    frame = sys._getframe(2)
+    if frame.f_code.co_filename != _CALLS:  # that of a script would keep what `f_locals` shows of it until it ends
+        return layer
+    caller = frame.f_locals.get("self")
     own = vars(caller).get("forward") if isinstance(caller, nn.Module) else None
     return caller if getattr(own, "__self__", None) is layer else layer
 

@@ -33,6 +33,16 @@ class Layouts:
             known = self._strides.get(slot)
             if known == strides or grad is None or not slot.is_taken:
                 continue
-            if known is not None or not bool(((view == grad) | grad.isnan()).all()):
+            if known is not None or _in_another_order(view, grad):
                 raise UsageError(LAID_OUT.format(name=slot.name))
             self._strides[slot] = strides
+
+
+def _in_another_order(view: Tensor, grad: Tensor) -> bool:
+    """Whether `view` holds the elements of `grad` at other places; other elements are no matter of layout."""
+    return _differ(view, grad) and not _differ(view.flatten().sort()[0], grad.flatten().sort()[0])
+
+
+def _differ(some: Tensor, others: Tensor) -> bool:
+    """Whether an element differs that is not NaN."""
+    return not bool(((some == others) | others.isnan()).all())
