@@ -1,17 +1,15 @@
 """Error feedback for one gradient: compensate, compress, update the residual."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator
-from resireduce.compressors.base import Compressor, Rounds, State
+from resireduce.compressors.base import Rounds, State
 from resireduce.errors import NonFiniteGradient
 from resireduce.feedback_state import FeedbackState
-from resireduce.finiteness import Finiteness, refusal
+from resireduce.finiteness import refusal
 from resireduce.payload import Payload
-from resireduce.residuals.base import Residual
 from resireduce.sending.message import Round, continue_rounds
 from resireduce.slices.gradient_parts import payload_of_parts
 from resireduce.timeline import timed
@@ -20,25 +18,8 @@ from resireduce.timeline import timed
 class ErrorFeedback(FeedbackState):
     """A messenger that keeps what is not sent in residuals (paper, section 2.2, steps 2-5).
 
-    Args:
-        compressor, residual, communicator, dense, warm_up_steps, place: as for `FeedbackState`.
+    It is made as a `FeedbackState` is.
     """
-
-    def __init__(
-        self,
-        compressor: Compressor,
-        residual: Residual,
-        communicator: Communicator,
-        dense: frozenset[str],
-        warm_up_steps: int = 0,
-        place: Mapping[str, int] | None = None,
-    ):
-        super().__init__(compressor, residual, communicator, dense, warm_up_steps, place)
-        self.finiteness = Finiteness()
-        """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
-        self.checked_packed: frozenset[str] = frozenset()
-        """Names of dense tensors that always share a message. Where gradients are not checked at once, these are
-        checked together when the message is packed."""
 
     @timed("compress", exact=True)
     def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
+from resireduce.finiteness import Finiteness
 from resireduce.momentum import MomentumCorrection
 from resireduce.residuals.base import Residual
 from resireduce.saved_state import check_levels, check_place, check_state, origin
@@ -41,6 +42,11 @@ class FeedbackState(Messenger):
         """Which rank of how many this is, for saved states and random seeds; by default the communicator's."""
         settings = self.compressor.momentum
         self.momentum = None if settings is None else MomentumCorrection(settings)
+        self.finiteness = Finiteness()
+        """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
+        self.checked_packed: frozenset[str] = frozenset()
+        """Names of dense tensors that always share a message. Where gradients are not checked at once, these are
+        checked together when the message is packed."""
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""

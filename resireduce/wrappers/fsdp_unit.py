@@ -23,7 +23,7 @@ class Slice:
     shape: torch.Size
     """Shape of the slice, which may have no elements."""
     start: int
-    """Its first element within the flat tensor; padding may follow its last one."""
+    """The index of the first element of the slice in the flat tensor; padding may follow the last one."""
 
     def of(self, flat: Tensor) -> Tensor:
         """Return the slice as a view of 1-D `flat`, contiguous."""
@@ -45,11 +45,11 @@ class Unit:
     """Dtype in which gradients are reduced."""
     device: torch.device
     group: Any
-    """Its FSDPParamGroup in torch."""
+    """The FSDPParamGroup of the unit in torch."""
     held: tuple[Any, ...]
     """The FSDPParam of each slice in torch."""
     state: Any
-    """The FSDPState of its module in torch."""
+    """The FSDPState of `module` in torch."""
     divisor: object = None
     """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
 

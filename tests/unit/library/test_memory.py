@@ -264,7 +264,7 @@ def test_tied_parameters_are_planned_with_the_gradient_that_autograd_holds() -> 
 
 
 class Parent(nn.Module):
-    """Its part knows it, so that modules go in a circle; with `again`, its layer is there under a second name."""
+    """A model with a part that refers back to the model, a circle; with `again`, the layer has a second name."""
 
     def __init__(self, again: bool = False, knows: bool = True) -> None:
         super().__init__()

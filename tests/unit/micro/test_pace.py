@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
@@ -170,8 +169,10 @@ def test_nothing_is_left_of_a_measurement_that_was_interrupted_at_once(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-def test_ranks_without_a_gpu_say_so_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_without_a_gpu_say_so_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     options = ["--models", "vgg-digits", "--device", "cuda", "--output", str(tmp_path / "pace.json")]
     assert main(["pace", *options]) == 2
     first, second, last = sorted(capfd.readouterr().err.splitlines(), key=lambda line: line.startswith("error: "))
