@@ -1,4 +1,4 @@
-"""Run a file of the library's tests on a device: `python -m benchmarks.doctor.gpu.contracts FILE OUTPUT`.
+"""Run a file of the library's tests on a device: `python -m benchmarks.doctor.gpu.contracts FILE OUTPUT [--tiny]`.
 
 Each test's outcome is written to the JSON file at once, so that a test that hangs or ends the process is named.
 """
@@ -41,13 +41,24 @@ class Report:
         save_json({"tests": self.tests, "seconds": time.monotonic() - self._started}, self._output)
 
 
+class FirstAndLast:
+    """A pytest plugin that leaves out all cases of a test but its first and its last one: `--tiny`."""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Keep in `items`, pytest's list of collected cases, two of each test at most."""
+        cases: dict[Any, list[Any]] = {}
+        for item in items:
+            cases.setdefault(item.function, []).append(item)
+        items[:] = [item for of_one in cases.values() for item in dict.fromkeys((of_one[0], of_one[-1]))]
+
+
 def main() -> int:
     """Return 0 if no test failed; otherwise the last printed line names those that did."""
     import pytest
 
     file, report = sys.argv[1], Report(Path(sys.argv[2]))
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={DUMP_SECONDS}", file]
-    code = pytest.main(options, plugins=[report])
+    code = pytest.main(options, plugins=[report, *([FirstAndLast()] if "--tiny" in sys.argv[3:] else [])])
     failed = [name for name, one in report.tests.items() if one["outcome"] not in ("passed", "skipped")]
     if failed:
         more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""

@@ -37,7 +37,7 @@ class Step:
 
 def list_steps(device: str, tiny: bool = False) -> list[Step]:
     """Return all steps in order; `tiny`: the smallest models and a step or two, to try everything out."""
-    return [*_known(device, tiny), *_contracts(), *_memory(tiny), *_module("micro", device, tiny),
+    return [*_known(device, tiny), *_contracts(tiny), *_memory(tiny), *_module("micro", device, tiny),
             *_throughput(device, tiny), *_module("kernels", device, tiny), *_training(device, tiny)]  # fmt: skip
 
 
@@ -47,11 +47,12 @@ def _known(device: str, tiny: bool) -> Iterator[Step]:
         yield Step(f"known.{mebibytes}-mib", "known", 12.0, command=command)
 
 
-def _contracts() -> Iterator[Step]:
+def _contracts(tiny: bool) -> Iterator[Step]:
     """Yield a step for each file of tests, so that the device state left by a failure does not affect the next."""
     for file in sorted((ROOT / CONTRACTS).glob("test_*.py")):
         name = file.stem.removeprefix("test_")
         command = ("benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT)
+        command = (*command, "--tiny") if tiny else command
         yield Step(f"contracts.{name}", "contracts", 60.0, command=command)
 
 

@@ -23,6 +23,7 @@ from benchmarks.core.workloads import WORKLOADS
 from benchmarks.doctor.gpu import work
 from benchmarks.doctor.gpu.agreement import STATES, compare
 from benchmarks.doctor.gpu.cases import MODELS, SETTINGS, memory_cells
+from benchmarks.doctor.gpu.contracts import FirstAndLast
 from benchmarks.doctor.gpu.device import find_device, folder_name
 from benchmarks.doctor.gpu.gpu_command import part_of, table
 from benchmarks.doctor.gpu.plans import Plans
@@ -290,6 +291,13 @@ def test_a_test_that_ends_the_process_is_named(tmp_path):
     ends = {"test_passes": "passed", "test_fails": "failed", "test_skips": "skipped", "test_ends_it": "not ended"}
     assert {name: one["outcome"] for name, one in tests.items()} == ends
     assert "assert 1 == 2" in tests["test_fails"]["reason"] and "not here" in tests["test_skips"]["reason"]
+
+
+def test_a_rehearsal_runs_the_first_and_the_last_case_of_each_test():
+    one, two = object(), object()
+    items = [Mock(function=function, case=case) for function, case in ((one, 1), (one, 2), (two, 1), (one, 3))]
+    FirstAndLast().pytest_collection_modifyitems(items)
+    assert [(item.function, item.case) for item in items] == [(one, 1), (one, 3), (two, 1)]
 
 
 def test_a_file_that_is_none_of_ours_is_not_overwritten(make_stretch):
