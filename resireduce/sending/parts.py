@@ -1,8 +1,10 @@
 """A large message in parts: what all ranks send of some elements of a tensor is gathered, used, and freed."""
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -152,25 +154,19 @@ class Parts:
 
     def _found(self, told: _Told, counts: Tensor) -> Iterator[_Range]:
         """Yield the parts of the elements that ranks have `told` of; nothing for ranges without elements."""
-        first, together = 0, torch.zeros_like(counts[:, 0])
-        for number in range(BINS):
-            here = counts[:, number]
-            if int((together + here).max()) > self._most:
-                yield from self._between(told, first, number, together)
-                first, together = number, torch.zeros_like(here)
-            if int(here.max()) > self._most:
-                more = self._tell(told.borders[number], told.borders[number + 1])
+        before = [[0, *accumulate(of_rank[:-1])] for of_rank in counts.tolist()]
+        first = 0
+        while first < BINS:
+            last = min(bisect_right(sums, sums[first] + self._most) for sums in before) - 1
+            if most := max(sums[last] - sums[first] for sums in before):
+                yield _Range(told.places[first], told.places[last], most, told.borders[last])
+            if last == first:  # this range alone takes more
+                last += 1
+                more = self._tell(told.borders[first], told.borders[last])
                 found = more.counts()
                 assert found is not None
                 yield from self._found(more, found)
-                first = number + 1
-            else:
-                together = together + here
-        yield from self._between(told, first, BINS, together)
-
-    def _between(self, told: _Told, first: int, last: int, counts: Tensor) -> Iterator[_Range]:
-        if counts.any():
-            yield _Range(told.places[first], told.places[last], int(counts.max()), told.borders[last])
+            first = last
 
     def _even(self) -> Iterator[_Range]:
         """Yield the parts of a payload without storage, whose elements are assumed to be spread evenly."""

@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 
 from resireduce.kernels.gpu import near, once, self_check, together
 from resireduce.kernels.gpu.select import take_largest_
+from tests.covering import in_turn
 
 PROGRAMS = 5
 
@@ -94,9 +95,10 @@ def drawn(n: int, kind: str, dtype: torch.dtype) -> Tensor:
     return {"normal": values, "ties": values.mul(2).round(), "constant": torch.ones_like(values)}[kind]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("kind", ["normal", "ties", "constant"])
-@pytest.mark.parametrize("n", [1279, 1280, 1500, 2801])
+@pytest.mark.parametrize(
+    ("n", "kind", "dtype"),
+    in_turn([1279, 1280, 1500, 2801], ["normal", "ties", "constant"], [torch.float32, torch.float16]),
+)
 def test_several_programs_select_what_one_does(n: int, kind: str, dtype: torch.dtype, turns: list[int]) -> None:
     flat, added = drawn(n, kind, dtype), drawn(n, "ties", dtype).flip(0)
     for k in (1, n // 10, n - 1):

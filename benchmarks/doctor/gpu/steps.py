@@ -51,8 +51,8 @@ def _contracts(tiny: bool) -> Iterator[Step]:
     """Yield a step for each file of tests, so that the device state left by a failure does not affect the next."""
     for file in sorted((ROOT / CONTRACTS).glob("test_*.py")):
         name = file.stem.removeprefix("test_")
-        command = ("benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT)
-        command = (*command, "--tiny") if tiny else command
+        own = ("benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT)
+        command = (*own, "--tiny") if tiny else own
         yield Step(f"contracts.{name}", "contracts", 60.0, command=command)
 
 

@@ -11,15 +11,14 @@ from resireduce.residuals.few_bits import Blocks
 from resireduce.residuals.hosted import Hosted
 from resireduce.residuals.stored import Plain, Stored
 from resireduce.scheme import GRADIENTS, SCHEMES
+from tests.covering import in_turn
 from tests.worlds import Net, same, seeded, train, train_world
 
 DTYPES = [None, "bfloat16", "int4"]
 
 
-@pytest.mark.parametrize("residual_dtype", DTYPES)
-@pytest.mark.parametrize("gradients", GRADIENTS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_where_residuals_are_held_changes_nothing(scheme: str, gradients: str, residual_dtype: str | None) -> None:
+@pytest.mark.parametrize(("scheme", "residual_dtype", "gradients"), in_turn(SCHEMES, DTYPES, GRADIENTS))
+def test_where_residuals_are_held_changes_nothing(scheme: str, residual_dtype: str | None, gradients: str) -> None:
     options = {"scheme": scheme, "gradients": gradients, "residual_dtype": residual_dtype, "steps": 4}
     near, _ = train_world(2, seeded(Net), **options)[0]
     far, optimizer = train_world(2, seeded(Net), residual_device="cpu", **options)[1]
