@@ -4,18 +4,17 @@ import textwrap
 from typing import Any
 
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.labels import ABSENT, signed_with_half
-from benchmarks.analysis.readme.measured import Measured, machine
-from benchmarks.analysis.rivals.rivals_command import rivals_table, share_sent
-from benchmarks.analysis.rivals.systems_view import UNSLOWED, systems_table
+from benchmarks.analysis.labels import ABSENT, markdown_table
+from benchmarks.analysis.readme.measured import Measured, listed, machine
+from benchmarks.analysis.rivals.rivals_command import rivals_table
+from benchmarks.analysis.rivals.systems_rows import DENSE
+from benchmarks.analysis.rivals.systems_view import UNSLOWED, is_beyond, milliseconds, systems_table
 
 Row = dict[str, Any]
 RIVALS, PACE = "rivals", "rivals-pace"
 SYSTEMS, OVER_SLURM = "systems", "systems-slurm"
 WIDTH = 120
 """Most characters in a line of the page."""
-DIGITS = 2
-"""Decimals with which the page shows losses."""
 
 
 def rivals(measured: Measured) -> str:
@@ -31,37 +30,45 @@ def rivals(measured: Measured) -> str:
     return "\n\n".join([*tables, f"Speeds: {rounds} on {on}."])
 
 
-def systems(measured: Measured, name: str = SYSTEMS) -> str:
-    """Return a table for each model of the file of that name."""
-    rows = measured.load(name)["rows"]
+def systems(measured: Measured) -> str:
+    """Return a table for each model."""
+    rows = measured.load(SYSTEMS)["rows"]
     of_model = grouped((row["model"], row) for row in rows)
     return "\n\n".join(f"{model}, {its[0]['metric_name']}:\n\n{systems_table(its)}" for model, its in of_model.items())
 
 
 def systems_over_slurm(measured: Measured) -> str:
-    """Return where systems on cluster nodes were measured, over which links, and their tables."""
-    links = measured.load(OVER_SLURM).get("links") or UNSLOWED
-    where = textwrap.fill(f"Measured: {measured.origin(OVER_SLURM)}. Links slowed to: {links}.", WIDTH)
-    return f"{where}\n\n{systems(measured, OVER_SLURM)}"
+    """Return where systems on cluster nodes were measured, over which links, and the time of a step of each."""
+    loaded = measured.load(OVER_SLURM)
+    where = f"Measured: {measured.origin(OVER_SLURM)}. Links slowed to: {loaded.get('links') or UNSLOWED}."
+    return f"{textwrap.fill(where, WIDTH)}\n\n{_step_times(loaded['rows'])}"
+
+
+def _step_times(rows: list[Row]) -> str:
+    """Return a table of milliseconds of a step: a row for each system, a column for each model."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    of_system = grouped((row["title"], (row["model"], milliseconds(row))) for row in rows)
+    body = [[title, *(dict(its).get(model, ABSENT) for model in models)] for title, its in of_system.items()]
+    return markdown_table(["ms a step", *models], body, "l" + "r" * len(models))
 
 
 def system_paragraphs(measured: Measured) -> str:
-    """Return a paragraph for each system: the statement of its source, and the findings for each model."""
+    """Return a paragraph for each system: the statement of its source, and on which models it lost metric."""
     rows = measured.load(SYSTEMS)["rows"]
     systems = dict.fromkeys(row["system"] for row in rows)
     return "\n\n".join(_paragraph([row for row in rows if row["system"] == name]) for name in systems)
 
 
 def _paragraph(rows: list[Row]) -> str:
-    found = "; ".join(map(_found, rows))
-    return textwrap.fill(f"**{rows[0]['title']}.** {rows[0]['about']} *Found:* {found}.", WIDTH, break_on_hyphens=False)
+    words = f"**{rows[0]['title']}.** {rows[0]['about']}{_found(rows)}"
+    return textwrap.fill(words, WIDTH, break_on_hyphens=False)
 
 
-def _found(row: Row) -> str:
-    lost = row["lost_mean"]
-    words = ABSENT if lost is None else signed_with_half(lost, row["lost_half_width"], DIGITS)
-    seen = lost is not None and round(abs(lost), DIGITS) > 0  # 0.00 means no difference, however certain
-    if seen and row["lost_half_width"] is not None and abs(lost) > row["lost_half_width"]:
-        words = f"**{words}**"
-    sent = "" if row["density_sent"] is None else f", {share_sent(row['density_sent'])} sent"
-    return f"{row['model']} {words} {row['metric_name']} lost (n = {row['pairs']}{sent})"
+def _found(rows: list[Row]) -> str:
+    """Return on which models a system of several seeds lost more than its interval; "" for other systems."""
+    if rows[0]["system"] == DENSE or any(row["lost_half_width"] is None for row in rows):
+        return ""
+    worse = [row["model"] for row in rows if is_beyond(row) and row["lost_mean"] > 0]
+    other = [row["model"] for row in rows if row["model"] not in worse]
+    seen = [f"worse on {listed(worse)}"] * bool(worse) + [f"no loss seen on {listed(other)}"] * bool(other)
+    return f" *Found:* {'; '.join(seen)}."
