@@ -118,7 +118,7 @@ def _plan(args: argparse.Namespace) -> str:
         if choices:
             reasons |= {"choices": [*map(asdict, choices)], "advisable": advisable(choices).slices}
         return json.dumps(result | reasons | listed, indent=2)
-    lines = [*_by_reason("whole gradient", whole), *_by_reason("gradient twice", twice)]
+    lines = [*_by_reason("whole gradient", whole), *_by_reason("computed again", twice)]
     lines += [f"choice            {choice}" for choice in choices]
     lines += [f"advisable         slices={advisable(choices).slices}"] if choices else []
     return "\n".join([*_figures(result), *lines, *map(_line, items)])

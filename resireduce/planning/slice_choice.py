@@ -34,7 +34,7 @@ class SliceChoice:
 
     def __str__(self) -> str:
         """Return the choice in one line, in MiB and per cent."""
-        again = f", {self.made_again:.0%} of the gradient made again" if self.made_again else ""
+        again = f", {self.made_again:.0%} of the gradients computed again" if self.made_again else ""
         price = f" by {self.count:,} slices{again}" if self.slices else ""
         return f"slices={self.slices}: {self.peak_states / 2**20:,.2f} MiB, saves {self.saved / 2**20:,.2f} MiB{price}"
 

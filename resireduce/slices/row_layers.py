@@ -22,16 +22,16 @@ from resireduce.slices.why_whole import Holders, row_forward, why_whole
 from resireduce.step.slot import Slot
 
 TWICE = (
-    "its residual does not hold the sum with the gradient exactly, so all rows are made once to see what is to be "
-    "sent, and once to take that out: one more product beside the three of its layer"
+    "its residual does not hold the sum with the gradient exactly, so all rows are computed twice, to select what is "
+    "sent and to take it out: four products of its layer in a step instead of three"
 )
 THRICE = (
-    "what its residual stores depends on norms of all that is left, so all rows are made once to see what is to be "
-    "sent, once for these norms, and once to take that out: two more products beside the three of its layer"
+    "what its residual stores depends on norms of all that is left, so all rows are computed three times, to select "
+    "what is sent, for these norms, and to take it out: five products of its layer in a step instead of three"
 )
 SHARED = (
-    "; several layers share it: what a use of it was given is kept for that until the last, as long as it takes less "
-    "than the gradient, whose part of that use is whole else"
+    "; several layers share it: inputs and output gradients of each use are kept until the last one, as long as they "
+    "take less than the gradient; otherwise the part of that use is whole"
 )
 
 

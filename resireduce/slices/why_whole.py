@@ -25,7 +25,7 @@ def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int
     if feedback.momentum is not None:
         return "the compressor corrects momentum, with the whole gradient"
     if not feedback.residual.absorbs(slot.name) and (reason := _why_not_twice(slot, feedback, passes)):
-        return f"its residual is none that absorbs gradients: a full one, in the gradient's dtype of 32 bits; {reason}"
+        return f"only a full residual, in the gradient's dtype of 32 bits, absorbs it row by row; and {reason}"
     if type(slot.parameter) is not nn.Parameter:
         return f"it is a {type(slot.parameter).__name__} and no plain nn.Parameter, which may compute in its own way"
     if slot.parameter._backward_hooks or len(slot.parameter._post_accumulate_grad_hooks or {}) > 1:
@@ -36,7 +36,7 @@ def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int
 def _why_not_twice(slot: Slot, feedback: ErrorFeedback, passes: int) -> str | None:
     """Return why the gradient of `slot` cannot be made twice, row by row, for a residual that does not absorb it."""
     if not feedback.residual.takes_parts(slot.name):
-        return "it cannot be read and written some rows at a time, as those stored in a floating-point dtype can"
+        return "its residual cannot be read and written some rows at a time, as one in a floating-point dtype can"
     if not feedback.compressor.selects_from_parts(slot.parameter):
         return f"{type(feedback.compressor).__name__} selects from the whole gradient, where topk can do without"
     if not slot.parameter.is_contiguous():

@@ -3,13 +3,16 @@
 import re
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, UsageError
 from tests.dist.trainers import TRAINERS, by_hand, change, play, run_checks, snippet
 from tests.dist.trainers_resumed import check_resumed, check_second_trainer, check_second_training
 from tests.processes import all_equal, on_processes
-from tests.worlds import same
+from tests.worlds import Net, loss_of, same, seeded
 
 CLIPS, WRAPS = "give max_grad_norm to resireduce.distribute", "DistributedDataParallel|no_sync"
 FORGOTTEN = {
@@ -99,6 +102,24 @@ def check_wrapped() -> None:
             assert len(names["seen"]) <= 1, (trainer, gradients)
 
 
+def check_own_loop(communicator: Communicator) -> None:
+    """The loop without a trainer trains as `distribute` does with kept gradients, in the optimizer that it has."""
+    code, batches = snippet("DistributedDataParallel", "streamed"), [4 + communicator.rank, 2, 8 + communicator.rank]
+    model, other = seeded(Net), seeded(Net)
+
+    def loss(model: nn.Module, batch: int) -> Tensor:
+        return loss_of(model, torch.Generator().manual_seed(batch))
+
+    exec(code, {"model": model, "batches": batches, "loss": loss})
+    plain = torch.optim.AdamW(other.parameters(), lr=1e-3)
+    optimizer = resireduce.distribute(other, plain, "baseline", gradients="kept", max_grad_norm=1.0)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(other, batch).backward()
+        optimizer.step()
+    assert same(model, other) and all_equal(model) and not same(model, seeded(Net))
+
+
 def check_recipes(communicator: Communicator) -> None:
     checks = (check_snippets, check_norms, check_resumed, check_second_training, check_second_trainer)
     run_checks(communicator, checks)
@@ -106,6 +127,10 @@ def check_recipes(communicator: Communicator) -> None:
 
 def check_mistakes(communicator: Communicator) -> None:
     run_checks(communicator, (check_forgotten, check_wrapped))
+
+
+def test_a_loop_in_distributed_data_parallel_on_two_processes() -> None:
+    on_processes(2, check_own_loop)
 
 
 def test_recipes_on_two_processes() -> None:
