@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a run's folder, e.g. results/runs/smoke; of several the record of a cell that was measured first counts",
     )
-    text = "folder with those of one-GPU checks, a folder for each GPU (default: %(default)s, as committed)"
+    text = "folder of records of the one-GPU check, with a folder for each GPU (default: %(default)s, as committed)"
     parser.add_argument("--gpus", metavar="DIR", type=Path, default=REFERENCE, help=text)
     parser.add_argument("--json", action="store_true", help="print the ledger as JSON, a list of claims")
 
