@@ -67,8 +67,11 @@ class ErrorFeedback(FeedbackState):
         return payload
 
     def _adds(self, name: str) -> bool:
-        """Whether the compressor may do the residual's addition. A stand-in for either that delegates what it lacks
-        must define `adds` or `addends` in its own class: otherwise its own `compensate_` or `compress` is called."""
+        """Whether the compressor may add the residual itself.
+
+        Their classes must have `adds` and `addends`. An object that stands in for one of them, and passes on what it
+        lacks, has not: then its own `compensate_` or `compress` is called.
+        """
         compressor = self.compressor_of(name)
         if compressor.lossless or self.momentum is not None:
             return False

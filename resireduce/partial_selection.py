@@ -31,9 +31,9 @@ def partial_selection(
     """Return which layers of `model` to send without compression, and the density of all others.
 
     Layers of at most x elements are sent dense. x is the largest size of a layer with which these have fewer elements
-    than the share `density` of all: the paper minimises the time of compression and of sending, of which the second
-    does not change while equally much is sent, and the first falls with x. It does so for each buffer of several
-    layers; here the model is one buffer. Tensors that the library always sends dense are not counted.
+    than the share `density` of all. The paper minimises the time of compression and of sending: the first falls with x,
+    and the second does not change while equally much is sent. It does so for each buffer of several layers; here the
+    model is one buffer. Tensors that the library always sends dense are not counted.
 
     Args:
         model: on any device, also meta.
@@ -68,9 +68,10 @@ def break_even_selection(
 ) -> tuple[str, ...]:
     """Return patterns of the parameters of `model` that a ring sends faster dense than a share of them.
 
-    Of n elements a rank sends and gets k = max(1, floor(density n)) values with their indices for each other rank,
-    while an all-reduce moves 2 (N - 1) / N times the gradient: if k (value + index) N >= 2 n value, all in bytes, a
-    tensor is sent dense. With 4 bytes each, that holds for all of them from density 1 / N on, and for hardly any below.
+    Of n elements a rank sends and gets k = max(1, floor(density n)) values with their indices for each of the N - 1
+    other ranks. An all-reduce moves 2 (N - 1) / N times the gradient. So a tensor is sent dense if
+    k (value + index) N >= 2 n value, all in bytes. With 4 bytes each, that holds for all tensors from density 1 / N on,
+    and for hardly any below.
     Give the result to `resireduce.distribute` as `dense`, with merge="hybrid".
 
     Args:

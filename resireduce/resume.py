@@ -27,9 +27,9 @@ def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
 
     It replaces `load_residual_state_dict`. With N saved states and M ranks now, rank j gets the states of the ranks i =
     j modulo M; if M is larger, each state is divided among the ranks j = i modulo N. They are scaled by M / N, so that
-    their average over the ranks, by which the model is still to be moved, stays the same up to rounding, in every
-    scheme except `d` and `2d`: where rows and columns of several ranks meet, only those of the largest norms can be
-    stored, as after any step. A compressor's state is taken from the first of the ranks whose residuals this rank gets,
+    their average over the ranks, by which the model is still to be moved, stays the same up to rounding. With `d` and
+    `2d` it does not: where rows and columns of several ranks meet, only those of the largest norms can be stored, as
+    after any step. A compressor's state is taken from the first of the ranks whose residuals this rank gets,
     or starts again where it depends on the number of ranks. With hierarchy="node", then or now, nodes take the place of
     ranks: a node's slices are joined, and cut again. During the call two more copies of the model are held.
 

@@ -33,16 +33,22 @@ Sums = tuple[Tensor, Tensor]
 class OkTopK(Agreeing, Selecting, SparseCompressor):
     """Sends what each rank selects to the ranks that sum it, each a region, and of the sums those that are selected.
 
-    Section 3: k = max(1, floor(density x n)). Each rank selects the magnitudes that reach its threshold, which is the
-    k-th largest in every `local_every`-th step; in others it is reused, raised by 3 % up to five times while more
-    than 4 k / 3 pass, and afterwards divided by `local_factor` if fewer than 2 k / 3 have passed, multiplied by it if
-    more than 5 k / 4 have. If too many still pass, it is set to the k-th largest again. Regions begin where they would
-    divide each rank's selection evenly, on average over the ranks, found in every `regions_every`-th step. All ranks
-    get back those sums that reach a common threshold: the k-th largest of all sums in every `global_every`-th step,
-    and otherwise the last one, divided or multiplied by `global_factor` if fewer than 2 k / 3 or more than 4 k / 3 have
-    reached it. If none has, or more than 2 k have, it is found anew in the next step. Only what a rank has selected,
-    and is among these sums, leaves its residual. Steps are counted by the optimizer, so that all ranks agree on them.
-    The first compressed step finds everything; thresholds are found anew for another k, and in each step with k = n.
+    Section 3, with k = max(1, floor(density x n)):
+
+    - Each rank selects the magnitudes that reach its own threshold. In every `local_every`-th step that is the k-th
+      largest. In other steps the last threshold is used again: it is raised by 3 %, up to five times, while more than
+      4 k / 3 pass. If too many still pass, it is the k-th largest again. For the next step it is divided by
+      `local_factor` if fewer than 2 k / 3 have passed, and multiplied by it if more than 5 k / 4 have.
+    - Regions begin where they would divide each rank's selection evenly, on average over the ranks. This is found in
+      every `regions_every`-th step.
+    - All ranks get back those sums that reach a common threshold. In every `global_every`-th step that is the k-th
+      largest of all sums. Otherwise it is the last one, divided by `global_factor` if fewer than 2 k / 3 have reached
+      it, and multiplied if more than 4 k / 3 have. If none has, or more than 2 k have, it is found anew in the next
+      step.
+    - Only what a rank has selected, and is among these sums, leaves its residual.
+
+    Steps are counted by the optimizer, so that all ranks agree on them. The first compressed step finds everything;
+    thresholds are found anew for another k, and in each step with k = n.
 
     No rank sends more than 4 k / 3 elements to others; how many sums come back depends on all. A plan assumes a step in
     which everything is found: k elements, and k sums of each region.
