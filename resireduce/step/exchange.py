@@ -39,7 +39,7 @@ class Exchange(Outgoing):
         self.grad_scaler = settings.scaler
         self._others = [weakref.ref(other) for other in others]
         alone = self.world_size == 1 or settings.in_backward  # some are updated before the others are sent
-        self._looks = 0 if alone else STEPS
+        self._comparisons_left = 0 if alone else STEPS
         """In how many of the next steps parameters are compared between ranks."""
 
     def take_step(self, loss: Tensor | float | None) -> bool:
@@ -49,14 +49,15 @@ class Exchange(Outgoing):
         them is not finite and there is no GradScaler.
         """
         step = self.steps
-        self.queue.digest = digest(slot.parameter for slot in self.slots) if self._looks else 0
+        self.queue.digest = digest(slot.parameter for slot in self.slots) if self._comparisons_left else 0
         if not self._send_rest():
             return False
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         taken = self._finish(step, loss)
         if not taken:
             self.steps = step
-        self._looks -= taken and self._looks > 0  # a step that was skipped has changed nothing
+        if taken and self._comparisons_left:  # a step that was skipped has changed nothing
+            self._comparisons_left -= 1
         return taken
 
     def _send_rest(self) -> bool:

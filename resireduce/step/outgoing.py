@@ -24,7 +24,7 @@ from resireduce.step.stage import Stage
 from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
 
-LAY_BEFORE = (
+WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed, or kept "
     "with overlap=True, is sent as soon as it is made, and what is done to that memory later has no effect. Leave "
     ".grad empty (zero_grad() does), and put gradients there after backward(); or use gradients='kept' (without "
@@ -128,7 +128,7 @@ class Outgoing:
         if slot.passes or slot.stage is not Stage.OPEN:
             slot.expect_another_pass()
         elif slot.parameter.grad is not None and not slot.has_left(slot.parameter.grad):
-            raise UsageError(LAY_BEFORE.format(name=slot.name))
+            raise UsageError(WAS_THERE.format(name=slot.name))
 
     def gradient(self, slot: Slot, passes: int | None) -> None:
         """Take `slot`'s gradient, which autograd has finished.
