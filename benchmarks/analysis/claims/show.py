@@ -17,6 +17,8 @@ LABELS = {
     "one GPU": "On one GPU, by the records of its check",
     "small models": "On small models",
 }
+BESIDE = {"make gpu": " (committed records are judged by: python -m benchmarks claims)"}
+"""What is said of a command that fills claims of which there are committed records, but none in a run."""
 HONEST = "what a laptop can show of each claim; published values themselves were not tested"
 COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
 COLUMNS += ("seeds", "seeds_needed", "p_value", "p_holm", "holm", "statement", "source", "tolerance", "reason")
@@ -85,7 +87,10 @@ def _not_run(judged: Sequence[LedgerRow]) -> list[str]:
     lines = ["", "Not run. What fills them:"] if waiting(judged) else []
     for command, names in waiting(judged).items():
         lines += textwrap.wrap(
-            f"- {command}  ({len(names)}: {families(names)})", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+            f"- {command}{BESIDE.get(command, '')}  ({len(names)}: {families(names)})",
+            WIDTH,
+            subsequent_indent="    ",
+            break_on_hyphens=False,
         )
     return lines
 
