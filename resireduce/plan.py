@@ -55,20 +55,25 @@ def plan(
         ranks_per_node: required with hierarchy="node": how many ranks share a node, a divisor of `world_size`. The plan
             is for the first of them, which holds most: others may have a row less of tensors whose rows are not evenly
             divisible.
-        settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...), except those in
-            UNPLANNED, a TypeError. With several passes, gradients that no residual can absorb are held: in flight.
+        settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...). Those in UNPLANNED
+            raise TypeError. With several passes, gradients that no residual can absorb are held: in flight.
 
     Returns:
-        parameters, gradients, residuals, optimizer_states and their sum, total, at a step boundary, where streamed
-        gradients are gone. host_residuals: those in the host's memory. frozen: parameters that the optimizer does not
-        hold. buffers: the model's. These three are in no other figure. baseline_total: total with kept gradients and a
-        full residual in the gradient's dtype. normalised: total / baseline_total. peak_states: bytes at the fullest
-        moment of a step, without activations. in_flight: peak_states - total. waiting: bytes of streamed gradients that
-        are sent without compression, and so wait for `step()`. peak_normalised: peak_states / baseline_total. With
-        slices, whole_gradients: why gradients of large parameters are still made whole; twice_gradients: why others are
-        made twice, row by row, both by name; and slice_price, what slices cost
-        (`resireduce.planning.slice_price.SlicePrice`). If itemised, also items: every `resireduce.planning.item.Item`
-        of parameters, gradients, residuals and optimizer_states, which are the sums of these.
+        parameters, gradients, residuals, optimizer_states and their sum, total: at a step boundary, where streamed
+            gradients are gone.
+        host_residuals: those in the host's memory. Neither they nor the next two are in any other figure.
+        frozen, buffers: parameters that the optimizer does not hold, and the model's buffers.
+        baseline_total: total with kept gradients and a full residual in the gradient's dtype.
+        normalised: total / baseline_total.
+        peak_states: bytes at the fullest moment of a step, without activations.
+        in_flight: peak_states - total.
+        waiting: bytes of streamed gradients that are sent without compression, and so wait for `step()`.
+        peak_normalised: peak_states / baseline_total.
+        whole_gradients: with slices, why gradients of large parameters are still made whole, by name.
+        twice_gradients: with slices, why others are made twice or three times, row by row, by name.
+        slice_price: what slices cost, a `resireduce.planning.slice_price.SlicePrice`.
+        items: if itemised, every `resireduce.planning.item.Item` of parameters, gradients, residuals and
+            optimizer_states, which are the sums of these.
     """
     given = _settings(settings, world_size, ranks_per_node)
     model = _build(build)

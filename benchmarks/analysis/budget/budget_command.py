@@ -160,6 +160,6 @@ def _disk(known: Sequence[Estimate], cells: int, jobs: int) -> str:
 
     held = text(checkpoints[:jobs], checkpoints)
     return (
-        f"Disk: records {text(sizes, sizes)}; checkpoints of what runs at once {held}, deleted when it has ended. "
-        "Images, data sets and pretrained weights are not counted."
+        f"Disk: records {text(sizes, sizes)}; checkpoints of cells that run at once {held}, deleted when one "
+        "has ended. Images, data sets and pretrained weights are not counted."
     )

@@ -1,7 +1,7 @@
 """Tables about nodes, the links between them, and levels: docs/nodes.md, docs/fsdp.md and docs/results.md. No torch."""
 
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.labels import markdown_table, signed_with_half, with_half
+from benchmarks.analysis.labels import METRIC_WORDS, markdown_table, signed_with_half, with_half
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.statistics import interval, paired
 
@@ -114,7 +114,8 @@ def _level(model: str, row: Row, flat: Row) -> list[str]:
     difference = "" if row is flat else signed_with_half(against.mean, against.half_width, 2)
     sent = "" if row["compressor"] == "none" else SENT[row["hierarchy"], row["density"]]
     held = f"{100 * row['normalised']:.1f}, {100 * row['peak_normalised']:.1f} %"
-    return [f"{model}: {_way(row)}", str(row["seeds"]), f"{row['metric_name']} {metric}", difference, held, sent]
+    name = METRIC_WORDS.get(row["metric_name"], row["metric_name"])
+    return [f"{model}: {_way(row)}", str(row["seeds"]), f"{name} {metric}", difference, held, sent]
 
 
 def _way(row: Row) -> str:

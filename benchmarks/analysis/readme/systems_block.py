@@ -4,7 +4,7 @@ import textwrap
 from typing import Any
 
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.labels import ABSENT, markdown_table
+from benchmarks.analysis.labels import ABSENT, markdown_table, metric_heading
 from benchmarks.analysis.readme.measured import Measured, listed, machine
 from benchmarks.analysis.rivals.rivals_command import rivals_table
 from benchmarks.analysis.rivals.systems_rows import DENSE
@@ -23,7 +23,7 @@ def rivals(measured: Measured) -> str:
     timed = measured.load(PACE)
     speeds = {(row["model"], row["compressor"], row["scheme"], row["density"]): row for row in timed["rows"]}
     of_model = grouped((row["model"], row) for row in rows)
-    tables = [f"{model}, {its[0]['metric_name']}:\n\n{rivals_table(its, speeds)}" for model, its in of_model.items()]
+    tables = [f"{metric_heading(its[0])}:\n\n{rivals_table(its, speeds)}" for its in of_model.values()]
     where = timed["measured"]
     rounds = f"{timed['rounds']} rounds of {timed['steps']} steps"
     on = f"{machine(where['cpu'], where['cores'])}, commit `{where['commit'][:7]}`"
@@ -34,7 +34,7 @@ def systems(measured: Measured) -> str:
     """Return a table for each model."""
     rows = measured.load(SYSTEMS)["rows"]
     of_model = grouped((row["model"], row) for row in rows)
-    return "\n\n".join(f"{model}, {its[0]['metric_name']}:\n\n{systems_table(its)}" for model, its in of_model.items())
+    return "\n\n".join(f"{metric_heading(its[0])}:\n\n{systems_table(its)}" for its in of_model.values())
 
 
 def systems_over_slurm(measured: Measured) -> str:

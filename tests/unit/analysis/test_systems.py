@@ -90,7 +90,7 @@ def test_pages_have_a_paragraph_for_each_system_and_the_picture_a_point(systems_
     assert len(text.split("\n\n")) == 3
     assert "**Baseline.** Top-k. *Found:* no loss seen on vgg-digits." in text and "**No compression.**" in text
     assert text.count("*Found:*") == 2, "nothing is lost by what all are compared with"
-    assert systems(measured) == "vgg-digits, accuracy:\n\n" + systems_table(measured.load("systems")["rows"])
+    assert systems(measured) == "vgg-digits, accuracy ↑:\n\n" + systems_table(measured.load("systems")["rows"])
     specification = systems_chart(measured.load("systems")["rows"])
     assert specification is not None and "Baseline<" in drawn("systems", specification).svg
     assert systems_chart([]) is None
