@@ -89,6 +89,8 @@ def _add_ranks(plan: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--ranks-per-node", metavar="N", type=as_count, help="with --hierarchy node: how many ranks share a node"
     )
+    text = "over how many ranks FSDP2 shards each replica, for compress_fsdp (default: not sharded)"
+    plan.add_argument("--shards", metavar="N", type=as_count, help=text)
 
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:

@@ -1,6 +1,7 @@
 """Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -61,6 +62,24 @@ def build_feedback(
     check_agreement(settings.agreed(compressor=compressor, groups=grouping, dense=named), parameters, communicator)
     levels = Levels.of(communicator, settings.hierarchy)
     return ErrorFeedback(compressor, residual, levels.between, dense, settings.warm_up_steps, levels.place), levels
+
+
+def settle_slices(
+    settings: Settings, model: nn.Module, parameters: Mapping[str, nn.Parameter], slices: Mapping[str, nn.Parameter]
+) -> Settings:
+    """Return `settings` with groups and dense tensors by name, as whole tensors decide them.
+
+    Args:
+        settings: of `resireduce.compress_fsdp`.
+        model: holds whole tensors, or DTensors, which have the shape of these.
+        parameters: those of its parameters that are trained and sharded, by name.
+        slices: tensors like this rank's slices of them; those of a group's members must be equal in shape.
+    """
+    compressed = compressible(model, settings.dense)
+    grouping = find_grouping(model, settings.groups, {name: p for name, p in compressed.items() if name in parameters})
+    grouping.check(dict(slices))
+    dense = [name for name, one in parameters.items() if name not in compressed and not is_small(one)]
+    return replace(settings, groups=grouping, dense=dense)
 
 
 def find_grouping(

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,16 +15,18 @@ from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.merging.costs import TIMED
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.planning.item import Item, sums
-from resireduce.planning.itemise import itemise_states
-from resireduce.planning.memory import ModelStates, baseline_total, tied_parameters, track_states, waiting_bytes
+from resireduce.planning.item import sums
+from resireduce.planning.memory import ModelStates, baseline_total, waiting_bytes
 from resireduce.planning.optimizer_zoo import Maker, make_optimizer, without_storage
+from resireduce.planning.shards import check_shards, shard_states
 from resireduce.planning.slice_price import price_of_slices
+from resireduce.planning.two_steps import two_steps
 from resireduce.planning.zoo import INSTANCE
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
 from resireduce.settings import Settings
-from resireduce.slices.takers import is_by_rows, planned_use
 
+OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes an optimizer of trained parameters."""
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
 """Settings that `plan` chooses itself, or with which its figures would be wrong."""
 LARGEST_WORLD = 4096
@@ -39,6 +42,7 @@ def plan(
     compiled: bool = False,
     itemised: bool = False,
     ranks_per_node: int | None = None,
+    shards: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Return the model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
@@ -55,6 +59,9 @@ def plan(
         ranks_per_node: required with hierarchy="node": how many ranks share a node, a divisor of `world_size`. The plan
             is for the first of them, which holds most: others may have a row less of tensors whose rows are not evenly
             divisible.
+        shards: over how many ranks FSDP2 shards each replica, a divisor of `world_size`; the plan is then that of
+            `resireduce.compress_fsdp`, for the first of these ranks, which holds most. `settings` are its keywords,
+            and what is planned ends with `normalised`: the fullest moment depends on what each `fully_shard` holds.
         settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...). Those in UNPLANNED
             raise TypeError. With several passes, gradients that no residual can absorb are held: in flight.
 
@@ -76,8 +83,12 @@ def plan(
             optimizer_states, which are the sums of these.
     """
     given = _settings(settings, world_size, ranks_per_node)
-    model = _build(build)
-    wrapped = _optimizer(model, optimizer, dict(optimizer_args or {}), given)
+    if shards is not None:
+        check_shards(shards, world_size, given, compiled)
+    model, maker = _build(build), partial(_optimizer, optimizer, dict(optimizer_args or {}), given)
+    if shards is not None:
+        return _of_shards(model, maker, shards, given, itemised)
+    wrapped = maker([parameter for parameter in model.parameters() if parameter.requires_grad])
     # From the third on, passes find what the second has found.
     passes = min(given.backward_passes_per_step, 2)
     with warnings.catch_warnings():
@@ -85,7 +96,7 @@ def plan(
         distributed = distribute(model, wrapped, **vars(replace(given, backward_passes_per_step=passes)))
     waiting = waiting_bytes(distributed)
     with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
-        items, peak = _two_steps(model, distributed, compiled)
+        items, peak = two_steps(model, distributed, compiled)
     states = ModelStates(**sums(items))
     baseline = baseline_total(model, states, given.dense)
     return {
@@ -120,15 +131,28 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | N
     return given
 
 
-def _optimizer(model: nn.Module, optimizer: Any, arguments: dict[str, Any], given: Settings) -> torch.optim.Optimizer:
-    """Return the optimizer of `model`; torch's SGD without momentum, where the compressor has that."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
-        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
+def _optimizer(
+    optimizer: Any, arguments: dict[str, Any], given: Settings, trainable: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Return the optimizer of `trainable`; torch's SGD without momentum, where the compressor has that."""
     listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
     if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
         arguments = {"momentum": 0.0} | arguments
     return make_optimizer(optimizer, trainable, arguments)
+
+
+def _of_shards(model: nn.Module, maker: OptimizerOf, shards: int, given: Settings, itemised: bool) -> dict[str, Any]:
+    """Return the plan of the first rank of a model that FSDP2 shards, without its fullest moment."""
+    items, beside = shard_states(model, maker, shards, given)
+    states, full = ModelStates(**sums(items)), beside.pop("full_residuals")
+    baseline = states.total - states.residuals + full
+    return {
+        **states.as_dict(),
+        **beside,
+        "baseline_total": baseline,
+        "normalised": states.total / baseline,
+        **({"items": items} if itemised else {}),
+    }
 
 
 def _of_slices(optimizer: DistributedOptimizer, given: Settings) -> dict[str, Any]:
@@ -163,6 +187,8 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
         model = build()
     if not isinstance(model, nn.Module):
         raise ConfigError(f"build: it returns an object of type {type(model).__name__}; give one that returns a module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
     return model
 
 
@@ -173,41 +199,3 @@ def _beside(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int
         "frozen": sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in held),
         "buffers": sum(buffer.nbytes for buffer in model.buffers()),
     }
-
-
-def _two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
-    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one.
-
-    The peak is over as many further steps as the compressor has turns.
-    """
-    _step(model, optimizer, compiled)
-    items, peak = itemise_states(optimizer, model), 0
-    for _ in range(optimizer.feedback.compressor.turns):
-        optimizer.zero_grad()
-        with track_states(optimizer) as tracker:
-            _step(model, optimizer, compiled)
-        peak = max(peak, tracker.peak_bytes)
-    return items, peak
-
-
-def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> None:
-    """Run backward passes that hand over one gradient after the other, last layer first, and a step.
-
-    Autograd holds the gradient of a tied parameter from its last use in the model to its first: here, from the start.
-    There it adds the two up in a third tensor. A compiled graph holds every gradient like this. Batches are assumed to
-    be large: inputs of a use of a tied parameter are not kept.
-    """
-    tied = tied_parameters(model)
-    twice = {id(slot.parameter) for slot in optimizer.slots if slot.name in optimizer.twice_gradients}
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    for _ in range(optimizer.backward_passes_per_step):
-        whole = [p for p in trainable if not is_by_rows(p) or id(p) in tied & twice]
-        waiting = {id(p): torch.empty_like(p) for p in whole if compiled or id(p) in tied}
-        for parameter in reversed(trainable):
-            waited = waiting.pop(id(parameter), None)
-            was_waiting = waited is not None
-            if waited is not None and id(parameter) in tied - twice:
-                torch.add(waited, torch.empty_like(waited))
-            del waited
-            planned_use(parameter, was_waiting).backward()
-    optimizer.step()

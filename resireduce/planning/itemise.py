@@ -76,9 +76,9 @@ def _residuals(optimizer: DistributedOptimizer) -> Iterator[_Found]:
     names, sharing = {slot.name for slot in optimizer.slots}, _sharing(optimizer)
     for key, tensor in residual.tensors().items():
         if id(tensor) not in on_host:
-            yield "residuals", *_owner(key, names), tensor, sharing.get(id(tensor), ())
+            yield "residuals", *owner(key, names), tensor, sharing.get(id(tensor), ())
     for key, tensor in optimizer.feedback.states.tensors().items():
-        yield "residuals", *_owner(key, names), tensor, ()
+        yield "residuals", *owner(key, names), tensor, ()
 
 
 def _sharing(optimizer: DistributedOptimizer) -> dict[int, tuple[str, ...]]:
@@ -91,7 +91,7 @@ def _sharing(optimizer: DistributedOptimizer) -> dict[int, tuple[str, ...]]:
     return {key: tuple(members) for key, members in readers.items() if len(members) > 1}
 
 
-def _owner(key: str, names: set[str]) -> tuple[str, str]:
+def owner(key: str, names: set[str]) -> tuple[str, str]:
     """Return parameter and part of a residual's tensor, from its name `key`: kind, parameter, which of several.
 
     A tensor of no parameter keeps its name.

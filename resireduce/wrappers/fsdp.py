@@ -5,7 +5,6 @@ slice of every tensor. Between replicas that slice is compressed, with error fee
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -18,8 +17,8 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, check_steps, warn
-from resireduce.grouping import Grouping, compressible, is_small
-from resireduce.pipeline import build_feedback, find_compressor, find_grouping
+from resireduce.grouping import Grouping
+from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
@@ -65,7 +64,7 @@ def compress_fsdp(
     _check_model(model)
     units = find_units(model)
     parameters, lossy = _parameters(model, units), find_compressor(settings)
-    settings = _settle(settings, model, units, parameters)
+    settings = settle_slices(settings, model, parameters, likes(units))
     ranks = shard_group(units)
     across = _replicas(replicate, ranks)
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
@@ -102,17 +101,6 @@ def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
     if not held:
         raise ConfigError("model: no parameter that fully_shard holds is trained; freeze fewer")
     return {name: parameter for name, parameter in trained.items() if name in held}
-
-
-def _settle(
-    settings: Settings, model: nn.Module, units: list[Unit], parameters: Mapping[str, nn.Parameter]
-) -> Settings:
-    """Return `settings` with groups and dense tensors by name, found from whole tensors; members need equal slices."""
-    compressed = compressible(model, settings.dense)
-    grouping = find_grouping(model, settings.groups, {name: p for name, p in compressed.items() if name in parameters})
-    grouping.check(likes(units))
-    dense = [name for name, one in parameters.items() if name not in compressed and not is_small(one)]
-    return replace(settings, groups=grouping, dense=dense)
 
 
 def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup:

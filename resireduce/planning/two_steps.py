@@ -1,0 +1,53 @@
+"""Steps of training on tensors without storage: what they leave, and what they hold at their fullest moment."""
+
+import torch
+from torch import nn
+
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.item import Item
+from resireduce.planning.itemise import itemise_states
+from resireduce.planning.memory import tied_parameters, track_states
+from resireduce.slices.takers import is_by_rows, planned_use
+
+
+def two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
+    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one.
+
+    The peak is over as many further steps as the compressor has turns.
+
+    Args:
+        model: without storage.
+        optimizer: made of it by `resireduce.distribute`.
+        compiled: whether the whole model is one compiled graph, whose gradients all come at the end.
+    """
+    _step(model, optimizer, compiled)
+    items, peak = itemise_states(optimizer, model), 0
+    for _ in range(optimizer.feedback.compressor.turns):
+        optimizer.zero_grad()
+        with track_states(optimizer) as tracker:
+            _step(model, optimizer, compiled)
+        peak = max(peak, tracker.peak_bytes)
+    return items, peak
+
+
+def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> None:
+    """Run backward passes that hand over one gradient after the other, last layer first, and a step.
+
+    Autograd holds the gradient of a tied parameter from its last use in the model to its first: here, from the start.
+    There it adds the two up in a third tensor. A compiled graph holds every gradient like this. Batches are assumed to
+    be large: inputs of a use of a tied parameter are not kept.
+    """
+    tied = tied_parameters(model)
+    twice = {id(slot.parameter) for slot in optimizer.slots if slot.name in optimizer.twice_gradients}
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for _ in range(optimizer.backward_passes_per_step):
+        whole = [p for p in trainable if not is_by_rows(p) or id(p) in tied & twice]
+        waiting = {id(p): torch.empty_like(p) for p in whole if compiled or id(p) in tied}
+        for parameter in reversed(trainable):
+            waited = waiting.pop(id(parameter), None)
+            was_waiting = waited is not None
+            if waited is not None and id(parameter) in tied - twice:
+                torch.add(waited, torch.empty_like(waited))
+            del waited
+            planned_use(parameter, was_waiting).backward()
+    optimizer.step()
