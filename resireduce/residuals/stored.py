@@ -68,7 +68,10 @@ class Stored(ABC):
 
 
 class Plain(Stored):
-    """A tensor of `shape` on `device` in a floating-point `dtype`, rounded to nearest."""
+    """A tensor of `shape` on `device` in a floating-point `dtype`, rounded to nearest.
+
+    What is beyond the range of float16 becomes its largest number: infinity would be sent, and stay.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -97,6 +100,7 @@ class Plain(Stored):
             self.values = value.to(self.values.dtype)
         else:
             self.values.copy_(value)
+        _limit_(self.values, value)
 
     @property
     def cuts(self) -> bool:
@@ -109,7 +113,8 @@ class Plain(Stored):
 
     def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
         """Store `value`, rounded, from element `start` on."""
-        self.values.view(-1)[start : start + value.numel()].copy_(value.view(-1))
+        part = self.values.view(-1)[start : start + value.numel()]
+        _limit_(part.copy_(value.view(-1)), value)
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Plain":
         """Return a tensor of the same precision that holds the values in `tensors`."""
@@ -120,3 +125,10 @@ class Plain(Stored):
     def tensors(self) -> dict[str, Tensor]:
         """Return the values, with an empty suffix as their name."""
         return {"": self.values}
+
+
+def _limit_(rounded: Tensor, value: Tensor) -> None:
+    """Make infinities in `rounded`, a copy of `value`, finite, if it is in float16 and `value` in a wider dtype."""
+    if rounded.dtype == torch.float16 != value.dtype:
+        largest = torch.finfo(torch.float16).max
+        rounded.clamp_(-largest, largest)

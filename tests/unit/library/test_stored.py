@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import resireduce
 from resireduce.draw import generator
 from resireduce.residuals.few_bits import BLOCK, Blocks
 from resireduce.residuals.stored import Plain, Stored
@@ -79,3 +80,27 @@ def test_the_meta_device_holds_as_many_bytes(kind: str) -> None:
     stored.add_to_(torch.empty(7, 129, device=device))
     held = {name: tensor.nbytes for name, tensor in build(kind, (7, 129)).tensors().items()}
     assert {name: tensor.nbytes for name, tensor in stored.tensors().items()} == held
+
+
+def test_what_float16_cannot_hold_is_cut_to_its_largest_number_whole_and_in_parts() -> None:
+    value = torch.tensor([[1e5, -1e30, 3.0, 65519.0]])
+    whole, parts = build("float16", (1, 4)), build("float16", (1, 4))
+    whole.set_(value, None)
+    parts.set_part(value[:, :2].contiguous(), 0, None)
+    parts.set_part(value[:, 2:].contiguous(), 2, None)
+    for stored in (whole, parts):
+        assert stored.read(torch.float32).tolist() == [[65504.0, -65504.0, 3.0, 65504.0]]
+
+
+@pytest.mark.parametrize("compressor", ["topk", "randomk", "chunked"])
+@pytest.mark.parametrize("scheme", ["baseline", "partial"])
+def test_gradients_beyond_float16_leave_residuals_in_it_and_parameters_finite(compressor: str, scheme: str) -> None:
+    model = torch.nn.Linear(120, 120, bias=False)
+    plain = torch.optim.SGD(model.parameters(), lr=1e-6)
+    given = {"density": 0.02, "residual_dtype": "float16", "backend": "local"}
+    with resireduce.distribute(model, plain, scheme, compressor, **given) as optimizer:
+        for step in range(3):
+            (model.weight * torch.randn(120, 120, generator=torch.Generator().manual_seed(step)) * 3e4).sum().backward()
+            optimizer.step()
+            optimizer.load_residual_state_dict(optimizer.residual_state_dict())
+    assert model.weight.isfinite().all()
