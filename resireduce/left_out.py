@@ -1,7 +1,9 @@
 """What a step leaves out: parameters that no optimizer averages, and gradients that an outer optimizer expects."""
 
+import sys
 import weakref
 from collections.abc import Iterable, Mapping
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,9 @@ BYPASSED = (
 )
 BYPASS_WATCHED = 4
 """How many parameters are watched: the smallest ones."""
+ASKS = frozenset({"grad", "average_parameters"})
+"""What the step of an outer optimizer uses if it goes on with the parameters that have a gradient: `.grad` itself, or
+torch's model averagers, as PostLocalSGDOptimizer."""
 
 
 class Outside:
@@ -33,14 +38,14 @@ class Outside:
 
     Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
     there at the start, as an average of an earlier stage, counts only once something is added to it. A parameter that a
-    hook updates in the backward pass, and that has no gradient afterwards, is found by its version. `reason`, for the
-    warning, says why they are not averaged, and the cure.
+    hook updates in the backward pass, and that has no gradient afterwards, is found by its version, or by its first
+    row, as fused optimizers leave the version. `reason`, for the warning, says why they are not averaged, and the cure.
     """
 
     def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter], reason: str = NOT_HELD):
         self._model, self._reason = weakref.ref(model), reason
         self._held = {id(one) for one in held.values()}
-        self._told, self._before, self._versions = (WeakTensorKeyDictionary() for _ in range(3))
+        self._told, self._before, self._then = (WeakTensorKeyDictionary() for _ in range(3))
         self._looks = 0
         for _, one in self._others(model):
             self._is_used_up(one)
@@ -77,9 +82,9 @@ class Outside:
         hooks = (parameter._post_accumulate_grad_hooks or {}).values()
         if not (hasattr(parameter, "_in_backward_optimizers") or any(not isinstance(one, Orphans) for one in hooks)):
             return False
-        before = self._versions.get(parameter)
-        self._versions[parameter] = parameter._version
-        return before not in (None, parameter._version)
+        version, row = self._then.get(parameter, (None, None))
+        self._then[parameter] = parameter._version, _first_row(parameter)
+        return version is not None and (version != parameter._version or _differ(self._then[parameter][1], row))
 
 
 class Bypassed:
@@ -143,6 +148,14 @@ def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
     return parameter._version != version or (values is not None and _differ(parameter, values))
 
 
+def _first_row(parameter: Tensor) -> Tensor:
+    """Return a copy of the first row of `parameter`; of what has no values that can be looked at, something empty."""
+    if parameter.numel() == 0 or parameter.is_meta or is_traceable_wrapper_subclass(parameter):
+        return torch.empty(0)
+    row: Tensor = parameter.detach()[(0,) * (parameter.dim() - 1)]
+    return row.clone()
+
+
 def _differ(parameter: Tensor, values: Tensor) -> bool:
     is_converted = (values.dtype, values.device) != (parameter.dtype, parameter.device)  # which is refused elsewhere
     return not is_converted and not torch.equal(parameter, values)
@@ -152,12 +165,13 @@ def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
     """Warn if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
 
     Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
-    An optimizer that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
+    An optimizer that only passes calls on has the state of `wrapped`, and its step names nothing of ASKS.
     """
-    frame = caller()
+    frame = _outer_step()
     # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
     outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-    does_more = getattr(outer, "state", wrapped.state) is not wrapped.state or "grad" in frame.f_code.co_names
+    asks = not ASKS.isdisjoint(frame.f_code.co_names)
+    does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
     if hasattr(outer, "param_groups") and does_more:
         name = type(outer).__name__
         can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
@@ -166,3 +180,14 @@ def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
             f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are gone"
             f": if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
         )
+
+
+def _outer_step() -> FrameType:
+    """Return the frame of the script that takes a step, or that of torch's own optimizer around the library's."""
+    last, frame = caller(), sys._getframe()
+    while frame.f_back and frame is not last:
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "step" and module.startswith("torch.distributed.optim."):
+            return frame
+        frame = frame.f_back
+    return frame

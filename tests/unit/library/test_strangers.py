@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_backward
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -172,13 +172,13 @@ def test_parameters_that_nobody_averages_come_later(change: str) -> None:
         train(whole=True)
 
 
-@pytest.mark.parametrize("by", ["torch", "hook", "logging", "unused"])
+@pytest.mark.parametrize("by", ["torch", "hook", "fused", "logging", "unused"])
 def test_parameters_that_a_hook_updates_in_the_backward_pass(by: str, recwarn: pytest.WarningsRecorder) -> None:
     """No gradient of them is left to be seen in the step."""
     model = net()
     if by == "torch":
         _apply_optimizer_in_backward(torch.optim.SGD, list(model[2].parameters()), {"lr": 0.1})
-    within = torch.optim.SGD(model[2].parameters(), 0.1)
+    within = torch.optim.SGD(model[2].parameters(), 0.1, fused=by == "fused")
 
     def step(_: torch.Tensor) -> None:
         if by != "logging":
@@ -192,7 +192,7 @@ def test_parameters_that_a_hook_updates_in_the_backward_pass(by: str, recwarn: p
         (model[0](torch.ones(2, 6)).sum() if by == "unused" else loss_of(model, 0)).backward()
         optimizer.step()
     said = [str(one.message) for one in recwarn.list if "each rank has its own gradient" in str(one.message)]
-    assert [text.partition(":")[0] for text in said] == ["'2.weight' and 1 more"] * (by in ("torch", "hook"))
+    assert [text.partition(":")[0] for text in said] == ["'2.weight' and 1 more"] * (by in ("torch", "hook", "fused"))
 
 
 def test_parameters_that_nobody_averages_are_looked_for_for_ever() -> None:
@@ -291,6 +291,22 @@ def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(kind: type[
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outer.step()  # it is said once
+
+
+def test_an_optimizer_that_averages_models_after_the_step_is_told() -> None:
+    """It averages the parameters that have a gradient, and ends in an error of torch.cat if there are none."""
+    model = net()
+    outer = PostLocalSGDOptimizer(distributed(model, LocalCommunicator()), ModelAverager())
+    loss_of(model, 0).backward()
+    with pytest.warns(UserWarning, match=r"PostLocalSGDOptimizer calls step\(\) of what .*; give gradients='kept'"):
+        outer.step()
+
+
+class ModelAverager:
+    """Does nothing, in the place of torch's PeriodicModelAverager, which needs a process group."""
+
+    def average_parameters(self, params: object) -> None:
+        pass
 
 
 @pytest.mark.parametrize(("kind", "gradients"), [(Around, "kept"), (PassesOn, "streamed")])
