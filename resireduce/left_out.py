@@ -151,7 +151,7 @@ def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
 def _first_row(parameter: Tensor) -> Tensor:
     """Return a copy of the first row of `parameter`; of what has no values that can be looked at, something empty."""
     if parameter.numel() == 0 or parameter.is_meta or is_traceable_wrapper_subclass(parameter):
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
     row: Tensor = parameter.detach()[(0,) * (parameter.dim() - 1)]
     return row.clone()
 

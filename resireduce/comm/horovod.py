@@ -79,7 +79,9 @@ class HorovodCommunicator(Communicator):
         numels = None
         if not equal_sizes:
             sizes_name = f"{self._prefix}{name}.sizes"
-            numels = self._hvd.allgather_async(torch.tensor([tensor.nbytes]), name=sizes_name, process_set=self._set)
+            numels = self._hvd.allgather_async(
+                torch.tensor([tensor.nbytes], device="cpu"), name=sizes_name, process_set=self._set
+            )
 
         def finish() -> Sequence[Tensor]:
             whole = self._wait(data)
@@ -96,7 +98,7 @@ class HorovodCommunicator(Communicator):
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange of bytes, of whatever dtype; Horovod itself tells ranks how many come."""
-        splits = torch.tensor([size * tensor.itemsize for size in sizes], dtype=torch.int32)
+        splits = torch.tensor([size * tensor.itemsize for size in sizes], dtype=torch.int32, device="cpu")
         data = tensor.view(torch.uint8)
         handle = self._hvd.alltoall_async(data, splits, name=self._prefix + name, process_set=self._set)
 

@@ -14,7 +14,7 @@ from resireduce.comm.base import Polled
 
 def to_host(tensor: Tensor) -> Tensor:
     """Return a contiguous copy of `tensor` in the host's memory, pinned if it comes from a GPU, once it is complete."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
 
 
 @dataclass

@@ -47,12 +47,12 @@ def packed_largest(
     found, sizes = library("candidates"), _sizes(n, k)
     if found is None or sizes is None:
         return None
-    packed = torch.empty(BYTES * k, dtype=torch.uint8)
+    packed = torch.empty(BYTES * k, dtype=torch.uint8, device="cpu")  # whatever the script set as default
     addend = _addend(added, n, packed)
     if addend is None:
         return None
     *sample_and_room, nbytes = sizes
-    scratch, to = torch.empty(nbytes, dtype=torch.uint8), packed.data_ptr()
+    scratch, to = torch.empty(nbytes, dtype=torch.uint8, device="cpu"), packed.data_ptr()
     told = n, k, *sample_and_room, threads(n), takes, check, scratch.data_ptr(), to, to + BYTES // 2 * k
     status = _largest(found)(flat.data_ptr(), *addend, *told)
     if status in (1, NOT_DONE):

@@ -216,3 +216,14 @@ def test_one_place_of_all_kernels_does_not_mislead_the_sample(
 def test_a_sample_meets_all_rows_and_columns(n: int) -> None:
     for k in (max(1, n // 1000), n // 100, n // 10):
         assert math.gcd(sample_of(n, k, room_for(n, k, piece_of(n)))[0], n) == 1
+
+
+def test_it_takes_memory_of_the_host_whatever_the_default_device() -> None:
+    """Compiled code that is given the address of another device's memory ends the process."""
+    tensor = values(20000, "normal")
+    plain = packed_largest(tensor.clone(), 400)
+    with torch.device("meta"):
+        packed = packed_largest(tensor.clone(), 400)
+    assert plain is not None
+    assert packed is not None
+    assert torch.equal(packed, plain)

@@ -13,6 +13,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_b
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.staged import to_host
 from resireduce.compressors.randomk import RandomK
 from resireduce.errors import ConfigError, UsageError
 
@@ -437,6 +438,11 @@ def test_a_gradient_of_another_dtype_than_its_parameter() -> None:
         ConfigError, match=r"model: '0\.weight' has grad_dtype torch\.float32; set it to torch\.bfloat16"
     ):
         distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_copies_for_the_host_are_there_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        assert to_host(torch.ones(2, device="cpu")).tolist() == [1.0, 1.0]
 
 
 def test_states_are_on_the_cpu_whatever_the_default_device() -> None:
