@@ -8,6 +8,7 @@ work on them as usual.
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from resireduce.accumulation import accumulation_node
 from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, UsageError
+from resireduce.errors import ConfigError, UsageError, warn
 from resireduce.grouping import Grouping
 from resireduce.left_out import Outside
 from resireduce.pipeline import build_feedback, find_compressor
@@ -30,6 +31,10 @@ from resireduce.wrappers.comm_hook import CONVERTED, CompressionHook
 UNKNOWN = (
     "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "
     "gradient of it: do that before the model is wrapped, or wrap it anew"
+)
+ASSIGNED = (
+    "the model no longer has all parameters that DistributedDataParallel averages, as load_state_dict(assign=True) "
+    "replaces them, and each rank trains the new ones by itself: leave assign out, or load before the model is wrapped"
 )
 
 
@@ -73,6 +78,7 @@ def compress_ddp(
     averaged = {name: one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore}
     hook.outside = Outside(model.module, averaged | parameters, UNKNOWN)
     model.register_comm_hook(hook, _reduce)
+    model.module.register_load_state_dict_post_hook(_Loaded(model, parameters.values()))
     return hook
 
 
@@ -142,3 +148,27 @@ def _refuse_join(place: weakref.ref[DistributedDataParallel]) -> None:
             "join(divide_by_initial_world_size=False): averages are divided by the number of all ranks, those included "
             "that have joined, as with any communication hook: leave divide_by_initial_world_size at True"
         )
+
+
+class _Loaded:
+    """Warns, when a state has been loaded, if it took the place of parameters that the wrapper `model` averages.
+
+    If it did so with all, nothing else would call the library any more. Copies of the model have a hook that does
+    nothing. `parameters`: those that the wrapper averages.
+    """
+
+    def __init__(self, model: DistributedDataParallel, parameters: Iterable[nn.Parameter]):
+        self._place, self._parameters = weakref.ref(model), [weakref.ref(one) for one in parameters]
+
+    def __call__(self, module: nn.Module, _: object) -> None:
+        there = {id(one) for one in module.parameters()}
+        if self._place() is not None and any(id(one()) not in there for one in self._parameters):
+            self._parameters = []
+            warn(ASSIGNED)
+
+    def __reduce__(self) -> Any:
+        return partial, (_nothing,)
+
+
+def _nothing(*_: object) -> None:
+    pass

@@ -337,6 +337,21 @@ def test_a_parameter_that_is_unfrozen_later(alone: None, ignored: bool, recwarn:
             model.first.weight.requires_grad_()
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_parameters_that_a_loaded_state_replaces(alone: None, assign: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """The wrapper averages those from before, and is not called any more if none of them is left."""
+    model = seeded(Branch)
+    parallel, _, _ = hooked(model)
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(copy.deepcopy(copied.state_dict()), assign=True)
+    assert not told(recwarn, "no longer has all parameters"), "of a copy"
+    state = copy.deepcopy(model.state_dict())
+    for load in (model.load_state_dict, model.load_state_dict):
+        load(state, assign=assign)
+    assert told(recwarn, "the model no longer has all parameters that DistributedDataParallel") == assign
+    del parallel
+
+
 @pytest.mark.parametrize("loads", ["nothing", "residuals", "start_at"])
 def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recwarn: pytest.WarningsRecorder) -> None:
     parallel, hook, _ = hooked(seeded(Branch))
@@ -406,4 +421,4 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert len(said) == 13 and [one for one in said if one not in library] == []
+    assert len(said) == 14 and [one for one in said if one not in library] == []
