@@ -1,7 +1,9 @@
 """How many seeds a claim takes, and what is left of many claims at once."""
 
 from dataclasses import replace
+from math import atan, pi
 from random import Random
+from statistics import mean, stdev
 
 import pytest
 
@@ -59,6 +61,16 @@ def test_a_p_value_is_small_where_an_interval_leaves_the_value_out() -> None:
     edge = p_beyond(found, found.mean - found.half_width)
     assert edge == pytest.approx(0.05) and (p_beyond(found, 0.0) or 1) < 0.05 < (p_beyond(found, 1.9) or 0)
     assert p_beyond(Interval(1.0, None, 1), 0.0) is None and p_beyond(Interval(1.0, 0.0, 3), 0.0) == 0.0
+
+
+@pytest.mark.parametrize("limit", [-0.2, 0.0, 1.0])
+def test_a_p_value_is_that_of_students_test(limit: float) -> None:
+    """Student's t has closed forms for two values, with one degree of freedom, and for three."""
+    for values in ([0.3, 0.9], [0.3, -0.1, 0.4]):
+        found, n = interval(values), len(values)
+        t = abs(mean(values) - limit) / (stdev(values) / n**0.5)
+        expected = 1 - (atan(t) * 2 / pi if n == 2 else t / (2 + t * t) ** 0.5)
+        assert found is not None and p_beyond(found, limit) == pytest.approx(expected)
 
 
 def test_holm_multiplies_by_the_claims_that_are_left() -> None:

@@ -104,6 +104,20 @@ def test_states_are_saved_and_loaded_between_steps() -> None:
     optimizer.load_residual_state_dict(state)
 
 
+def test_states_are_not_saved_between_two_passes_that_add_up() -> None:
+    """The residual holds the first pass's gradient by then, which belongs to a step that has not been taken."""
+    model = seeded(Net)
+    optimizer = distributed(model, scheme="baseline")
+    with optimizer.no_sync():
+        loss(model).backward()
+    for act in (optimizer.residual_state_dict, optimizer.zero_grad, lambda: optimizer.start_at(0)):
+        with pytest.raises(UsageError, match=r"between backward\(\) and step\(\)"):
+            act()
+    loss(model).backward()
+    optimizer.step()
+    assert optimizer.residual_state_dict()["steps"] == 1
+
+
 @pytest.mark.parametrize("step", [-1, 2.5, "3"])
 def test_a_step_that_cannot_be(step: Any) -> None:
     with pytest.raises(ConfigError, match=r"^step: .* is not allowed; give a number of steps, 0 or more"):
