@@ -1,5 +1,6 @@
 """Wrong records planted in a folder: each changes the ledger exactly as it should, and none crashes it."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -301,8 +302,12 @@ def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixt
     run = load_run(folder)
     write_claims(run, ledger(run))
     plain = json.loads((folder / "claims.json").read_text())
+    ends = [one.interval and [*one.interval] for one in ledger(run)]
     assert [one["status"] for one in plain] == [one.status for one in ledger(run)]
+    assert any(ends) and [one["interval"] for one in plain] == ends
     rows = (folder / "tables/claims.csv").read_text().splitlines()
+    table = csv.DictReader(rows)
+    assert [[row["interval_low"], row["interval_high"]] for row in table] == [[*map(str, one or ("", ""))] for one in ends]
     assert rows[0].startswith("id,status,scope,value,interval_low,") and len(rows) == len(plain) + 1
     assert (
         f"| `{ACCURACY}`: vgg-digits keeps its metric with w+2d | reproduced (small models) |"

@@ -71,3 +71,16 @@ def test_no_claim_states_a_larger_loss_than_its_margin_is_derived_from(claim: Cl
     relative = bool(claim.paper.limits.get("relative"))
     printed = loss_between(claim.published["against"], claim.published["tested"], relative)[0]
     assert printed + 0.99 * BOOK.noise * (level / 100 if name == "perplexity" and not relative else 1) <= margin.value
+
+
+def test_a_margin_is_what_is_called_kept_with_rounding_and_noise_in_the_unit_of_the_loss() -> None:
+    points, percent = BOOK.margins["accuracy"], BOOK.margins["perplexity"]
+    most = points.against.value - points.tested.value + points.against.rounding + points.tested.rounding + BOOK.noise
+    assert margin_of(BOOK, {}, "accuracy", 80.0).value == pytest.approx(most)
+    assert margin_of(BOOK, {"relative": True}, "accuracy", 80.0).value == pytest.approx(100 * most / 80)
+    worse = percent.tested.value - percent.against.value + percent.against.rounding + percent.tested.rounding
+    printed = 100 * (percent.tested.value - percent.against.value) / percent.against.value
+    assert loss_between(percent.against, percent.tested, True)[0] == pytest.approx(printed)
+    most = 100 * worse / (percent.against.value - percent.against.rounding) + BOOK.noise
+    assert margin_of(BOOK, {"relative": True}, "perplexity", 5.0).value == pytest.approx(most)
+    assert margin_of(BOOK, {}, "perplexity", 5.0).value == pytest.approx(most * 5 / 100)
