@@ -13,6 +13,7 @@ from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.one_gpu import MEASURES, ONE_GPU, RUNGS
 from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.one_gpu.gpu_records import read_devices
+from benchmarks.core.cell import Cell
 from tests.gpu_records import UUID, known_file, memory_file, save
 
 BOOK = load_claims()
@@ -102,6 +103,26 @@ def test_contrary_records_refute_it(tmp_path: Path, name: str, change: Callable[
     change(next(one for one in values["cases"] if one["name"].startswith("bert-base.topk.w+2d.kept.")))
     found = rows(save(tmp_path, values))[name]
     assert found.status == "not reproduced", found.reason
+
+
+def test_known_allocations_are_judged_by_the_rung_that_is_most_off(tmp_path: Path) -> None:
+    """Their readings alone are enough."""
+    for place, times in enumerate((1.0, 1.2, 0.8)):
+        values = known_file()
+        reading = values["cases"][0]["result"][2]
+        reading["measured_bytes"] = round(reading["measured_bytes"] * times)
+        one = rows(save(tmp_path / str(place), values))["ours-gpu-known"]
+        assert one.status == ("reproduced" if times == 1 else "not reproduced") and "NVIDIA H200" in str(one.hardware)
+        assert times == 1 or "at most 20.00 % off (peak_allocated)" in one.reason
+
+
+def test_a_cell_without_a_plan_is_not_as_planned(tmp_path: Path) -> None:
+    values = memory_file()
+    one = case(values, "w+2d.kept")
+    one["cell"]["options"] = {"row_ratio": 0.3}
+    one["name"] = Cell.from_dict(one["cell"]).name
+    found = rows(save(tmp_path, values))["ours-gpu-planned-vgg19"]
+    assert found.status != "reproduced" and f"{one['name']} has no plan" in found.reason, found
 
 
 def test_more_than_is_planned_shows_no_saving(tmp_path: Path) -> None:
