@@ -307,7 +307,9 @@ def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixt
     assert any(ends) and [one["interval"] for one in plain] == ends
     rows = (folder / "tables/claims.csv").read_text().splitlines()
     table = csv.DictReader(rows)
-    assert [[row["interval_low"], row["interval_high"]] for row in table] == [[*map(str, one or ("", ""))] for one in ends]
+    assert [[row["interval_low"], row["interval_high"]] for row in table] == [
+        [*map(str, one or ("", ""))] for one in ends
+    ]
     assert rows[0].startswith("id,status,scope,value,interval_low,") and len(rows) == len(plain) + 1
     assert (
         f"| `{ACCURACY}`: vgg-digits keeps its metric with w+2d | reproduced (small models) |"

@@ -440,6 +440,7 @@ def test_packed_payloads_come_out_as_they_went_in(equal_sizes: bool) -> None:
     payloads = [Payload.pack(part, like=like) for part in parts]
     packed = Packed(payloads, equal_sizes)
     assert packed.buffer.numel() == packed_nbytes([part.nbytes for part in parts], equal_sizes)
+    assert packed_nbytes([13], equal_sizes) == 13, "one alone travels as it is"
     for found in (packed.unpack(packed.buffer.clone()), [payload.buffer for payload in packed.payloads]):
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, parts, strict=True))
 

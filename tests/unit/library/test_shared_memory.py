@@ -1,6 +1,7 @@
 """Gradients that autograd leaves in memory which other tensors use, too: no one else's are changed."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.step.own_memory import separate
 from resireduce.step.shared import overlapping_grads
 from tests.worlds import same, seeded, take_steps
 
@@ -196,3 +198,14 @@ def test_memory_that_meets() -> None:
     parts = [whole[:50], whole[60:], whole[49:52], torch.zeros(3), whole[55:55], whole[52:60].t(), whole[:, 3]]
     assert overlapping_grads(parts[:2]) == set() and overlapping_grads(parts[:3]) == {0, 2}
     assert overlapping_grads(parts[:6]) == {0, 2} and overlapping_grads(parts) == {0, 1, 2, 5, 6}
+
+
+def test_gradients_that_somebody_else_uses_keep_their_graphs() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of a cycle of references
+        weight.square().sum().backward(create_graph=True)
+    grad = weight.grad
+    separate([], [weight])
+    assert weight.grad is grad and grad is not None and grad.requires_grad
+    weight.grad = None
