@@ -9,7 +9,7 @@ import pytest
 from benchmarks.core.cell import CELL_FIELDS, Cell
 from benchmarks.core.files import LARGEST_FILE, all_finite, writable
 from benchmarks.core.matrix import expand_parts
-from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError, expand
+from benchmarks.core.record import BYTE_FIELDS, OPTIONAL, CellResult, RecordError, expand
 from benchmarks.core.scheme_options import CHECKS
 from resireduce.errors import ConfigError
 from resireduce.scheme import SCHEMES, load
@@ -276,6 +276,17 @@ def test_a_failed_save_leaves_the_old_record(result, tmp_path, monkeypatch):
 def test_a_record_that_contradicts_itself_is_refused(result, change, message):
     with pytest.raises(RecordError, match=message):
         CellResult.from_dict({**result.to_dict(), **change})
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(CellResult)])
+def test_a_record_lacks_only_what_earlier_versions_did_not_have(result, name):
+    values = {key: value for key, value in result.to_dict().items() if key != name}
+    if name in OPTIONAL:
+        assert CellResult.from_dict(values).cell == result.cell
+    else:
+        said = "schema_version: None cannot be read" if name == "schema_version" else f"keys are missing: {name}$"
+        with pytest.raises(RecordError, match=said):
+            CellResult.from_dict(values)
 
 
 def test_nan_is_refused_in_an_ok_record_and_null_in_a_diverged_one(result, tmp_path):
