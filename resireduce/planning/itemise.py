@@ -94,7 +94,7 @@ def _sharing(optimizer: DistributedOptimizer) -> dict[int, tuple[str, ...]]:
 def owner(key: str, names: set[str]) -> tuple[str, str]:
     """Return parameter and part of a residual's tensor, from its name `key`: kind, parameter, which of several.
 
-    A tensor of no parameter keeps its name.
+    names: those of all parameters. A tensor of none of them keeps its name.
     """
     kind, *pieces = key.split(".")
     for stop in range(len(pieces), 0, -1):

@@ -1,6 +1,7 @@
 """Autocast around `backward()` and `step()`: it may round what autograd multiplies, and nothing of the library's."""
 
 import warnings
+from itertools import cycle
 
 import pytest
 import torch
@@ -47,8 +48,7 @@ def trained(communicator: Communicator, start: Given, dtype: torch.dtype, within
     return model
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("compressor", "dtype"), zip(COMPRESSORS, cycle([torch.float32, torch.float64]), strict=False))
 def test_training_is_that_without_autocast(compressor: str, dtype: torch.dtype) -> None:
     """In one message, where that is allowed: torch.cat refuses float16 and float64 in an autocast to bfloat16."""
     start, sizes = seeded(Given), COMPRESSORS[compressor]

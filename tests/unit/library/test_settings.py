@@ -5,6 +5,7 @@ import math
 import warnings
 from dataclasses import fields
 from inspect import signature
+from itertools import cycle
 
 import pytest
 import torch
@@ -19,13 +20,12 @@ from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
 from resireduce.plan import plan
 from resireduce.residuals.full import FullResidual
-from resireduce.scheme import COMPRESSORS, Scheme
+from resireduce.scheme import COMPRESSORS, GRADIENTS, Scheme
 from resireduce.settings import Settings
-from tests.covering import lifetimes
 from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
 
 
-@pytest.mark.parametrize(("compressor", "gradients"), [(name, one) for name in COMPRESSORS for one in lifetimes(name)])
+@pytest.mark.parametrize(("compressor", "gradients"), zip(COMPRESSORS, cycle(GRADIENTS), strict=False))
 def test_warm_up_is_no_compression_at_first(compressor: str, gradients: str) -> None:
     options = {"gradients": gradients, "compressor": compressor, "scheme": "baseline"}
     if COMPRESSORS[compressor].corrects_momentum:
