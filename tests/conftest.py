@@ -25,9 +25,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="module")
 def quick_garbage():
-    """Full collections of garbage look at nothing that was there before this module."""
+    """Collections of garbage, and the library's search for a GradScaler, look at nothing from before this module."""
     gc.collect()
     gc.freeze()
 

@@ -23,10 +23,7 @@ TIMES = 100
 SIDE = 500
 """The model has 1 MiB: a hundred of them, or of their residuals, could not be overlooked."""
 
-pytestmark = [
-    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the kernel's own counts are in /proc"),
-    pytest.mark.usefixtures("quick_garbage"),
-]
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the kernel's own counts are in /proc")
 
 
 def build() -> nn.Module:

@@ -83,7 +83,6 @@ def test_the_order_of_arrival_does_not_matter(
         assert torch.equal(tensor, held[name]) and tensor.double().isfinite().all()
 
 
-@pytest.mark.usefixtures("quick_garbage")
 @pytest.mark.parametrize("dtype", [None, *RESIDUAL_DTYPES])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nbytes_is_that_of_all_tensors_that_outlive_a_step(scheme: str, dtype: str | None) -> None:

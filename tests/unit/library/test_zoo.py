@@ -229,6 +229,6 @@ def test_an_error_that_is_not_the_optimizer_s_is_passed_on(monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise LookupError("a bug of the library")
 
-    monkeypatch.setattr("resireduce.plan.itemise_states", broken)
+    monkeypatch.setattr("resireduce.planning.two_steps.itemise_states", broken)
     with pytest.raises(LookupError, match="a bug"):
         plan(stack)
