@@ -59,9 +59,10 @@ def plan(
         ranks_per_node: required with hierarchy="node": how many ranks share a node, a divisor of `world_size`. The plan
             is for the first of them, which holds most: others may have a row less of tensors whose rows are not evenly
             divisible.
-        shards: over how many ranks FSDP2 shards each replica, a divisor of `world_size`; the plan is then that of
-            `resireduce.compress_fsdp`, for the first of these ranks, which holds most. `settings` are its keywords,
-            and what is planned ends with `normalised`: the fullest moment depends on what each `fully_shard` holds.
+        shards: over how many ranks FSDP2 shards each replica, a divisor of `world_size`. The plan is then that of
+            `resireduce.compress_fsdp`, with its keywords as `settings`, for the first of these ranks, which holds
+            most. Gradients are kept, and nothing after `normalised` is planned: the fullest moment of a step depends
+            on what each `fully_shard` holds.
         settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...). Those in UNPLANNED
             raise TypeError. With several passes, gradients that no residual can absorb are held: in flight.
 

@@ -1,0 +1,73 @@
+"""A plan for FSDP2: what is refused, what is listed, and slices of one rank; tests/dist compares it with a real run."""
+
+from inspect import signature
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from resireduce import compress_fsdp
+from resireduce.__main__ import main
+from resireduce.errors import ConfigError
+from resireduce.plan import plan
+from resireduce.planning.item import sums
+from resireduce.planning.shards import TAKEN
+from tests.worlds import Net
+
+
+class WithScalar(Net):
+    """It has a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shards": 3}, "shards: 3 is not allowed with 8 ranks; give a divisor"),
+        ({"shards": 0}, "shards: 0 is not allowed"),
+        ({"shards": 2.0}, "shards: 2.0 is not allowed"),
+        ({"shards": True}, "shards: True is not allowed"),
+        ({"shards": 2, "slices": 4096}, "slices: 4096 means nothing with shards"),
+        ({"shards": 2, "max_grad_norm": 1.0}, "max_grad_norm: 1.0 means nothing with shards"),
+        ({"shards": 2, "compiled": True}, "compiled: True means nothing with shards"),
+        ({"shards": 2, "hierarchy": "node", "ranks_per_node": 2}, "hierarchy: .* means nothing with shards"),
+    ],
+)
+def test_what_means_nothing_to_fsdp_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(Net, **settings)
+
+
+def test_a_parameter_that_fsdp_refuses_is_named_with_the_cure() -> None:
+    with pytest.raises(ConfigError, match="'scale' is a scalar, which fully_shard refuses; make it a tensor of one"):
+        plan(WithScalar, shards=2)
+
+
+def test_it_takes_what_compress_fsdp_does() -> None:
+    arguments = [*signature(compress_fsdp).parameters]
+    assert {*TAKEN} == {*arguments} - {"model", "replicate", "warm_up_steps"}
+
+
+def test_one_shard_is_the_plan_of_kept_gradients() -> None:
+    whole, sharded = plan(Net, gradients="kept"), plan(Net, shards=1)
+    assert {key: whole[key] for key in sharded} == sharded
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
+def test_n_shards_are_an_nth_but_for_rows_that_do_not_divide(scheme: str) -> None:
+    one, eight = (plan(Net, shards=shards, scheme=scheme, itemised=True) for shards in (1, 8))
+    rows = sum(72 * 4 for item in eight["items"] if len(item.shape) > 1)
+    assert one["total"] / 8 <= eight["total"] <= one["total"] / 8 + 8 * rows
+    assert sums(eight["items"]) == {state: eight[state] for state in sums(eight["items"])}
+
+
+def test_the_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "gpt2-bytes", "--shards", "4", "--optimizer", "adamw"]) == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert "peak_states" not in said and said["total"].endswith("MiB")
+    assert main(["plan", "--model", "gpt2-bytes", "--shards", "many"]) == 2
+    assert "shards: 'many' is not allowed with 8 ranks" in capsys.readouterr().err
