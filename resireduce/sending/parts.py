@@ -4,7 +4,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -154,7 +153,7 @@ class Parts:
 
     def _found(self, told: _Told, counts: Tensor) -> Iterator[_Range]:
         """Yield the parts of the elements that ranks have `told` of; nothing for ranges without elements."""
-        before = [[0, *accumulate(of_rank[:-1])] for of_rank in counts.tolist()]
+        before = torch.nn.functional.pad(counts[:, :-1].cumsum(1), (1, 0)).tolist()
         first = 0
         while first < BINS:
             last = min(bisect_right(sums, sums[first] + self._most) for sums in before) - 1
