@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from glob import escape
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -65,20 +66,26 @@ def build_feedback(
 
 
 def settle_slices(
-    settings: Settings, model: nn.Module, parameters: Mapping[str, nn.Parameter], slices: Mapping[str, nn.Parameter]
+    settings: Settings,
+    compressor: Compressor,
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    slices: Mapping[str, nn.Parameter],
 ) -> Settings:
     """Return `settings` with groups and dense tensors by name, as whole tensors decide them.
 
     Args:
         settings: of `resireduce.compress_fsdp`.
+        compressor: the one that `settings` name or hold.
         model: holds whole tensors, or DTensors, which have the shape of these.
         parameters: those of its parameters that are trained and sharded, by name.
         slices: tensors like this rank's slices of them; those of a group's members must be equal in shape.
     """
-    compressed = compressible(model, settings.dense)
-    grouping = find_grouping(model, settings.groups, {name: p for name, p in compressed.items() if name in parameters})
+    large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
+    compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
+    grouping = find_grouping(model, settings.groups, compressed)
     grouping.check(dict(slices))
-    dense = [name for name, one in parameters.items() if name not in compressed and not is_small(one)]
+    dense = [escape(name) for name, one in parameters.items() if name not in large and not is_small(one)]
     return replace(settings, groups=grouping, dense=dense)
 
 

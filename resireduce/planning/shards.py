@@ -93,8 +93,9 @@ def _feedback(model: nn.Module, slices: Mapping[str, nn.Parameter], shards: int,
     assert isinstance(given.backend, PretendCommunicator)
     replicas = PretendCommunicator(given.backend.world_size // shards)
     parameters = {name: one for name, one in model.named_parameters() if name in slices}
-    settings = settle_slices(replace(given, gradients="kept"), model, parameters, slices)
-    feedback, _ = build_feedback(model, parameters, find_compressor(settings), replicas, settings)
+    lossy = find_compressor(given)
+    settings = settle_slices(replace(given, gradients="kept"), lossy, model, parameters, slices)
+    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
     for name, one in slices.items():
         feedback.register(name, one)
     return feedback

@@ -64,7 +64,7 @@ def compress_fsdp(
     _check_model(model)
     units = find_units(model)
     parameters, lossy = _parameters(model, units), find_compressor(settings)
-    settings = settle_slices(settings, model, parameters, likes(units))
+    settings = settle_slices(settings, lossy, model, parameters, likes(units))
     ranks = shard_group(units)
     across = _replicas(replicate, ranks)
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)

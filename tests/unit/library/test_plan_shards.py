@@ -47,6 +47,25 @@ def test_a_parameter_that_fsdp_refuses_is_named_with_the_cure() -> None:
         plan(WithScalar, shards=2)
 
 
+class Wide(nn.Module):
+    """Layers of few rows, a group, of which PowerSGD would send more than they have; and a name with brackets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5000, 3) for _ in range(3))
+        self.more = nn.ParameterDict({"w[0]": nn.Parameter(torch.empty(200, 100)), "v": nn.Parameter(torch.empty(9))})
+
+
+def test_layers_that_a_compressor_leaves_alone_are_in_no_group() -> None:
+    found = plan(Wide, shards=1, compressor="powersgd")
+    whole = plan(Wide, gradients="kept", compressor="powersgd")
+    assert {key: whole[key] for key in found} == found
+
+
+def test_a_dense_parameter_may_have_brackets_in_its_name() -> None:
+    assert plan(Wide, shards=2, dense=["more.w*"], scheme="baseline")["residuals"] == 3 * 2 * 5000 * 4
+
+
 def test_it_takes_what_compress_fsdp_does() -> None:
     arguments = [*signature(compress_fsdp).parameters]
     assert {*TAKEN} == {*arguments} - {"model", "replicate", "warm_up_steps"}
