@@ -96,6 +96,8 @@ class ShardedCompressionHook(ShardState):
             flat.mul_(self.feedback.communicator.world_size)
         self._reduced.add(unit)
         self._failed = False
+        if self._pass.is_by_hand and len(self._reduced) == len(self.units):
+            self._end_step()
 
     def _begin(self, unit: Unit, flat: Tensor) -> None:
         if self._failed:
@@ -109,7 +111,7 @@ class ShardedCompressionHook(ShardState):
         unit.check(flat)
         if not self._is_known:
             self._compare_replicas()
-        is_new = self._pass.expect()
+        is_new = self._begins_step(unit)
         if is_new:
             unit.check_others()
             self._first_steps.begin()
@@ -117,6 +119,15 @@ class ShardedCompressionHook(ShardState):
             self._end_step() if is_new else self._fold()
         if flat.is_cuda:
             self._hold(flat)
+
+    def _begins_step(self, unit: Unit) -> bool:
+        """Whether `unit` is the first one to be reduced in a backward pass, or by hand; the end is then awaited.
+
+        By hand there is no pass whose end could be awaited: each unit is reduced once.
+        """
+        if self._pass.is_by_hand:
+            return not self._reduced or unit in self._reduced
+        return self._pass.expect()
 
     def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
         """Return the payload of a slice, or its first round; made from a copy, unless it is sent dense.

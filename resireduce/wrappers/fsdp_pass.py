@@ -31,6 +31,11 @@ class PassEnd:
         """Whether FSDP is within a backward pass."""
         return any(unit.is_in_backward for unit in self._units)
 
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether units are reduced outside of any pass: torch's pipelines do so after those of all microbatches."""
+        return bool(torch._C._current_graph_task_id() == -1)
+
     def expect(self) -> bool:
         """Within a pass: have `end` called at its end. Return whether autograd has begun a pass since the last call.
 
