@@ -96,11 +96,16 @@ class Unit:
                 f"{self.name!r} is to reduce-scatter without an all-reduce, by set_requires_all_reduce(False), which "
                 "compressed gradients cannot be added up by: accumulate by set_requires_gradient_sync(False)"
             )
+        if (changed := self._changed()) is not None:
+            raise UsageError(
+                f"{changed!r} was frozen after resireduce.compress_fsdp(...), or unfrozen, so that residuals would be "
+                "added to the gradients of other parameters: do that before, or leave it trained, with a learning rate "
+                "of 0 while it is to stay as it is"
+            )
         if flat.numel() != self.numel:
             raise UsageError(
                 f"{self.name!r} reduces {flat.numel()} elements of this rank, and not {self.numel}: a parameter of it "
-                "was not used in this step, or was frozen after resireduce.compress_fsdp(...), or unfrozen. Do that "
-                "before; and for parameters that a step may not use call "
+                "was not used in this step; for parameters that a step may not use call "
                 "model.set_reduce_scatter_unused_params(True) (torch 2.13)"
             )
         if flat.dtype != self.dtype:
@@ -114,6 +119,14 @@ class Unit:
                 f"resireduce.compress_fsdp(...), which knew {self.divisor}: what residuals hold was divided by that. "
                 "Call it before"
             )
+
+    def _changed(self) -> str | None:
+        """Return the name of a parameter that is trained now and was not when the unit was found, or vice versa."""
+        held = {id(one) for one in self.held}
+        for one in self.group.fsdp_params:
+            if one.sharded_param.requires_grad != (id(one) in held):
+                return str(one._param_fqn)
+        return None
 
 
 def held_by(state: Any) -> list[Any]:

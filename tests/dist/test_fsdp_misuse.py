@@ -233,6 +233,20 @@ def test_a_parameter_that_is_frozen_before_or_after(mesh: DeviceMesh) -> None:
         backward(model)
 
 
+def test_parts_that_are_trained_in_turn(mesh: DeviceMesh) -> None:
+    """A unit then has as many elements as before, but gradients of other parameters."""
+    model = Sharded(width=72)
+    last = model.blocks[2]
+    last.up.weight.requires_grad_(False)
+    resireduce.compress_fsdp(shard(model, mesh["shard"]), mesh["replicate"], "baseline", density=0.05)
+    train(model, steps=2)
+    last.up.weight.requires_grad_(True)
+    last.down.weight.requires_grad_(False)
+    assert last.up.weight.numel() == last.down.weight.numel()
+    with pytest.raises(UsageError, match=r"'blocks\.2\.up\.weight' was frozen after .* or unfrozen.*do that before"):
+        backward(model)
+
+
 def unfreeze(model: nn.Module) -> None:
     model.blocks[1].requires_grad_(True)  # type: ignore[operator, index]
 
