@@ -146,7 +146,9 @@ class ShardedCompressionHook(ShardState):
     def _end_step(self) -> None:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
-            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._has_new_residuals())
+            if not any(shard()._post_accumulate_grad_hooks for _, shard in self._watched):
+                # Hooks may hold the optimizer, which has taken its step before the end of the pass.
+                self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._has_new_residuals())
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import resireduce
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.settings import Settings
-from tests.dist.fsdp import Sharded, compressed, divide_by_two, mesh_of, native, shard, train, whole
+from tests.dist.fsdp import Sharded, compressed, divide_by_two, mesh_of, native, same_values, shard, train, whole
 from tests.dist.test_ddp_misuse import check_states_are_refused
 from tests.worlds import loss_of, seeded
 
@@ -303,6 +303,20 @@ def test_averages_that_are_dropped_before_a_step(
             backward(model)
     told = [str(one.message) for one in recwarn if "were dropped, by zero_grad()" in str(one.message)]
     assert len(told) == others
+
+
+def test_an_optimizer_in_hooks_of_the_backward_pass(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
+    """It takes its steps before the pass ends; averages are neither dropped nor of an earlier run."""
+    model, hook = compressed(mesh, scheme="baseline")
+    other, _ = compressed(mesh, scheme="baseline")
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], 0.1, momentum=0.9)
+        parameter.register_post_accumulate_grad_hook(lambda one, own=own: (own.step(), own.zero_grad())[0])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        loss_of(model, generator).backward()
+    assert same_values(model, train(other, "momentum", steps=4)) and hook.steps == 4
+    assert not [one for one in recwarn if "residuals" in str(one.message)]
 
 
 def test_states_are_saved_and_loaded_between_passes(mesh: DeviceMesh) -> None:
