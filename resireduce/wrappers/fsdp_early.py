@@ -31,7 +31,8 @@ class Early:
         FSDP then reduces the unit again; what it reduces now are zeros.
         """
         came, self._has_come = self._has_come, False
-        if came or not self._unit.makes_zeros:
+        is_by_hand = torch._C._current_graph_task_id() == -1  # after all passes
+        if came or is_by_hand or not self._unit.makes_zeros:
             return False
         gathered = self._unit.gathered()
         known = all(any(one is other for other in self._watched) for one in gathered)

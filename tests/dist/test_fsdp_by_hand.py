@@ -11,6 +11,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 import resireduce
 from resireduce.comm.base import Communicator
 from tests.dist.fsdp import Sharded, compressed, mesh_of, same_values, train
+from tests.dist.test_fsdp_misuse import needs_zeros
 from tests.processes import on_processes
 from tests.worlds import Block, loss_of, seeded
 
@@ -41,13 +42,16 @@ class Dropping(Sharded):
         return self.head(y)
 
 
+@pytest.mark.parametrize("makes_zeros", [False, pytest.param(True, marks=needs_zeros)])
 @pytest.mark.parametrize("build", [Sharded, Dropping])
 @pytest.mark.parametrize("compressor", ["topk", "randomk"])
-def test_steps_are_those_of_passes(alone: None, build: type[nn.Module], compressor: str) -> None:
+def test_steps_are_those_of_passes(alone: None, build: type[nn.Module], compressor: str, makes_zeros: bool) -> None:
     """Choices that follow from the number of the step are made anew in each, and a warm-up ends."""
     mesh, found = mesh_of(1, 1), []
     for by_hand in (False, True):
         model, hook = compressed(mesh, build, scheme="baseline", compressor=compressor, warm_up_steps=1)
+        if makes_zeros:
+            model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         optimizer, generator = torch.optim.SGD(model.parameters(), 0.1), torch.Generator().manual_seed(0)
         for _ in range(STEPS):
             model.set_requires_gradient_sync(not by_hand)  # type: ignore[operator]
