@@ -74,7 +74,8 @@ def test_down_leaves_nothing(tmp_path, killed):
 
 def test_it_ends_with_the_process_that_started_it(tmp_path):
     code = "import sys, time; from pathlib import Path; from tests.slurm.cluster import Cluster; "
-    code += "Cluster(Path(sys.argv[1])).up(); print('up', flush=True); time.sleep(60)"
+    # Kept by a name: with the object goes the pipe that ties the cluster to its process.
+    code += "cluster = Cluster(Path(sys.argv[1])); cluster.up(); print('up', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "it"], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "up\n"
