@@ -60,6 +60,15 @@ def test_a_signal_reaches_the_command(how):
         assert process.wait(20) == 7
 
 
+def test_a_signal_that_comes_as_soon_as_the_command_runs_reaches_it():
+    for _ in range(10):
+        command = [*SUPERVISE[:-1], "-S", "-c", WAITS]  # without site packages it is there at once
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"up\n"
+            process.terminate()
+            assert process.wait(20) == 7
+
+
 def test_without_a_launcher_the_command_and_what_it_started_end():
     with start(LEAVES_ONE) as process:
         grandchild = int(process.stdout.readline())
