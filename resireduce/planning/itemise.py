@@ -1,28 +1,50 @@
 """The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.planning.item import Item
+from resireduce.step.slot import Slot
 
 
-def itemise_states(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[Item]:
+class Holder(Protocol):
+    """What holds the model states of a rank: an optimizer that `resireduce.distribute` made, or a plan of one."""
+
+    @property
+    def feedback(self) -> ErrorFeedback:
+        """Return what compresses gradients, and holds residuals."""
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """Return a slot for each trained parameter."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's groups of parameters."""
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """Return the optimizer's state, by parameter."""
+
+
+def itemise_states(optimizer: Holder, model: nn.Module | None = None) -> list[Item]:
     """Return every tensor of the model states that this rank holds now, in bytes; one held twice is listed once.
 
     To be called at a step boundary, after `step()` and before `zero_grad()`. Residuals in the host's memory are not
     among them. Tied parameters have the name that the model gives first. Nothing is copied or computed on the device.
 
     Args:
-        optimizer: made by `resireduce.distribute`.
+        optimizer: made by `resireduce.distribute`, or what stands in for it.
         model: names parameters that the optimizer holds but does not train; without it they are numbered.
     """
     return [item for item, _ in held_items(optimizer, model)]
 
 
-def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
+def held_items(optimizer: Holder, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
     """Return what `itemise_states` does for `optimizer` and `model`, each with the tensor itself."""
     found: dict[tuple[str, int], tuple[Item, Tensor]] = {}
     for state, name, part, tensor, members in _held(optimizer, _names(optimizer, model)):
@@ -42,7 +64,7 @@ def held_bytes(tensor: Tensor) -> int:
 _Found = tuple[str, str, str, Tensor, tuple[str, ...]]
 
 
-def _held(optimizer: DistributedOptimizer, names: dict[int, str]) -> Iterator[_Found]:
+def _held(optimizer: Holder, names: dict[int, str]) -> Iterator[_Found]:
     """Yield state, name, part, tensor and members of all that is held, one after the other."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
@@ -62,7 +84,7 @@ def _held(optimizer: DistributedOptimizer, names: dict[int, str]) -> Iterator[_F
         yield "optimizer_states", key.partition(".")[2], "velocity", velocity, ()
 
 
-def _names(optimizer: DistributedOptimizer, model: nn.Module | None) -> dict[int, str]:
+def _names(optimizer: Holder, model: nn.Module | None) -> dict[int, str]:
     """Return the name of each parameter that the optimizer holds, by its id."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = {id(parameter): f"untrained parameter {i}" for i, parameter in enumerate(parameters)}
@@ -70,18 +92,18 @@ def _names(optimizer: DistributedOptimizer, model: nn.Module | None) -> dict[int
     return names | {id(slot.parameter): slot.name for slot in optimizer.slots}
 
 
-def _residuals(optimizer: DistributedOptimizer) -> Iterator[_Found]:
+def _residuals(optimizer: Holder) -> Iterator[_Found]:
     residual = optimizer.feedback.residual
     on_host = {id(tensor) for tensor in residual.host_tensors()}
     names, sharing = {slot.name for slot in optimizer.slots}, _sharing(optimizer)
     for key, tensor in residual.tensors().items():
         if id(tensor) not in on_host:
-            yield "residuals", *owner(key, names), tensor, sharing.get(id(tensor), ())
+            yield "residuals", *_owner(key, names), tensor, sharing.get(id(tensor), ())
     for key, tensor in optimizer.feedback.states.tensors().items():
-        yield "residuals", *owner(key, names), tensor, ()
+        yield "residuals", *_owner(key, names), tensor, ()
 
 
-def _sharing(optimizer: DistributedOptimizer) -> dict[int, tuple[str, ...]]:
+def _sharing(optimizer: Holder) -> dict[int, tuple[str, ...]]:
     """Return which parameters read a residual, by the id of each tensor that several read."""
     feedback, readers = optimizer.feedback, dict[int, list[str]]()
     for slot in optimizer.slots:
@@ -91,7 +113,7 @@ def _sharing(optimizer: DistributedOptimizer) -> dict[int, tuple[str, ...]]:
     return {key: tuple(members) for key, members in readers.items() if len(members) > 1}
 
 
-def owner(key: str, names: set[str]) -> tuple[str, str]:
+def _owner(key: str, names: set[str]) -> tuple[str, str]:
     """Return parameter and part of a residual's tensor, from its name `key`: kind, parameter, which of several.
 
     names: those of all parameters. A tensor of none of them keeps its name.

@@ -1,7 +1,7 @@
 """The model states of a rank under FSDP2 with `resireduce.compress_fsdp`, found without storage."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,11 @@ from resireduce.errors import ConfigError, is_count
 from resireduce.grouping import compressible
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.planning.item import Item
-from resireduce.planning.itemise import held_bytes, owner
+from resireduce.planning.itemise import itemise_states
 from resireduce.planning.optimizer_zoo import without_storage
 from resireduce.settings import Settings
+from resireduce.step.make_slots import make_slots
+from resireduce.step.slot import Slot
 
 TAKEN = ("scheme", "compressor", "density", "groups", "residual_dtype", "dense", "options", "residual_device")
 """Settings that a plan takes of those of `compress_fsdp`."""
@@ -55,6 +57,16 @@ def slice_of(parameter: Tensor, name: str, shards: int) -> nn.Parameter:
     return nn.Parameter(whole, requires_grad=parameter.requires_grad)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A `resireduce.planning.itemise.Holder` of slices, beside which an optimizer of the user's own takes steps."""
+
+    feedback: ErrorFeedback
+    slots: list[Slot]
+    param_groups: list[dict[str, Any]]
+    state: Mapping[Any, Any]
+
+
 def shard_states(
     model: nn.Module, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], shards: int, given: Settings
 ) -> tuple[list[Item], dict[str, int]]:
@@ -78,6 +90,7 @@ def shard_states(
         one.grad = torch.empty_like(one)
     with without_storage(optimizer, type(optimizer).__name__):
         optimizer.step()
+    held = _Held(feedback, make_slots(slices, feedback), optimizer.param_groups, optimizer.state)
     compressed = compressible(model, given.dense).keys() & slices.keys()
     beside = {
         "host_residuals": sum(tensor.nbytes for tensor in feedback.residual.host_tensors()),
@@ -85,7 +98,7 @@ def shard_states(
         "buffers": sum(buffer.nbytes for buffer in model.buffers()),
         "full_residuals": sum(slices[name].nbytes for name in compressed),
     }
-    return [*_items(slices, feedback, optimizer)], beside
+    return itemise_states(held), beside
 
 
 def _feedback(model: nn.Module, slices: Mapping[str, nn.Parameter], shards: int, given: Settings) -> ErrorFeedback:
@@ -99,27 +112,3 @@ def _feedback(model: nn.Module, slices: Mapping[str, nn.Parameter], shards: int,
     for name, one in slices.items():
         feedback.register(name, one)
     return feedback
-
-
-def _items(
-    slices: Mapping[str, nn.Parameter], feedback: ErrorFeedback, optimizer: torch.optim.Optimizer
-) -> Iterator[Item]:
-    """Yield what is held of `slices`: themselves, gradients, residuals, and what the optimizer keeps."""
-    names = {id(one): name for name, one in slices.items()}
-    for state in ("parameters", "gradients"):
-        yield from (_item(state, name, "", one) for name, one in slices.items())
-    on_host = {id(tensor) for tensor in feedback.residual.host_tensors()}
-    stored = {key: tensor for key, tensor in feedback.residual.tensors().items() if id(tensor) not in on_host}
-    for key, tensor in (stored | feedback.states.tensors()).items():
-        yield _item("residuals", *owner(key, set(slices)), tensor)
-    for parameter, kept in optimizer.state.items():
-        found = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
-        for key, value in found.items():
-            yield _item("optimizer_states", names.get(id(parameter), "optimizer"), str(key), value)
-    velocities = {} if feedback.momentum is None else feedback.momentum.tensors()
-    for key, velocity in velocities.items():
-        yield _item("optimizer_states", key.partition(".")[2], "velocity", velocity)
-
-
-def _item(state: str, name: str, part: str, tensor: Tensor) -> Item:
-    return Item(state, name, part, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), held_bytes(tensor))

@@ -27,7 +27,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 class Frozen(Sharded):
-    """Its first layer is not trained, and it has a buffer."""
+    """A sharded net whose first layer is frozen, and which has a buffer."""
 
     def __init__(self) -> None:
         super().__init__()

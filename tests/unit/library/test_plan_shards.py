@@ -76,6 +76,12 @@ def test_one_shard_is_the_plan_of_kept_gradients() -> None:
     assert {key: whole[key] for key in sharded} == sharded
 
 
+def test_items_say_who_shares_a_residual() -> None:
+    ways = {"gradients": "kept"}, {"shards": 1}
+    whole, sharded = (plan(Net, scheme="w", itemised=True, **way)["items"] for way in ways)
+    assert sharded == whole and any(item.members for item in sharded)
+
+
 @pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
 def test_n_shards_are_an_nth_but_for_rows_that_do_not_divide(scheme: str) -> None:
     one, eight = (plan(Net, shards=shards, scheme=scheme, itemised=True) for shards in (1, 8))
