@@ -43,7 +43,6 @@ class Digits(ImageClassification):
     """Which digit is it? Both phases train on the same samples."""
 
     metric = "accuracy"
-    evaluated_together = 128
 
     def __init__(self, setting: Setting) -> None:
         """Read the digits."""

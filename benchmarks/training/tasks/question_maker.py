@@ -7,6 +7,7 @@ that the same call makes the same document on every machine.
 
 import random
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 SYLLABLES = {
@@ -93,10 +94,11 @@ YEARS = {"lives": range(1800, 1880), "towns": range(1880, 1960)}
 NUMBERS = {"lives": range(10, 50), "towns": range(50, 90)}
 
 
-def names(domain: str) -> list[str]:
+@cache
+def names(domain: str) -> tuple[str, ...]:
     """Return all invented names of the domain, capitalised, in a fixed order."""
     starts, middles, ends = SYLLABLES[domain]
-    return [(start + middle + end).capitalize() for start in starts for middle in middles for end in ends]
+    return tuple((start + middle + end).capitalize() for start in starts for middle in middles for end in ends)
 
 
 def words() -> list[str]:

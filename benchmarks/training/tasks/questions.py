@@ -142,7 +142,7 @@ class Questions(SpanAnswering):
         """Return [sum of F1, sum of exact matches, questions] over this rank's held-out questions."""
         sums = torch.zeros(3, dtype=torch.float64)
         with evaluating(model):
-            for indices in chunks(shard(len(self.test_questions), rank, world_size), 50):
+            for indices in chunks(shard(len(self.test_questions), rank, world_size), 25):
                 rows = torch.tensor(indices)
                 batch = to_device({name: tensor[rows] for name, tensor in self.test.items()}, model)
                 spans = best_spans(*span_logits(model, batch), batch["context_mask"], LONGEST_ANSWER)
