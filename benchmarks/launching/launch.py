@@ -28,8 +28,8 @@ Rank = RankProcess | StepRank
 """One rank as its launcher sees it: a process here, or one of many that another program has started."""
 TIMEOUT_SECONDS = 3600.0
 """Default time limit of a cell's ranks: many times what the slowest needs, so that only a hang is ended."""
-GRACE_SECONDS = 10.0
-"""How long the other ranks may go on after one has failed, to write their own outcomes."""
+GRACE_SECONDS = 30.0
+"""How long the other ranks may go on after one has failed, to write their own outcomes, on a disk that may be busy."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Return codes of a killed process: as its parent sees it, and through a shell."""
 PRECEDENCE = ("oom", "diverged", "timeout", "node-fail", "error", "ok")
@@ -157,7 +157,8 @@ def _start_all(
 
 
 def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
-    """Wait until all have ended; once one has failed, or each has left its outcome, the rest have GRACE_SECONDS.
+    """Wait until all have ended; once one has failed, or each has left its outcome, the rest have GRACE_SECONDS, if so
+    much is left.
 
     Shutting down a process group may hang when no work is left. Returns False if the time was over before.
     """
@@ -168,7 +169,7 @@ def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
             any(_has_failed(folder, rank, process) for rank, process in numbered)
             or all(process.poll() is not None or _left(folder, rank).exists() for rank, process in numbered)
         ):
-            last, deadline = True, time.monotonic() + GRACE_SECONDS
+            last, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
             return last
         time.sleep(POLL_SECONDS)

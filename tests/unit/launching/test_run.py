@@ -96,6 +96,11 @@ def test_ranks_that_wait_for_one_that_failed_are_stopped(monkeypatch, tmp_path, 
     assert overall(outcomes).reason == reason
 
 
+def test_a_rank_that_hangs_after_another_has_failed_does_not_outlive_the_time_limit(monkeypatch, tmp_path):
+    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "crashed", grace_seconds=60.0, timeout_seconds=3)
+    assert overall(outcomes).reason == "rank 1 ended with exit status 3 and left no result; its log says more"
+
+
 def test_ranks_that_have_left_their_results_need_not_end_by_themselves(monkeypatch, tmp_path):
     outcomes = launch_ranks(monkeypatch, tmp_path, "ok, but stays", "ok", grace_seconds=0.2)
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
