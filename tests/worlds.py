@@ -69,9 +69,9 @@ def seeded(build: Callable[[], Model], seed: int = 0) -> Model:
         return build()
 
 
-def loss_of(model: nn.Module, generator: torch.Generator, size: int = 6) -> Tensor:
+def loss_of(model: nn.Module, generator: torch.Generator) -> Tensor:
     """The loss of a batch that the generator makes."""
-    x, y = torch.randn(size, 600, generator=generator), torch.randint(10, (size,), generator=generator)
+    x, y = torch.randn(6, 600, generator=generator), torch.randint(10, (6,), generator=generator)
     return nn.functional.cross_entropy(model(x), y)
 
 

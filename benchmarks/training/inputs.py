@@ -18,8 +18,6 @@ from resireduce.comm.torch import TorchCommunicator
 
 STEPS = 3
 """Steps in each sample of passes, on which everything simulated rests."""
-Form = tuple[str, float]
-"""Compressor and density."""
 
 
 class Inputs:

@@ -62,11 +62,11 @@ class Chromium:
                 return dict(answer["result"])
             self.events.append(answer)
 
-    def open(self, path: Path, width: int = 1400, height: int = 900, scripts: bool = True) -> None:
+    def open(self, path: Path, width: int = 1400, scripts: bool = True) -> None:
         """Show a file on a light screen, and wait until all of it is there."""
         self.media()
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.resize(width, height)
+        self.resize(width)
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -80,9 +80,9 @@ class Chromium:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def media(self, media: str = "", scheme: str = "light") -> None:
-        """Show the page as on a screen or as printed, and light or dark."""
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
+    def media(self, media: str = "") -> None:
+        """Show the page as on a screen or as printed, in light colours."""
+        features = [{"name": "prefers-color-scheme", "value": "light"}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
 
     def run(self, expression: str) -> Any:
@@ -145,10 +145,6 @@ class Chromium:
             self.call("Input.insertText", text=text)
         else:
             self.key("Delete")
-
-    def picture(self, whole: bool = False) -> bytes:
-        """Return a PNG of what is seen, or of the whole page."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
 
     def pdf(self) -> bytes:
         """Return the page as it is printed, with the tags that screen readers use."""

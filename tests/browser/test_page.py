@@ -329,7 +329,7 @@ def test_without_scripts_all_is_shown_and_nothing_pretends_to_work(browser, page
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_what_a_record_says_cannot_run(browser, make_page, page):
+def test_what_a_record_says_cannot_run(browser, page):
     evil = page.with_name("evil.html")
     text = page.read_text().replace(
         "</main>", "<script>document.title = 'taken'</script><img src='x' onerror='x()'></main>"

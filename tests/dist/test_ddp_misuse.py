@@ -5,7 +5,7 @@ Where it can be done right it is: expected is what plain torch computes, from th
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -166,14 +166,6 @@ def check_all(communicator: Communicator) -> None:
 
 def test_two_processes() -> None:
     on_processes(2, check_all)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process only."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def check_states_are_refused(

@@ -32,8 +32,8 @@ def mesh(alone: None) -> DeviceMesh:
     return mesh_of(1, 1)
 
 
-def shards(mesh: DeviceMesh, build: Callable[[], nn.Module] = Sharded) -> nn.Module:
-    return shard(seeded(build), mesh["shard"])
+def shards(mesh: DeviceMesh) -> nn.Module:
+    return shard(seeded(Sharded), mesh["shard"])
 
 
 def backward(model: nn.Module) -> None:

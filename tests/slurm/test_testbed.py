@@ -71,7 +71,7 @@ def test_a_command_runs_in_the_folder_and_with_the_status_of_its_caller(cluster,
 
 
 @pytest.mark.parametrize("on", [None, "node1"])
-def test_an_interrupt_reaches_the_program(cluster, tmp_path, on):
+def test_an_interrupt_reaches_the_program(cluster, on):
     # As where the tests run in the background of a shell: programs would not be interrupted.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

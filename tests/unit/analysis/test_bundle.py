@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
@@ -13,7 +12,6 @@ from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
 from tests.records import make_result
 
-ROOT = Path(__file__).parents[3]
 CONFIG = {
     "run": "x",
     "matrix": [{"model": "vgg-digits", "scheme": ["baseline", "none", "w+2d"], "gradients": ["kept", "streamed"]}],

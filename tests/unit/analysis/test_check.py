@@ -230,7 +230,7 @@ def test_for_perplexity_more_is_worse(folder, check):
     assert "BETTER" in check(status=0)
 
 
-def test_short_runs_compare_neither_speed_nor_metric(tmp_path, capsys):
+def test_short_runs_compare_neither_speed_nor_metric(tmp_path):
     folder = make(tmp_path / "x", CONFIG | {"defaults": CONFIG["defaults"] | {"steps": 2}})
     path = tmp_path / "short.json"
     assert main(["check", "--run", str(folder), "--reference", str(path), "--accept", "x"]) == 0

@@ -16,7 +16,7 @@ def test_a_run_of_several_devices_is_no_reference(folder, capsys):
     assert "has records of several: device ['NVIDIA H100', 'cpu']" in capsys.readouterr().err
 
 
-def test_a_run_is_a_reference_too(folder, check, capsys):
+def test_a_run_is_a_reference_too(folder, capsys):
     assert main(["check", "--run", str(folder), "--reference", str(folder)]) == 0
     assert f"Note: {folder} is the run itself, so that nothing can differ" in capsys.readouterr().out
     assert main(["check", "--run", str(folder), "--reference", str(folder), "--accept", "x"]) == 2

@@ -80,7 +80,7 @@ def test_the_figure_has_a_panel_for_each_setting_and_its_fullest_moment_in_it(ru
         assert f"{record['peak_states_bytes'] / 2**20:,.2f} MiB" in panel
 
 
-def test_a_figure_has_so_many_panels_at_most(run: Run) -> None:
+def test_a_figure_has_so_many_panels_at_most() -> None:
     cells = [Cell(model="vgg-digits", gradients="streamed", density=1 / (n + 2)) for n in range(PANELS + 3)]
     table = moments(run_of(cells, {cell: followed(cell, 30) for cell in cells}))
     (rows,) = moments_chart(table.drawn)["datasets"].values()  # type: ignore[arg-type, index]

@@ -84,7 +84,7 @@ def test_cifar100_has_fine_labels(tmp_path):
     assert labels.max() > 20
 
 
-def test_arrays_in_order_of_columns_are_turned(tmp_path):
+def test_arrays_in_order_of_columns_are_turned():
     values = np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
     assert np.array_equal(read_pickle(python2_pickle({"data": values}), "x")[b"data"], values)
 

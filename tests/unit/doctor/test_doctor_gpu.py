@@ -305,7 +305,7 @@ def test_a_process_that_cannot_load_both_is_a_failure():
 # --- the probe ---
 
 
-def test_the_probe_asks_nvml_of_the_process_itself(monkeypatch):
+def test_the_probe_asks_nvml_of_the_process_itself():
     known = FakeGpu("GPU-1", used_bytes=5 * MIB, processes={4242: 3 * MIB})
     properties = SimpleNamespace(name="NVIDIA H100", total_memory=80 << 30, major=9, minor=0, uuid="1")
     cuda = SimpleNamespace(get_device_properties=lambda device: properties, device_count=lambda: 1)

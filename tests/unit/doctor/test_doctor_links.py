@@ -23,13 +23,13 @@ from resireduce.errors import ConfigError
 SIZES = (1000, 100_000, 10_000_000)
 
 
-def ranks_of(nodes: int, ranks_per_node: int, rounds: int = 9) -> list[dict[str, Any]]:
+def ranks_of(nodes: int, ranks_per_node: int) -> list[dict[str, Any]]:
     """Ranks of a ring: alpha of 1, 2, ... ms in a node and ten times that between nodes, 1 GB/s, 100 MB/s a node."""
     found: list[dict[str, Any]] = []
     for rank in range(nodes * ranks_per_node):
         late = 1.0 if rank == 1 else 0.5  # the others are done sooner, and wait
         each = []
-        for number in range(1, rounds + 1):
+        for number in range(1, 10):
             sent = np.array(SIZES)
             within = (ranks_per_node - 1) * (number * 1e-3 + sent / 1e9) * late
             between = (nodes - 1) * (number * 1e-2 + ranks_per_node * sent / 1e8) * late

@@ -101,7 +101,7 @@ def programs(tmp_path, monkeypatch) -> Programs:
 
 
 @pytest.fixture
-def doctor(tmp_path, capsys) -> Callable[..., tuple[int, dict[str, Any], str]]:
+def doctor(capsys) -> Callable[..., tuple[int, dict[str, Any], str]]:
     """Run the command: exit status, JSON and the lines."""
 
     def run(*options: str) -> tuple[int, dict[str, Any], str]:
@@ -235,7 +235,7 @@ def test_without_slurm_it_says_where_to_run(monkeypatch, tmp_path, doctor):
     assert code == 1 and "scontrol: not on PATH" in said and "on a login node" in said
 
 
-def test_ctrl_c_cancels_the_jobs(programs, monkeypatch, capsys):
+def test_ctrl_c_cancels_the_jobs(programs, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -132,7 +132,7 @@ def test_a_wrong_base_is_one_line_with_what_is_allowed() -> None:
         find_base(client(), "nosuch")
 
 
-def test_without_a_registry_the_default_base_is_made_from_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_registry_the_default_base_is_made_from_packages() -> None:
     own = SimpleNamespace(id=ID, attrs={"RootFS": {"Layers": [PINNED]}})
     engine = client(**{base.OWN_TAG: own})  # made earlier
     assert find_base(engine, None) == Base("Debian bookworm from packages", ID, PINNED)

@@ -265,7 +265,7 @@ def test_a_cell_file_that_is_no_json_is_named_in_one_line(spec, capsys, text, me
     assert said.startswith(f"error: cell: {spec} is no JSON: ") and message in said and said.count("\n") == 1
 
 
-def test_a_cell_file_that_is_not_there_is_told_what_is_wanted(spec, tmp_path, capsys):
+def test_a_cell_file_that_is_not_there_is_told_what_is_wanted(tmp_path, capsys):
     assert run(tmp_path / "none.json") == 2
     said = capsys.readouterr().err
     assert 'none.json: No such file or directory; give the JSON of a cell, such as {"model": "vgg-digits"}' in said

@@ -28,9 +28,9 @@ MODES: list[dict[str, Any]] = [
 class Centred(nn.Module):
     """A shift that the first forward pass sets to what it sees, as in a flow."""
 
-    def __init__(self, size: int):
+    def __init__(self):
         super().__init__()
-        self.shift, self.is_new = nn.Parameter(torch.zeros(size)), True
+        self.shift, self.is_new = nn.Parameter(torch.zeros(64)), True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input, shifted."""
@@ -77,7 +77,7 @@ def test_ranks_that_train_alike_are_told_nothing(mode: dict[str, Any], recwarn: 
 def test_what_the_first_forward_pass_makes_of_a_rank_s_own_data(
     mode: dict[str, Any], recwarn: pytest.WarningsRecorder
 ) -> None:
-    LocalWorld(2).run(lambda communicator: train(communicator, nothing, mode, lambda: Centred(64)))
+    LocalWorld(2).run(lambda communicator: train(communicator, nothing, mode, Centred))
     assert told(recwarn)
 
 

@@ -63,10 +63,10 @@ def test_steps_follow_the_recursion(momentum: float, nesterov: bool) -> None:
         assert np.allclose(found.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
-def decayed(optimizer: torch.optim.Optimizer, steps: int = 200) -> float:
+def decayed(optimizer: torch.optim.Optimizer) -> float:
     """Norm that is left of ones whose gradients are zeros."""
     (parameter,) = optimizer.param_groups[0]["params"]
-    for _ in range(steps):
+    for _ in range(200):
         parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
     return float(parameter.detach().norm() / parameter.numel() ** 0.5)

@@ -44,7 +44,7 @@ def train(cell: Cell = CELL, **limits: Any) -> CellResult:
     return to_result(cell, [outcome], 1.0, None)
 
 
-def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch, capsys):
+def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch):
     step = iter([False, False, True])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     virtual_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -71,7 +71,7 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch,
     assert record.peak_resident_bytes > 0
 
 
-def test_a_last_step_that_ruins_the_parameters_is_a_divergence(monkeypatch, capsys):
+def test_a_last_step_that_ruins_the_parameters_is_a_divergence(monkeypatch):
     def ruin(trainer):
         """Where the last evaluation would be, which may see nothing: accuracy is finite all the same."""
         next(trainer.model.parameters()).data.view(-1)[0] = torch.nan
@@ -83,7 +83,7 @@ def test_a_last_step_that_ruins_the_parameters_is_a_divergence(monkeypatch, caps
     assert record.reason == "features.0.weight held NaN or infinity after the last of 1 steps"
 
 
-def test_a_training_that_diverges_keeps_what_it_measured(monkeypatch, capsys):
+def test_a_training_that_diverges_keeps_what_it_measured(monkeypatch):
     monkeypatch.setitem(WORKLOADS, "vgg-digits", replace(WORKLOADS["vgg-digits"], learning_rate=1e20))
     record = train()
     assert record.status == "diverged"
@@ -214,7 +214,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, capsys, monkeypatch)
     assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, "step2.rank0.pt", "step2.shared.pt"]
 
 
-def test_a_deadline_that_is_over_ends_with_a_record_of_an_unfinished_cell(tmp_path, capsys):
+def test_a_deadline_that_is_over_ends_with_a_record_of_an_unfinished_cell(tmp_path):
     spec, folder = tmp_path / "spec.json", tmp_path / "run"
     spec.write_text(json.dumps(CELL.to_dict()))
     output = folder / f"cells/{CELL.name}.json"

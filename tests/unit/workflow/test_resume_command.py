@@ -232,7 +232,7 @@ def resume(*arguments):
         return end.code
 
 
-def test_a_run_goes_on_the_way_it_was_started(slurm, run, replaced, capsys):
+def test_a_run_goes_on_the_way_it_was_started(slurm, run, replaced):
     slurm.add(3, cell_comment("mine", CELL.name))
     remember_start(run, ["--profile", "site"])
     assert resume("--run", "mine", "--", "--jobs", "3") == 0
