@@ -51,7 +51,7 @@ def make_settings(layers: Layers, compute_seconds: float = 0.03, **more: Any) ->
     return Settings(layers, compute_seconds=compute_seconds, **more)
 
 
-def walked(rows: Rows, ends: np.ndarray, whole: bool = False, cycle: float = 0.0) -> float:
+def walked(rows: Rows, ends: np.ndarray, whole: bool, cycle: float = 0.0) -> float:
     """The end of one case's step, message after message, each through one stream after the other."""
     seconds = lambda elements: float(rows.compress(np.array([float(elements)]))[0])  # noqa: E731
     clock = {"compute": 0.0, "sum": 0.0, "compress": 0.0, "send": 0.0, "unpack": 0.0, "gather": 0.0}

@@ -68,7 +68,7 @@ Read = CellResult | Doubted | Hole
 """What was found of a cell."""
 
 
-def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None = None) -> dict[Cell, Read]:
+def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None) -> dict[Cell, Read]:
     """Return the record of each cell without its bulk (`slim`), or why there is none; `say` receives the progress."""
     chunks = [(folder, cells[i : i + CHUNK]) for i in range(0, len(cells), CHUNK)]
     if _bytes_of(folder) >= BYTES_ALONE and len(os.sched_getaffinity(0)) >= 2:

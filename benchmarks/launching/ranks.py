@@ -40,7 +40,7 @@ def _settled(start: Start) -> Start:
     return lambda arguments, variables: start(arguments, with_malloc(variables, os.environ))
 
 
-def run_python(arguments: Sequence[str], runtime: Runtime | None, writable: Sequence[Path] = ()) -> None:
+def run_python(arguments: Sequence[str], runtime: Runtime | None, writable: Sequence[Path]) -> None:
     """Run a command of python to its end, on this machine or in an image. Raises CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory(prefix="resireduce-command-") as folder:
         with starting(runtime, Path(folder), writable, []) as start, start(arguments, {}) as process:

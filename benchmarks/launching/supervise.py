@@ -18,7 +18,7 @@ LAST = "--last"
 LAST_SECONDS = 3.0
 
 
-def supervise(command: list[str], last: bool = False) -> int:
+def supervise(command: list[str], last: bool) -> int:
     """Run the command, reap orphaned processes, and return its exit status; 128 + signal if it was killed."""
     woken = _waking()  # before the command is there: a signal that comes early waits in the pipe
     child, alone = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True), threading.Event()

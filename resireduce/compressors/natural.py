@@ -29,11 +29,7 @@ class Natural(Inexact):
     """
 
     source_feeds_back: ClassVar[bool] = False
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the mean over all draws is the gradient: it is."""
-        return True
+    unbiased: ClassVar[bool] = True
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return one byte per element, and the largest exponent, in 32 bits."""

@@ -25,6 +25,7 @@ class QSGD(Inexact):
     """
 
     source_feeds_back: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = True
 
     norm: float = 2.0
     """Which norm a bucket is scaled by: 2 (the paper's) or infinity."""
@@ -37,11 +38,6 @@ class QSGD(Inexact):
             raise ConfigError(f"norm: {self.norm!r} is not allowed; give 2 or infinity")
         if self.bucket is not None and not (is_count(self.bucket) and self.bucket > 0):
             raise ConfigError(f"bucket: {self.bucket!r} is not allowed; give a number of elements, 1 or more, or None")
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the mean over all draws is the gradient: it is."""
-        return True
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements (int8) and norms of all buckets (float32). A bucket of zeros stays zero."""

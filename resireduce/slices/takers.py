@@ -61,7 +61,7 @@ def is_used_again(parameter: Tensor) -> bool:
     return len(uses) > 1 and sum(map(torch._C._will_engine_execute_node, uses)) > 1
 
 
-def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:
+def planned_use(parameter: Tensor, whole: bool) -> Tensor:
     """Return a 0-D tensor whose backward pass makes a gradient of `parameter`, without storage, as its layers do.
 
     whole: whether other layers that share it have made their part of the gradient as a whole.

@@ -33,7 +33,7 @@ class Exchange(Outgoing):
         feedback: ErrorFeedback,
         settings: Settings,
         levels: Levels,
-        others: Iterable[Tensor] = (),
+        others: Iterable[Tensor],
     ):
         super().__init__(optimizer, slots, feedback, settings, levels)
         self.grad_scaler = settings.scaler

@@ -10,7 +10,7 @@ from resireduce.step.slot import Slot
 from resireduce.streamed_away import StreamedAway
 
 
-def separate(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
+def separate(slots: Sequence[Slot], others: Iterable[Tensor]) -> None:
     """Give gradients of `slots` memory of their own where autograd has left several in one: each is to hold an average.
 
     Their graphs, which create_graph=True has made, are dropped: averages have none.

@@ -65,10 +65,10 @@ class Counts:
     copies: int
     """Copies of the model in the optimizer's states: 1 for momentum, 2 for Adam."""
 
-    def total_bytes(self, *, streamed: bool = False, residuals: int | None = None) -> int:
-        """Return the bytes of all states in float32, with full residuals unless `residuals` is given."""
-        dense = self.parameters * (1 + self.copies + (not streamed))
-        return 4 * (dense + (self.residuals if residuals is None else residuals))
+    @property
+    def states(self) -> int:
+        """Elements of all states, with kept gradients and full residuals."""
+        return (2 + self.copies) * self.parameters + self.residuals
 
 
 @dataclass(frozen=True, kw_only=True)

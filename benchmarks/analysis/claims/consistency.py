@@ -50,19 +50,18 @@ def relative_losses(book: Book, limits: Mapping[str, Any]) -> Verdict:
 def saving_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
     """Compare a stated saving with that of the released grouping, computed from the model's states."""
     counts = book.counts[limits["model"]]
-    states = counts.total_bytes() // 4
-    value = 100 * counts.saved / states
+    value = 100 * counts.saved / counts.states
     stated = book.published[limits["stated"]].value
     needed = counts.saved / (stated / 100) / counts.parameters
     text = f"{counts.saved:,} of {_states(counts)} elements = {number(value)} %; {stated:g} % would need a state of "
-    text += f"{number(needed)} T, here it is {number(states / counts.parameters)} T (T = {counts.parameters:,})"
+    text += f"{number(needed)} T, here it is {number(counts.states / counts.parameters)} T (T = {counts.parameters:,})"
     return _verdict(book, limits, value, text)
 
 
 def share_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
     """Compare a stated share of residuals with the share computed from the model's states."""
     counts = book.counts[limits["model"]]
-    value = 100 * counts.residuals / (counts.total_bytes() // 4)
+    value = 100 * counts.residuals / counts.states
     return _verdict(book, limits, value, f"{counts.residuals:,} of {_states(counts)} elements = {number(value)} %")
 
 

@@ -99,7 +99,7 @@ def planned_bytes(cell: Cell, name: str) -> int | None:
     return None if planned is None else int(getattr(planned, name))
 
 
-def unplanned(record: CellResult, *, exact: bool = False) -> str | None:
+def unplanned(record: CellResult, *, exact: bool) -> str | None:
     """Return which bytes of a record cannot be those of its model; None if all can.
 
     Only residuals may differ from the plan, and only upwards: a scheme that saves less than it should is a result, one

@@ -52,7 +52,7 @@ def audit(
     listings = [python_listing(pins, services, address)]
     if dpkg_status:
         sbom = folder / "debian.cdx.json"
-        count = debian_sbom(dpkg_status, "amd64", sbom)
+        count = debian_sbom(dpkg_status, sbom)
         print(f"{name}: {count} Debian packages, listed in {sbom}", flush=True)
         listings.append(debian_listing(sbom, count, suite, database))
     values = [asdict(listing) | {"status": listing.status} for listing in listings]

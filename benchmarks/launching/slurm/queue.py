@@ -70,16 +70,16 @@ def cancel(jobs: Sequence[QueuedJob]) -> None:
             ask(["scancel", *(job.number for job in jobs[start : start + AT_ONCE])])
 
 
-def wait_until_gone(find: Callable[[], Sequence[QueuedJob]], limit_seconds: float = GONE_SECONDS) -> float:
+def wait_until_gone(find: Callable[[], Sequence[QueuedJob]]) -> float:
     """Wait until `find` finds no jobs, and return the seconds that this took: a job that is completing is not gone.
 
-    Raises ConfigError, one line with the jobs, if some are there for longer than `limit_seconds`.
+    Raises ConfigError, one line with the jobs, if some are there for longer than GONE_SECONDS.
     """
     start = time.monotonic()
     while jobs := find():
-        if time.monotonic() - start > limit_seconds:
+        if time.monotonic() - start > GONE_SECONDS:
             raise ConfigError(
-                f"slurm: {name_jobs(jobs)} not gone {limit_seconds:g} s after scancel; what holds it says: "
+                f"slurm: {name_jobs(jobs)} not gone {GONE_SECONDS:g} s after scancel; what holds it says: "
                 f"scontrol show job {jobs[0].number}; then make resume again"
             )
         time.sleep(LOOK_SECONDS)

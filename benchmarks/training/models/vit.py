@@ -10,38 +10,35 @@ from torch import Tensor, nn
 class EncoderLayer(nn.Module):
     """Self-attention and a perceptron, each behind a layer norm and beside a shortcut: (batch, length, width)."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(width, eps=1e-6)
-        self.self_attention = nn.MultiheadAttention(width, heads, dropout=0.0, batch_first=True)
-        self.dropout = nn.Dropout(dropout)
+        self.self_attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.ln_2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, width), nn.Dropout(dropout)
-        )
+        # Published weights have number 3 for the second layer, behind dropout.
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Identity(), nn.Linear(hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform tokens; the shape stays."""
         y = self.ln_1(x)
         y, _ = self.self_attention(y, y, y, need_weights=False)
-        x = x + self.dropout(y)
+        x = x + y
         return x + self.mlp(self.ln_2(x))
 
 
 class Encoder(nn.Module):
     """Adds positions, and applies the layers ``layers.encoder_layer_0``, ``_1``, ..."""
 
-    def __init__(self, length: int, layers: int, width: int, heads: int, hidden: int, dropout: float) -> None:
+    def __init__(self, length: int, layers: int, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.pos_embedding = nn.Parameter(torch.empty(1, length, width).normal_(std=0.02))
-        self.dropout = nn.Dropout(dropout)
-        each = ((f"encoder_layer_{i}", EncoderLayer(width, heads, hidden, dropout)) for i in range(layers))
+        each = ((f"encoder_layer_{i}", EncoderLayer(width, heads, hidden)) for i in range(layers))
         self.layers = nn.Sequential(OrderedDict(each))
         self.ln = nn.LayerNorm(width, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
         """Encode tokens (batch, length, width)."""
-        return self.ln(self.layers(self.dropout(x + self.pos_embedding)))
+        return self.ln(self.layers(x + self.pos_embedding))
 
 
 class VisionTransformer(nn.Module):
@@ -52,25 +49,15 @@ class VisionTransformer(nn.Module):
         patch: height and width of a patch.
         layers, width, heads, hidden: of the encoder; `hidden` is the perceptrons' inner width.
         classes: number of logits.
-        dropout: probability of zeroing an activation.
     """
 
     def __init__(
-        self,
-        *,
-        size: int,
-        patch: int,
-        layers: int,
-        width: int,
-        heads: int,
-        hidden: int,
-        classes: int,
-        dropout: float = 0.0,
+        self, *, size: int, patch: int, layers: int, width: int, heads: int, hidden: int, classes: int
     ) -> None:
         super().__init__()
         self.conv_proj = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.encoder = Encoder((size // patch) ** 2 + 1, layers, width, heads, hidden, dropout)
+        self.encoder = Encoder((size // patch) ** 2 + 1, layers, width, heads, hidden)
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, classes)))
         self._initialise()
 

@@ -27,7 +27,7 @@ def select(flat: Tensor, k: int, added: Tensor | None = None, at_once: bool = Tr
     return _chosen(flat, k, added, at_once, None)
 
 
-def take_largest_(flat: Tensor, k: int, into: Into, added: Tensor | None = None, at_once: bool = True) -> None:
+def take_largest_(flat: Tensor, k: int, into: Into, added: Tensor | None, at_once: bool = True) -> None:
     """Write the elements that `select` chooses, and their indices, `into` tensors of `k`; leave zeros in their places.
 
     flat, k, added, at_once: as there.

@@ -276,11 +276,11 @@ def test_a_debian_bill_of_materials_lacks_nothing(tmp_path: Path, monkeypatch: p
     status.write_text(STATUS, encoding="utf-8")
     binary, source = {"purl": "pkg:deb/debian/openssl@3?arch=amd64"}, {"purl": "pkg:deb/debian/openssl@3?arch=source"}
     listing_tool(monkeypatch, debian_packages, [binary, source])
-    assert debian_packages.debian_sbom(status, "amd64", output) == 1
+    assert debian_packages.debian_sbom(status, output) == 1
     assert output.is_file()
     listing_tool(monkeypatch, debian_packages, [source])
     with pytest.raises(ConfigError, match=r"has 0 packages, .* has 1 installed"):
-        debian_packages.debian_sbom(status, "amd64", output)
+        debian_packages.debian_sbom(status, output)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_leftovers_are_cancelled_and_waited_for(slurm, run, capsys):
 
 def test_a_job_that_does_not_end_is_named_in_one_line(slurm, run, monkeypatch):
     slurm.add(3, cell_comment("mine", CELL.name), looks=10**6)
-    monkeypatch.setattr(queue.wait_until_gone, "__defaults__", (0.05,))
+    monkeypatch.setattr(queue, "GONE_SECONDS", 0.05)
     with pytest.raises(ConfigError) as error:
         end_leftovers(run, CELLS)
     assert str(error.value).startswith("slurm: 1 job (1 completing): 3 not gone 0.05 s after scancel; ")
