@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, check_steps, choose, is_count, is_number
+from resireduce.errors import ConfigError, check_count, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.momentum import own_momentum
 from resireduce.scheme import GRADIENTS, HIERARCHIES, UPDATES
@@ -22,7 +22,7 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
     check_passes(settings.backward_passes_per_step)
     check_norms(settings)
     check_scaler(settings.grad_scaler, model)
-    check_steps("warm_up_steps", settings.warm_up_steps)
+    check_count("warm_up_steps", settings.warm_up_steps, of="steps")
     check_overlap(settings)
     check_hierarchy(settings)
 

@@ -101,7 +101,11 @@ def check_share(field: str, value: object) -> float:
     raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give a share, 0 < {field} <= 1")
 
 
-def check_steps(field: str, value: object) -> None:
-    """Raise ConfigError unless `value` of `field` is a whole number, 0 or more."""
-    if not is_count(value):
-        raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give a number of steps, 0 or more")
+def check_count(field: str, value: object, least: int = 0, of: str = "", or_none: bool = False) -> None:
+    """Raise ConfigError unless `value` of `field` is a whole number, `least` or more, or None with `or_none`.
+
+    of: what it counts, for the message.
+    """
+    if not (is_count(value) and value >= least) and not (or_none and value is None):  # type: ignore[operator]
+        wanted = f"a number{of and f' of {of}'}, {least} or more{', or None' if or_none else ''}"
+        raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give {wanted}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from resireduce.backward import BackwardPasses
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError, check_steps
+from resireduce.errors import UsageError, check_count
 from resireduce.merging.costs import Costs
 from resireduce.optimizer_wrapper import OptimizerWrapper
 from resireduce.resumed import Resumed
@@ -112,7 +112,7 @@ class OptimizerView(OptimizerWrapper):
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0: random choices and densities follow from it."""
-        check_steps("step", step)
+        check_count("step", step, of="steps")
         self.refuse_within_step("start_at()")
         self._resumed.residuals()
         self._exchange.steps = step

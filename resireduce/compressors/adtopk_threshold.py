@@ -12,7 +12,7 @@ from torch import Tensor
 from resireduce.compressors.adtopk import ADTopK
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.sparse import SparseCompressor
-from resireduce.errors import ConfigError, is_count, is_number
+from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.kernels.largest import largest_magnitudes
 from resireduce.kernels.reaching import reaching
 from resireduce.payload import Payload
@@ -49,9 +49,7 @@ class ADTopKThreshold(Selecting, SparseCompressor):
         """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
         for field, least in (("warm_up", 0), ("every", 1), ("steps", 1)):
-            value = getattr(self, field)
-            if not (is_count(value) and value >= least) and (field, value) != ("steps", None):
-                raise ConfigError(f"{field}: {value!r} is not allowed; give a number of steps, {least} or more")
+            check_count(field, getattr(self, field), least, "steps", or_none=field == "steps")
         if not is_number(self.stable) or not 0 <= self.stable < math.inf:
             raise ConfigError(f"stable: {self.stable!r} is not allowed; give a number, 0 or more")
 

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from resireduce.blocks import slices
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.inexact import Inexact
-from resireduce.errors import ConfigError, is_count
+from resireduce.errors import check_count
 from resireduce.kernels.bits import pack_codes, unpack_codes
 from resireduce.payload import Payload
 from resireduce.share import share
@@ -34,8 +34,7 @@ class Chunked(Selecting, Inexact):
     def __post_init__(self) -> None:
         """Raise ConfigError for a density or a chunk that cannot be used."""
         super().__post_init__()
-        if not is_count(self.chunk) or self.chunk < 2:
-            raise ConfigError(f"chunk: {self.chunk!r} is not allowed; give a number of elements, 2 or more")
+        check_count("chunk", self.chunk, 2, "elements")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return places and codes in planes of bits, and two levels, in float32 (float64 of float64)."""

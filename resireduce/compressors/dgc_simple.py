@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator
-from resireduce.errors import ConfigError, is_count
+from resireduce.errors import check_count
 from resireduce.kernels.reaching import few_reaching, reaching
 from resireduce.share import share
 
@@ -36,8 +36,7 @@ class DGCSimple(Selecting, SparseCompressor):
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
-        if not is_count(self.rounds):
-            raise ConfigError(f"rounds: {self.rounds!r} is not allowed; give a number, 0 or more")
+        check_count("rounds", self.rounds)
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of the elements that reach the threshold: int64, ascending."""

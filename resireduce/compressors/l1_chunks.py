@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.blocks import pieces
 from resireduce.compressors.agreeing import Agreeing
 from resireduce.compressors.base import Rounds, Selecting, State
-from resireduce.errors import ConfigError, is_count
+from resireduce.errors import check_count
 from resireduce.payload import Payload
 from resireduce.share import share
 
@@ -28,8 +28,7 @@ class L1Chunks(Agreeing, Selecting):
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
-        if not is_count(self.size) or self.size < 1:
-            raise ConfigError(f"size: {self.size!r} is not allowed; give a number of elements, 1 or more")
+        check_count("size", self.size, 1, "elements")
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
         """Sum the norms of the chunks of `grad` over all ranks; return the values of the chunks that follow."""

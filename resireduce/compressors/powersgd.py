@@ -12,7 +12,7 @@ from resireduce.compressors.agreeing import Agreeing
 from resireduce.compressors.base import Rounds, State
 from resireduce.compressors.inexact import Inexact
 from resireduce.draw import generator
-from resireduce.errors import ConfigError, is_count, is_number
+from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.kernels.orthonormal import orthonormal
 from resireduce.payload import Payload
 
@@ -36,8 +36,7 @@ class PowerSGD(Agreeing, Inexact):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
-        if not is_count(self.rank) or self.rank < 1:
-            raise ConfigError(f"rank: {self.rank!r} is not allowed; give a number of columns, 1 or more")
+        check_count("rank", self.rank, 1, "columns")
         if not isinstance(self.warm_start, bool):
             raise ConfigError(f"warm_start: {self.warm_start!r} is not allowed; give True or False")
         if not is_number(self.min_compression_rate) or self.min_compression_rate <= 0:

@@ -10,7 +10,7 @@ from torch import Tensor
 from resireduce.blocks import pieces, spread
 from resireduce.compressors.inexact import Inexact
 from resireduce.draw import generator
-from resireduce.errors import ConfigError, is_count
+from resireduce.errors import ConfigError, check_count
 from resireduce.payload import Payload
 
 LEVELS = 127
@@ -36,8 +36,7 @@ class QSGD(Inexact):
         """Raise ConfigError for a norm or a bucket that cannot be used."""
         if self.norm not in (2, math.inf):
             raise ConfigError(f"norm: {self.norm!r} is not allowed; give 2 or infinity")
-        if self.bucket is not None and not (is_count(self.bucket) and self.bucket > 0):
-            raise ConfigError(f"bucket: {self.bucket!r} is not allowed; give a number of elements, 1 or more, or None")
+        check_count("bucket", self.bucket, 1, "elements", or_none=True)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements (int8) and norms of all buckets (float32). A bucket of zeros stays zero."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.sparse import SparseCompressor
-from resireduce.errors import ConfigError, check_share, choose, is_count
+from resireduce.errors import check_count, check_share, choose
 from resireduce.kernels.moments import Moments, magnitudes, moments, not_above, planned
 from resireduce.kernels.reaching import reaching_or_largest
 from resireduce.kernels.tails import exponential, gamma, generalised_pareto
@@ -51,8 +51,7 @@ class SIDCo(Selecting, SparseCompressor):
         super().__post_init__()
         choose("fit", self.fit, FITS)
         check_share("first", self.first)
-        if self.stages is not None and (not is_count(self.stages) or self.stages < 1):
-            raise ConfigError(f"stages: {self.stages!r} is not allowed; give a number, 1 or more, or None")
+        check_count("stages", self.stages, 1, or_none=True)
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return the number of stages, the calls since it was adapted, and the sum of what they sent, as parts of k."""

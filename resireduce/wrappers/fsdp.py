@@ -16,7 +16,7 @@ from resireduce.agreement import agree, check_agreement
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, check_steps, warn
+from resireduce.errors import ConfigError, check_count, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.scheme import Scheme
@@ -60,7 +60,7 @@ def compress_fsdp(
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
     settings = Settings(**given, gradients="kept")
-    check_steps("warm_up_steps", warm_up_steps)
+    check_count("warm_up_steps", warm_up_steps, of="steps")
     _check_model(model)
     units = find_units(model)
     parameters, lossy = _parameters(model, units), find_compressor(settings)

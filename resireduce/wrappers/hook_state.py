@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError, check_steps
+from resireduce.errors import UsageError, check_count
 
 WITHIN = (
     "{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, and others of "
@@ -46,7 +46,7 @@ class HookState(ABC):
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
-        check_steps("step", step)
+        check_count("step", step, of="steps")
         self._refuse_within_pass("start_at()")
         self._is_resumed = True
         self._begin_step(step)
