@@ -5,21 +5,18 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from benchmarks.core import merge_option, scheme_options
+from benchmarks.core.cell_checks import check_hierarchy, check_slices
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
-from resireduce.errors import ConfigError, check_share, choose, is_count, short
-from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES
+from resireduce.errors import ConfigError, check_share, choose
+from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
 
 LAUNCHED = ("local", "torch", "horovod")
 """Backends that a cell's ranks can be started with."""
 DATA = ("real", "synthetic")
 """Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""
 
-ELEMENTWISE = ("sgd", "adamw")
-"""Optimizers of recipes that `resireduce.distribute` accepts with slices: torch's own."""
-SMALLEST_SLICE = 1 << 10
-"""Bytes of the smallest slice that `resireduce.distribute` accepts."""
 SHORTEST = 8
 """Smallest number of tokens of a text: room for a question, an answer and their markers."""
 NAME_LISTS = ("released", "observe")
@@ -85,8 +82,8 @@ class Cell:
         if self.nodes is not None:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
-        self._check_hierarchy()
-        self._check_slices()
+        check_hierarchy(self.hierarchy, self.ranks_per_node, self.world_size, self.nodes)
+        check_slices(self.slices, self.model, self.compressor, gradients=self.gradients, hierarchy=self.hierarchy)
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
@@ -126,44 +123,6 @@ class Cell:
             raise ConfigError(
                 f"nodes: {self.nodes} is not allowed with world_size {self.world_size}, which must be divided evenly; "
                 f"allowed: {allowed}"
-            )
-
-    def _check_hierarchy(self) -> None:
-        nodes = choose("hierarchy", self.hierarchy, HIERARCHIES) == "node"
-        if nodes and self.world_size == 1:
-            raise ConfigError("hierarchy: 'node' is not allowed with world_size 1; allowed: flat")
-        if self.ranks_per_node is None:
-            return
-        integer("ranks_per_node", self.ranks_per_node, 1, self.world_size)
-        if not nodes:
-            raise ConfigError(f"ranks_per_node: {self.ranks_per_node} is allowed with hierarchy 'node' only")
-        on_each = self.world_size // (self.nodes or 1)
-        if on_each % self.ranks_per_node:
-            raise ConfigError(
-                f"ranks_per_node: {self.ranks_per_node} is not allowed with {on_each} ranks on a machine, which it "
-                "must divide evenly"
-            )
-
-    def _check_slices(self) -> None:
-        if self.slices is None:
-            return
-        most, whole = merge_option.MOST_BYTES, is_count(self.slices)
-        if self.slices is not True and not (whole and SMALLEST_SLICE <= self.slices <= most):
-            wanted = f"null, true, or bytes, {SMALLEST_SLICE} to {most}"
-            raise ConfigError(f"slices: {short(self.slices)} is not allowed; give {wanted}")
-        for field, allowed in (("gradients", "streamed"), ("hierarchy", "flat")):
-            if getattr(self, field) != allowed:
-                raise ConfigError(
-                    f"slices: {self.slices} is not allowed with {field} {getattr(self, field)!r}; allowed: {allowed}, "
-                    "or slices null"
-                )
-        optimizer = WORKLOADS[self.model].optimizer
-        own = COMPRESSORS[self.compressor].corrects_momentum
-        if optimizer not in ELEMENTWISE or own:
-            raise ConfigError(
-                f"slices: {self.slices} is not allowed with the optimizer of "
-                f"{repr(self.compressor) if own else repr(self.model)}, which is not known to treat each element by "
-                "itself; allowed: null"
             )
 
     def _check_observations(self) -> None:

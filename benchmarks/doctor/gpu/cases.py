@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.core.cell import ELEMENTWISE, Cell
+from benchmarks.core.cell import Cell
+from benchmarks.core.cell_checks import ELEMENTWISE
 from benchmarks.core.workloads import PAPER, SMALL, WORKLOADS
 
 MEMORY_STEPS = 5
