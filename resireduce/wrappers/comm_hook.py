@@ -25,7 +25,7 @@ from resireduce.step.stage import Stage
 from resireduce.wrappers.earlier import Earlier
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.hook_state import HookState
-from resireduce.wrappers.layouts import Layouts
+from resireduce.wrappers.layouts import Layouts, views_in
 from resireduce.wrappers.under_way import UnderWay
 
 CONVERTED = (
@@ -99,7 +99,7 @@ class CompressionHook(HookState):
             agree({STEP: str(self.steps)}, self.feedback.communicator)
             self._is_known = True
         slots, buffer = self._slots_of(bucket), bucket.buffer()
-        views = _views(buffer, slots)
+        views = views_in(buffer, slots)
         self._layouts.check(views)
         self._under_way.send(views, buffer, self._compress)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
@@ -200,16 +200,3 @@ def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
     """Before a gradient is added to `.grad`: look whether the last averages there were used."""
     if (first_steps := place()) is not None:
         first_steps.begin()
-
-
-def _views(buffer: Tensor, slots: list[Slot]) -> dict[Slot, Tensor]:
-    """Return each gradient in the flat bucket, laid out as by the wrapper: like its parameter, if that has no gaps."""
-    views, start = {}, 0
-    for slot in slots:
-        parameter = slot.parameter
-        flat = buffer[start : start + parameter.numel()]
-        # Strides survive empty_like only if the tensor has neither gaps nor overlaps.
-        dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-        views[slot] = flat.as_strided(parameter.shape, parameter.stride()) if dense else flat.view(parameter.shape)
-        start += parameter.numel()
-    return views

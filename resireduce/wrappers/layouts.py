@@ -1,7 +1,8 @@
 """How gradients lie in the buckets of DistributedDataParallel: as their parameters did when it was made."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from resireduce.errors import UsageError
@@ -36,6 +37,22 @@ class Layouts:
             if known is not None or _in_another_order(view, grad):
                 raise UsageError(LAID_OUT.format(name=slot.name))
             self._strides[slot] = strides
+
+
+def views_in(buffer: Tensor, slots: Sequence[Slot]) -> dict[Slot, Tensor]:
+    """Return the gradient of each of `slots` in the flat `buffer` of a bucket.
+
+    It is laid out as by the wrapper: like its parameter, if that has no gaps.
+    """
+    views, start = {}, 0
+    for slot in slots:
+        parameter = slot.parameter
+        flat = buffer[start : start + parameter.numel()]
+        # Strides survive empty_like only if the tensor has neither gaps nor overlaps.
+        dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+        views[slot] = flat.as_strided(parameter.shape, parameter.stride()) if dense else flat.view(parameter.shape)
+        start += parameter.numel()
+    return views
 
 
 def _in_another_order(view: Tensor, grad: Tensor) -> bool:
