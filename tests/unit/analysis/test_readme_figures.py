@@ -139,7 +139,8 @@ def test_the_command_writes_what_changed_and_check_says_where(
     before = (project / "docs/results.md").read_text()
     assert main([*command, "--check"]) == 1 and (project / "docs/results.md").read_text() == before
     said = capsys.readouterr().out
-    assert said.startswith("docs/results.md:27: shared\n")
+    line = before.partition("<!-- measured: shared -->")[0].count("\n") + 1
+    assert said.startswith(f"docs/results.md:{line}: shared\n")
     assert "measured: normalised 88.8 / 50.0 / 83.7 / 83.7 %" in said
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
