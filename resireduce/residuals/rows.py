@@ -10,7 +10,7 @@ from resireduce.errors import choose
 from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
 from resireduce.residuals.moving import Moving, between
-from resireduce.residuals.stored import Plain, Stored
+from resireduce.residuals.stored import Plain, Stored, plain
 from resireduce.share import share
 
 
@@ -19,11 +19,6 @@ class _Rows:
     values: Stored  # (rows kept, columns)
     rows: Tensor  # int32, ascending
     n_rows: int  # of the matrix
-
-
-def _plain(stored: Stored) -> Tensor:
-    assert isinstance(stored, Plain)
-    return stored.values
 
 
 def _row_norms(matrix: Tensor) -> Tensor:
@@ -88,7 +83,7 @@ class RowsResidual(Residual):
         stored, matrix = self._stored[name], grad.view(len(grad), -1)
         first = start // matrix.shape[1]
         here = between(stored.rows, first, first + len(matrix), stored.n_rows)
-        matrix.index_add_(0, stored.rows[here] - first, _plain(stored.values)[here].to(grad.dtype))
+        matrix.index_add_(0, stored.rows[here] - first, plain(stored.values)[here].to(grad.dtype))
         return grad
 
     def looks_first(self, name: str) -> bool:
@@ -108,7 +103,7 @@ class RowsResidual(Residual):
         stored = self._stored[name]
         source = self.source(f"{name}/rows", like, step)
         rows = select(self._norms.pop(name), len(stored.rows), self.choice, source)
-        self._moving[name] = Moving(_plain(stored.values), stored.rows, rows, None, stored.n_rows)
+        self._moving[name] = Moving(plain(stored.values), stored.rows, rows, None, stored.n_rows)
 
     def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
         """Store the rows of this part that were chosen."""

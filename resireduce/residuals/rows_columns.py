@@ -13,7 +13,7 @@ from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, 
 from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
 from resireduce.residuals.moving import Moving, between
-from resireduce.residuals.stored import Plain, Stored
+from resireduce.residuals.stored import Plain, Stored, plain
 from resireduce.share import share
 
 ROWS = 16
@@ -39,14 +39,8 @@ class _Block:
     def add_part_to_(self, matrix: Tensor, first: int) -> None:
         """Add to `matrix`, the rows from number `first` on, the part of the block that is in these rows."""
         here = between(self.rows, first, first + len(matrix), self.n_rows)
-        rows, kept = self.rows[here] - first, self.plain[here]
+        rows, kept = self.rows[here] - first, plain(self.values)[here]
         add_crossing_(matrix, rows, self.columns, kept, max(1, -(-len(rows) // ROWS)))
-
-    @property
-    def plain(self) -> Tensor:
-        """Return the values, of a block that is stored in a floating-point dtype."""
-        assert isinstance(self.values, Plain)
-        return self.values.values
 
 
 class RowsColumnsResidual(Residual):
@@ -152,7 +146,7 @@ class RowsColumnsResidual(Residual):
     def end_look(self, name: str, like: Tensor, step: int) -> None:
         """Choose rows and columns by the norms of all parts."""
         block = self._blocks[name]
-        self._moving[name] = Moving(block.plain, block.rows, *self._chosen(name, like, step), block.n_rows)
+        self._moving[name] = Moving(plain(block.values), block.rows, *self._chosen(name, like, step), block.n_rows)
 
     def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
         """Store what was chosen of this part."""

@@ -127,6 +127,12 @@ class Plain(Stored):
         return {"": self.values}
 
 
+def plain(stored: Stored) -> Tensor:
+    """Return the values that are `stored` in a floating-point dtype, on the device."""
+    assert isinstance(stored, Plain)
+    return stored.values
+
+
 def _limit_(rounded: Tensor, value: Tensor) -> None:
     """Make infinities in `rounded`, a copy of `value`, finite, if it is in float16 and `value` in a wider dtype."""
     if rounded.dtype == torch.float16 != value.dtype:
