@@ -1,13 +1,16 @@
 """Mistakes around a wrapper's hook, looked for in the first steps: dropped averages, GradScaler, forgotten residuals.
 
 In plain training a gradient that is dropped has no effect. With error feedback its pass, perhaps one of another model,
-has left in residuals what was not sent, and later steps send it.
+has left in residuals what was not sent, and later steps send it. So it is with a gradient by which parameters are only
+moved for a moment, to compute another one there, as by SAM.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from resireduce.errors import warn
 from resireduce.orphaned import objects
@@ -17,11 +20,26 @@ LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
 """LOOKS: exchanges that are looked at. TELLS: how many of them must have been dropped for a warning. WATCHED: how many
 parameters show it. SHARE: the share of these that must show it, since some may have averages of zero or a learning rate
 of 0."""
+DROPPED = (
+    "averages of a backward pass were dropped, by zero_grad(), before a step of the optimizer, while residuals keep "
+    "what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's generator "
+    "through its discriminator), call requires_grad_(False) on this one for its time; steps that you skip on purpose "
+    "need no cure"
+)
+PROBED = (
+    "averages of a backward pass moved the parameters, but no step of an optimizer ended before they were dropped, as "
+    "where SAM or LBFGS computes several gradients for a step, while residuals keep what was not sent of that pass, "
+    "and send it later with gradients of other points. Compute a gradient that only probes within no_sync() of "
+    "DistributedDataParallel, use an optimizer that takes a step from one gradient, or train without compression. If "
+    "you update parameters by hand, nothing is wrong"
+)
 
 
 class FirstSteps:
     """Warns if `zero_grad()` has dropped averages several times before a step used them, if a GradScaler is used, and
     if an optimizer goes on from a checkpoint, at any time, whose residuals were not loaded.
+
+    If parameters have moved all the same, they count as dropped once optimizers of torch take the steps, and none has.
 
     Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values.
 
@@ -32,9 +50,14 @@ class FirstSteps:
 
     def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
         self._parameters = tuple(parameters[:WATCHED])
-        self._looks, self._dropped = LOOKS, 0
+        self._looks, self._dropped, self._moved = LOOKS, 0, False
         self._then: list[tuple[int, Tensor] | None] = []
         self._resumed: list[Resumed] = []
+        self._steps, self._steps_then = 0, 0
+        """How many steps of optimizers have ended, and how many had when averages were last looked for."""
+        hook = register_optimizer_step_post_hook(_Count(weakref.ref(self)))
+        self._end_count = weakref.finalize(self, hook.remove)
+        self._end_count.atexit = False
 
     @torch.no_grad()
     def end(self, exchanged: Sequence[bool], is_new: bool) -> None:
@@ -50,6 +73,8 @@ class FirstSteps:
             warn(FORGOTTEN)
         if self._looks:
             self._looks -= 1
+            if not self._looks:
+                self._end_count()
             pairs = zip(self._parameters, exchanged, strict=False)
             self._then = [(one()._version, _local(one()).clone()) if was else None for one, was in pairs]
 
@@ -57,18 +82,25 @@ class FirstSteps:
     def begin(self) -> None:
         """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped."""
         then, self._then = self._then, []
-        dropped = sum(_is_dropped(one(), was) for one, was in zip(self._parameters, then, strict=False) if was)
-        if not dropped or dropped < SHARE * len(then):
+        if not then:
             return
-        self._dropped += 1
+        pairs = [(one(), was) for one, was in zip(self._parameters, then, strict=False) if was]
+        gone = [(one, was) for one, was in pairs if not _is_left(one.grad)]
+        dropped = sum(_is_as_it_was(one, was) for one, was in gone)
+        probes, self._steps_then = 0 < self._steps == self._steps_then, self._steps
+        count = len(gone) if probes else dropped
+        if not count or count < SHARE * len(then):
+            return
+        self._dropped, self._moved = self._dropped + 1, self._moved or not dropped
         if self._dropped == TELLS:
             self._looks = 0
-            warn(
-                "averages of a backward pass were dropped, by zero_grad(), before a step of the optimizer, while "
-                "residuals keep what was not sent of that pass, and send it later. If it was the pass of another model "
-                "(of a GAN's generator through its discriminator), call requires_grad_(False) on this one for its "
-                "time; steps that you skip on purpose need no cure"
-            )
+            self._end_count()
+            warn(PROBED if self._moved else DROPPED)
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that a step of `optimizer` has ended, if it holds one of the parameters."""
+        own = {id(one()) for one in self._parameters}
+        self._steps += any(id(one) in own for group in optimizer.param_groups for one in group["params"])
 
     def _find_optimizers(self) -> None:
         """Find the optimizers of these parameters, before the first average, and watch from which state they go on."""
@@ -80,10 +112,23 @@ class FirstSteps:
                 self._resumed.append(Resumed(optimizer, own))
 
 
-def _is_dropped(parameter: Tensor, then: tuple[int, Tensor]) -> bool:
-    """Whether `parameter` is as it was, by version and values, and its average is no longer in `.grad`."""
+class _Count:
+    """The hook after each step of any optimizer; it holds its FirstSteps weakly."""
+
+    def __init__(self, place: weakref.ref[FirstSteps]):
+        self._place = place
+
+    @torch.compiler.disable
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Count the step."""
+        if (first_steps := self._place()) is not None:
+            first_steps.note_step(optimizer)
+
+
+def _is_as_it_was(parameter: Tensor, then: tuple[int, Tensor]) -> bool:
+    """Whether `parameter` is as it was, by version and values."""
     version, values = then
-    return parameter._version == version and torch.equal(_local(parameter), values) and not _is_left(parameter.grad)
+    return parameter._version == version and torch.equal(_local(parameter), values)
 
 
 def _is_left(grad: Tensor | None) -> bool:

@@ -6,6 +6,7 @@ Where it can be done right it is: expected is what plain torch computes, from th
 import copy
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,52 @@ def test_two_models_in_one_wrapper(alone: None, toggles: bool, recwarn: pytest.W
     assert told(recwarn, "were dropped, by zero_grad(), before a step") == (not toggles)
 
 
+def climb(parallel: nn.Module, step: int) -> Callable[[], None]:
+    """Move the parameters up by the gradient of a batch, as SAM does, and drop that; return what moves them back."""
+    loss(parallel, step).backward()
+    before = [one.detach().clone() for one in parallel.parameters()]
+    with torch.no_grad():
+        for one in parallel.parameters():
+            if one.grad is not None:
+                one.add_(one.grad, alpha=0.01)
+            one.grad = None
+
+    def back() -> None:
+        with torch.no_grad():
+            for one, was in zip(parallel.parameters(), before, strict=True):
+                one.copy_(was)
+
+    return back
+
+
+@pytest.mark.parametrize("by", ["probe", "probe within no_sync", "LBFGS", "closure", "hand"])
+def test_several_gradients_for_a_step(alone: None, by: str, recwarn: pytest.WarningsRecorder) -> None:
+    """As by SAM and LBFGS: what was not sent of a gradient that only probes would be sent later, as if it trained."""
+    parallel, _, optimizer = hooked(seeded(Branch))
+    if by == "LBFGS":
+        optimizer = torch.optim.LBFGS(parallel.parameters(), 1e-3, max_iter=2)
+    for step in range(6):
+
+        def closure(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            found = loss(parallel, step)
+            found.backward()
+            return found
+
+        if by in ("LBFGS", "closure"):
+            optimizer.step(closure)
+            continue
+        with parallel.no_sync() if by == "probe within no_sync" else nullcontext():
+            back = climb(parallel, step)
+        if by == "hand":  # no optimizer takes a step: such a loop may use averages as it likes
+            continue
+        closure()
+        back()
+        optimizer.step()
+    assert told(recwarn, "moved the parameters, but no step of an optimizer ended") == (by in ("probe", "LBFGS"))
+    assert not told(recwarn, "were dropped, by zero_grad(), before a step")
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) -> None:
     parallel, _, optimizer = hooked(seeded(Branch))
@@ -413,4 +460,4 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert len(said) == 14 and [one for one in said if one not in library] == []
+    assert len(said) == 15 and [one for one in said if one not in library] == []
