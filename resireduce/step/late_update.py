@@ -65,7 +65,7 @@ class LateUpdater(Updater):
             slot.parameter.grad = None  # of this rank alone, where a message waited for the step
         self._clip([half.part for half in halves])
         groups = [
-            (group["params"], deepcopy({key: value for key, value in group.items() if key != "params"}))
+            ([*group["params"]], deepcopy({key: value for key, value in group.items() if key != "params"}))
             for group in self._wrapped_step.optimizer.param_groups
         ]
         gathered = [(half, self.queue.gather(half)) for half in reversed(halves)]

@@ -247,6 +247,26 @@ def test_a_closed_optimizer_can_be_followed_by_another() -> None:
     assert ends[0] == ends[1]
 
 
+def test_parameters_that_change_their_group_after_the_step() -> None:
+    """Each is updated by the options of the group in which it was at the step."""
+
+    def end(merge: str | None) -> Any:
+        model = seeded(Two)
+        groups = [
+            {"params": [*model.first.parameters()], "lr": 0.1},
+            {"params": [model.scale, *model.last.parameters()]},
+        ]
+        optimizer = dear(model, torch.optim.AdamW(groups, 0.01), merge=merge)
+        for _ in range(4):
+            walk(model, optimizer)
+            one, other = optimizer.param_groups
+            other["params"].append(one["params"].pop())
+            one["params"].append(other["params"].pop(0))
+        return leaves(model.state_dict())
+
+    assert end("dear-1") == end(None)
+
+
 def test_a_compiled_model_is_updated_in_the_step() -> None:
     def end(model: Two, optimizer: DistributedOptimizer) -> Any:
         walk(torch.compile(model, backend="eager", fullgraph=True), optimizer, 3)
