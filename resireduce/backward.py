@@ -168,7 +168,7 @@ class BackwardPasses:
         if comes is None:
             self.attachment.before_gradient(slot, BackwardPasses._before)
             comes = slot.parameter.grad is not None and not slot.is_guarded
-        if comes or slot.by_rows:
+        if (comes or slot.by_rows) and not _has_gone(slot):
             self._on_gradient(slot)
 
     def _on_gradient(self, slot: Slot) -> None:
@@ -195,6 +195,17 @@ class BackwardPasses:
         self.under_way = False
         self._exchange.end_backward()
         self._at_end()
+
+
+def _has_gone(slot: Slot) -> bool:
+    """Whether autograd has left no gradient: the parameter of `slot` was frozen after the forward pass, or a hook of
+    somebody has dropped it. What the residual has absorbed of earlier passes stays there."""
+    if slot.by_rows or slot.parameter.grad is not None:
+        return False
+    if slot.stage is Stage.ABSORBED and not slot.parameter.requires_grad:
+        slot.hide()
+        return True
+    return slot.stage is Stage.OPEN
 
 
 def _note_gradient(passes: BackwardPasses, slot: Slot) -> None:

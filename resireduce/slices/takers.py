@@ -27,8 +27,9 @@ class Taker:
     """The nodes of autograd's graphs that use the weight and make its gradient row by row."""
 
     def took(self, make: Callable[[], RowGradient]) -> bool:
-        """Whether the gradient that `make` returns was taken: not if the caller of autograd wants it, or its graph."""
-        if torch.is_grad_enabled():
+        """Whether the gradient that `make` returns was taken: not if the caller of autograd wants it, or its graph, or
+        if the weight was frozen after the forward pass, so that autograd will drop it."""
+        if torch.is_grad_enabled() or not self.node.variable.requires_grad:
             return False
         try:
             accumulates = torch._C._will_engine_execute_node(self.node)

@@ -25,6 +25,45 @@ def a_layer_is_frozen_now_and_then(script: Script, model: Any, optimizer: Any, s
     script.train(model, optimizer, range(step, step + 1))
 
 
+@each_step(steps=4)
+def a_layer_is_frozen_between_forward_and_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Autograd then leaves its gradient out."""
+    optimizer.zero_grad()
+    loss = script.loss(model, step)
+    model.blocks[0].requires_grad_(step % 2 == 0)
+    loss.backward()
+    optimizer.step()
+    model.requires_grad_(True)
+
+
+@each_step(steps=4, rounded=("streamed",))
+def a_layer_is_frozen_in_the_last_pass(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """The same, where passes add up: it has the gradients of the first."""
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        script.loss(model, step).backward()
+    loss = script.loss(model, step + 10)
+    model.blocks[0].requires_grad_(step % 2 == 0)
+    loss.backward()
+    optimizer.step()
+    model.requires_grad_(True)
+
+
+@habit()
+def a_hook_from_before_drops_gradients(script: Script) -> nn.Module:
+    """Of the last rank's first block, before the library finds them."""
+    model = script.net()
+
+    def drop(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    for parameter in model.blocks[0].parameters() if script.rank == script.ranks - 1 else ():
+        parameter.register_post_accumulate_grad_hook(drop)
+    optimizer = script.sgd(model)
+    script.train(model, optimizer)
+    return model
+
+
 @habit(both=Refused(r"unfreeze before|close\(\)"))
 def a_layer_is_unfrozen_later(script: Script) -> nn.Module:
     """It was frozen when the model was distributed, and the optimizer holds it."""

@@ -400,6 +400,24 @@ def test_a_weight_that_attention_uses_by_itself() -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("scheme", ["baseline", "none"])  # rows once, or twice
+def test_weights_that_are_frozen_between_forward_and_backward(scheme: str) -> None:
+    """Autograd leaves their gradients out, so that nothing of them is sent or kept."""
+    for slices in (SLICE, None):
+        model, optimizer = toy(slices=slices, scheme=scheme, kind="sgd")
+        weights = [model.embedding.weight, model.up.weight, model.second.weight]
+        found = model(tokens(0))
+        for weight in weights:
+            weight.requires_grad_(False)
+        before = [weight.detach().clone() for weight in weights]
+        found.backward()
+        optimizer.step()
+        assert all(torch.equal(weight, was) for weight, was in zip(weights, before, strict=True))
+        state = optimizer.residual_state_dict()
+        residuals = [state[one] for one in state if one.endswith(("embedding.weight", "up.weight", "second.weight"))]
+        assert len(residuals) == (3 if scheme == "baseline" else 0) and not any(one.any() for one in residuals)
+
+
 def test_a_batch_of_nothing() -> None:
     model, optimizer = toy()
     model.up(torch.ones(0, 5, 64)).sum().backward()
