@@ -149,6 +149,20 @@ def test_a_layer_that_a_step_does_not_use_is_allowed_where_fsdp_makes_zeros(mesh
     assert hook.steps == 3
 
 
+@needs_zeros
+def test_zeros_that_are_asked_for_between_a_forward_pass_and_its_backward_pass(mesh: DeviceMesh) -> None:
+    """Nobody has watched for gradients in that forward pass: what comes is exchanged, and taken for no zeros."""
+    found = []
+    for makes_zeros in (False, True):
+        model, hook = compressed(mesh, scheme="baseline")
+        loss = loss_of(model, torch.Generator().manual_seed(0))
+        model.set_reduce_scatter_unused_params(makes_zeros)  # type: ignore[operator]
+        loss.backward()
+        found.append([parameter.grad.to_local() for parameter in model.parameters()])  # type: ignore[union-attr]
+        assert hook.steps == 1
+    assert all(map(torch.equal, *found))
+
+
 class Again(Sharded):
     """Calls its middle block twice."""
 

@@ -205,3 +205,13 @@ def test_both_parts_of_complex_numbers_count() -> None:
     expected = digest([values])
     assert digest([values.clone()]) == expected == digest([values.conj().clone().conj()])
     assert digest([values + 1e-9]) != expected != digest([values + 1e-9j])
+
+
+def test_values_count_at_their_places_and_by_themselves() -> None:
+    """4 x 1 in the first place is 1 x 4 in the second: sums weighted by squares of places alone are equal."""
+    assert digest([torch.tensor([4, 0])]) != digest([torch.tensor([0, 1])])
+
+
+def test_a_tensor_whose_sign_is_yet_to_be_changed_has_the_digest_of_its_values() -> None:
+    lazy = torch.ones(3, dtype=torch.complex64).mul(1 + 2j).conj().imag
+    assert lazy.is_neg() and digest([lazy]) == digest([torch.full((3,), -2.0)])

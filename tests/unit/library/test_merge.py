@@ -352,6 +352,21 @@ def test_messages_follow_from_costs_alone() -> None:
         slow.messages("one")
 
 
+def test_a_tensor_that_waits_for_another_is_ready_after_it() -> None:
+    """Times of the slowest rank, tensor by tensor, need not ascend: messages leave in order."""
+    costs = {"names": ["b", "a"], "compress_seconds": [0.0] * 2, "nbytes": [10, 10], "elements": [100, 100]}
+    made = Costs(0.5, 0.01, ready_seconds=[1.1, 1.0], **costs)  # type: ignore[arg-type]
+    assert made.messages("optimal") == [["b", "a"]]
+
+
+def test_omgs_waits_for_the_backward_pass_alone() -> None:
+    """Of three seconds between two tensors, compressing the second takes two, which its own message would take too."""
+    costs = {"names": ["b", "a"], "ready_seconds": [5.0, 8.0], "nbytes": [1, 1], "elements": [1000, 2000]}
+    made = (Costs(1.5, 0.0, compress_seconds=[one, 2 * one], **costs) for one in (1.0, 0.0))  # type: ignore[arg-type]
+    long, none = made
+    assert long.messages("omgs") == [["b", "a"]] and none.messages("omgs") == [["b"], ["a"]]
+
+
 @pytest.mark.parametrize(
     ("sizes", "seconds", "line"),
     [
@@ -372,6 +387,11 @@ def test_a_line_through_times(sizes: list[float], seconds: list[float], line: tu
 def test_a_line_that_would_begin_below_nothing_begins_at_nothing() -> None:
     start, each = line_through(np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.0, 4.0]))
     assert start == 0 and 0.5 < each < 1.4
+
+
+def test_a_line_is_as_near_to_small_times_as_to_large_ones() -> None:
+    start, each = line_through(np.array([10.0, 1e6, 2e6]), np.array([1e-4, 1.0, 2.2]))
+    np.testing.assert_allclose(start + each * np.array([10.0, 1e6, 2e6]), [1e-4, 1.0, 2.2], rtol=0.1)
 
 
 def test_what_is_not_known_before_training_is_not_planned() -> None:

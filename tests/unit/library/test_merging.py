@@ -157,6 +157,28 @@ def test_messages_of_a_size_are_as_full_as_they_can_be(seed: int) -> None:
         assert (held < limit or len(group) == 1) and held + reverse.nbytes[following.start] >= limit
 
 
+def test_a_message_may_hold_its_limit_and_one_of_dear_is_closed_before_it() -> None:
+    """DistributedDataParallel fills a bucket up to its size; DeAR begins another one where it would be reached."""
+    four = np.ones(4)
+    arrivals = Arrivals(np.cumsum(four), four, four, 10 * four)
+    assert messages_of(size(arrivals, limit_bytes=20)) == [range(2), range(2, 4)]
+    assert messages_of(dear(arrivals, limit_bytes=20)) == [range(1), range(1, 2), range(2, 3), range(3, 4)]
+
+
+def test_what_is_ready_when_the_link_is_leaves_together() -> None:
+    ready = np.array([0.0, 0.0, 0.5, 2.0, 2.1])
+    arrivals = Arrivals(ready, np.ones(5), np.zeros(5), np.ones(5))
+    assert groups_of("rgmerge-style", arrivals) == [range(2), range(2, 4), range(4, 5)], "the first are sent until 2"
+
+
+def test_omgs_does_not_wait_for_a_latency_that_is_not_saved() -> None:
+    """A tensor that is sent without a latency of its own saves none by joining one that has it, or that joins it."""
+    two = np.ones(2)
+    for latency in (np.array([2.0, 0.0]), np.array([0.0, 2.0])):
+        arrivals = Arrivals(np.cumsum(two), two, latency, two, backward=two, elements=two, compress=np.zeros_like)
+        assert groups_of("omgs", arrivals) == [range(1), range(1, 2)]
+
+
 def test_horovod_fuses_what_is_ready_in_one_cycle_up_to_its_buffer() -> None:
     ready = np.array([0.0002, 0.0009, 0.0011, 0.0019, 0.0020, 0.0041])
     arrivals = Arrivals(ready, ready * 0, ready * 0, np.array([10.0, 10, 10, 10, 10, 10]))
@@ -175,6 +197,12 @@ def test_the_optimum_is_the_best_of_all_groupings(seed: int) -> None:
     assert finish(arrivals, groups_of("optimal", arrivals)) == pytest.approx(best, rel=1e-12)
     for name in ("none", "one", "size", "mg-wfbp", "rgmerge-style"):
         assert finish(arrivals, groups_of(name, arrivals)) >= best * (1 - 1e-12)
+
+
+def test_of_groupings_as_good_the_optimum_has_the_fewest_messages() -> None:
+    free = Arrivals(np.zeros(3), np.ones(3), np.zeros(3), np.ones(3))
+    assert {finish(free, groups) for groups in every_grouping(3)} == {3.0}
+    assert groups_of("optimal", free) == [range(3)]
 
 
 def test_the_optimum_with_latencies_that_differ() -> None:

@@ -25,7 +25,7 @@ from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, track_states
-from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows
+from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, SumRows
 from tests.worlds import OPTIMIZERS, distributed, same, seeded
 
 SLICE = 8192
@@ -116,6 +116,22 @@ def test_rows_of_a_convolution() -> None:
         window = padded[:, :, 2 * row : 2 * row + 3, 2 * column : 2 * column + 2]
         expected += np.einsum("bo,bchw->ochw", outputs.numpy()[:, :, row, column], window)
     np.testing.assert_allclose(found, expected)
+
+
+def test_rows_are_certain_to_be_finite_only_if_all_that_is_added_up_is() -> None:
+    """Ten products of -1 and 1 each: only where these stay below the limit together is no row looked at."""
+    ones, images = torch.ones(10, 3), torch.ones(2, 3, 1, 5)
+    uses = (
+        LinearRows(-ones, ones),
+        EmbeddingRows(torch.zeros(10, dtype=torch.long), -ones, torch.zeros(10, dtype=torch.long)),
+        ConvolutionRows(-images, images, torch.ones(3, 3, 1, 1), (1, 1), (0, 0), (1, 1)),
+    )
+    for gradient in uses:
+        assert not gradient.stays_below(10.0) and gradient.stays_below(10.5)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert not LinearRows(ones, ones).stays_below(1e6), "beyond what float16 reaches nothing is known"
+    sums = SumRows([LinearRows(ones, ones)], ones)
+    assert not sums.stays_below(1e6)
 
 
 def test_no_weight_of_a_large_layer_has_a_whole_gradient() -> None:
@@ -274,7 +290,7 @@ class Doubled(nn.Linear):
 
 
 def doubled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda input, weight, bias=None: function(input, 2 * weight, bias)
+    return lambda input, weight, *others: function(input, 2 * weight, *others)
 
 
 class Doubling(TorchFunctionMode):
@@ -300,6 +316,11 @@ def by_another_function(model: Toy) -> Tensor:
         return model(tokens(0))
 
 
+def by_another_convolution(model: Toy) -> Tensor:
+    with patch.object(nn.functional, "conv2d", doubled(torch.conv2d)):
+        return model(tokens(0))
+
+
 def in_a_mode(model: Toy) -> Tensor:
     with Doubling():
         return model(tokens(0))
@@ -321,8 +342,8 @@ def with_an_attribute_that_hides_the_weight(model: Toy) -> Tensor:
     return model(tokens(0))
 
 
-OTHERS = [in_another_class, in_a_class_that_was_changed, by_another_function, in_a_mode, by_another_part_of_a_layer,
-          with_other_options, with_an_attribute_that_hides_the_weight]  # fmt: skip
+OTHERS = [in_another_class, in_a_class_that_was_changed, by_another_function, by_another_convolution, in_a_mode,
+          by_another_part_of_a_layer, with_other_options, with_an_attribute_that_hides_the_weight]  # fmt: skip
 
 
 @pytest.mark.parametrize("loss", OTHERS)
@@ -423,6 +444,7 @@ def test_a_batch_of_nothing() -> None:
     model.up(torch.ones(0, 5, 64)).sum().backward()
     assert model.up.weight.grad is not None, "a gradient of zeros is under way"
     optimizer.step()
+    assert model.embedding(torch.ones(0, 5, dtype=torch.long)).shape == (0, 5, 64)
 
 
 def test_what_has_been_distributed_is_freed() -> None:

@@ -49,6 +49,7 @@ def test_collectives_take_the_steps_and_bytes_of_a_ring() -> None:
 def test_doubling_takes_as_many_bytes_in_fewer_steps() -> None:
     ring, doubling = (all_gather(64, LINK, algorithm) for algorithm in ("ring", "recursive"))
     assert doubling.per_byte == ring.per_byte and doubling.latency == pytest.approx(6 * 1e-5)
+    assert all_gather(5, LINK, "recursive").latency == pytest.approx(3 * 1e-5), "two steps reach only four ranks"
 
 
 def test_levels_share_the_work() -> None:
