@@ -364,6 +364,17 @@ def test_states_are_saved_and_loaded_between_passes(mesh: DeviceMesh) -> None:
     assert hook.steps == 2
 
 
+def test_what_was_reduced_by_hand_is_a_step_when_it_is_saved(mesh: DeviceMesh) -> None:
+    """Outside of a pass nothing else says that the other units will not follow, as where a pipeline skips them."""
+    _, hook = compressed(mesh, scheme="baseline")
+    hook.reduce(hook.units[0], torch.ones(hook.units[0].numel))
+    assert hook.steps == 0
+    saved = hook.residual_state_dict()
+    assert hook.steps == 1
+    hook.load_residual_state_dict(saved)
+    assert hook.steps == 1
+
+
 def test_residuals_that_are_forgotten_at_a_restart(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
     state: dict[str, object] | None = None
     for restart in range(2):

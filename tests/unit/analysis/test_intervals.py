@@ -8,10 +8,11 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.statistics import Interval, interval, p_beyond, paired, t_quantile
+from benchmarks.analysis.statistics import Interval, interval, median_interval, p_beyond, paired, t_quantile
 from benchmarks.analysis.tables.accuracy import accuracy, paired_baseline
 from benchmarks.analysis.tables.intervals import SHOWN, readme_table
 from benchmarks.core.cell import Cell
+from benchmarks.core.record import CellResult
 from tests.records import make_result, save_run
 
 MATRIX = [
@@ -31,7 +32,10 @@ def folder(tmp_path: Path) -> Path:
         worse = WORSE.get(cell.scheme, [0.0] * 4) if cell.compressor == "topk" else [0.0] * 4
         return METRIC[cell.seed] + worse[cell.seed]
 
-    return save_run(tmp_path, {"matrix": MATRIX}, lambda cell: replace(make_result(cell), metric=metric(cell)))
+    def result(cell: Cell) -> CellResult:
+        return replace(make_result(cell), metric=metric(cell), steps_per_second=2.0 + cell.seed)
+
+    return save_run(tmp_path, {"matrix": MATRIX}, result)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,15 @@ def folder(tmp_path: Path) -> Path:
 def test_quantiles_are_those_of_students_table(degrees: int, quantile: float) -> None:
     assert t_quantile(0.975, degrees) == pytest.approx(quantile, abs=5e-5)
     assert p_beyond(Interval(1.0, 0.5, degrees + 1), 1.5) == pytest.approx(0.05) and t_quantile(0.5, degrees) == 0
+    blocks = p_beyond(Interval(1.0, 0.5, 1), 1.5, degrees)
+    assert blocks == pytest.approx(0.05), "of one seed, whose interval is of blocks of steps"
+
+
+def test_the_interval_of_a_median_leaves_out_what_a_coin_seldom_shows() -> None:
+    """Of nine tosses 0 or 1 are heads in 10 of 512 cases, which is less than 2.5 %; of six, none in 1 of 64."""
+    assert median_interval([9.0, 1.0, 8.0, 2.0, 7.0, 3.0, 6.0, 4.0, 5.0]) == (5.0, 2.0, 8.0)
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == (3.5, 1.0, 6.0)
+    assert median_interval([2.0]) == (2.0, 2.0, 2.0)
 
 
 def test_an_interval_of_three() -> None:
@@ -81,12 +94,23 @@ def test_settings_are_compared_with_the_baseline_of_their_compressor_and_density
     assert "4.500, n = 1: no interval" in text and ": no difference seen)" in text
 
 
+def test_training_without_compression_is_compared_with_topk_and_kept_gradients(tmp_path: Path) -> None:
+    """At the usual density, unless gradients are kept at another one only."""
+    topk = {"model": "gpt2-bytes", "scheme": "baseline"}
+    plain = {"model": "gpt2-bytes", "compressor": "none", "scheme": "none"}
+    others = {"compressor": "randomk"}, {"merge": "hybrid"}, {"gradients": "streamed"}, {"density": 0.1}
+    matrix = [*(topk | other for other in others), plain]
+    run = load_run(save_run(tmp_path, {"matrix": matrix}, make_result))
+    assert paired_baseline(run, Cell(**plain)) == Cell(**topk, density=0.1)  # type: ignore[arg-type]
+
+
 def test_the_command_writes_json_and_readmes_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = folder / "mini.json"
     assert main(["intervals", "--run", str(folder), "--output", str(output)]) == 0
     rows = json.loads(output.read_text())["rows"]
     text = capsys.readouterr().out
     assert readme_table(rows) in text
+    assert {row["steps_per_second"] for row in rows if row["seeds"] == 3} == {3.0}, "the mean of 2, 3 and 4"
     row = "gpt2-bytes, perplexity ↓ | none (no residual), kept | 3 | 80.0 % | 5.50 ± 1.49 | +1.00 ± 0.25, higher"
     assert f"| {row} |" in text
     assert len(readme_table(rows).splitlines()) == 2 + len(SHOWN)

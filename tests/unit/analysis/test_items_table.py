@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.analysis.charts.draw import draw_all
 from benchmarks.analysis.charts.states_chart import items_chart
-from benchmarks.analysis.labels import TIMES
+from benchmarks.analysis.labels import MINUS, TIMES
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.tables.fold_layers import fold
-from benchmarks.analysis.tables.items_table import ROWS, held
+from benchmarks.analysis.tables.items_table import ROWS, held, view
 from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.cell import Cell
@@ -116,6 +116,28 @@ def test_people_see_runs_of_layers_by_what_they_save_and_the_sum(run: Run) -> No
     assert numbers[-1][-1] == shown["baseline_total_bytes"] - shown["total_bytes"]
     assert numbers[-1][2:4] == [memory["gpt2-bytes", "baseline", "kept"]["residuals_bytes"], shown["residuals_bytes"]]
     assert any(note.endswith("of their scheme: 2.") for note in table.notes)
+
+
+def test_without_the_papers_own_scheme_people_see_the_one_that_saves_most(tmp_path: Path) -> None:
+    config = {"run": "x", "defaults": {"model": "gpt2-bytes"}, "matrix": [{"scheme": ["baseline", "2d", "w", "none"]}]}
+    saved: dict[str, int] = {}
+    records = TABLES["items"](load_run(save_run(tmp_path / "x", config, itemised))).records
+    for record in records:
+        saved[record["scheme"]] = saved.get(record["scheme"], 0) + record["saved_bytes"]
+    assert len(set(saved.values())) == len(saved) > 1
+    assert {record["scheme"] for record in records if record["shown"]} == {max(saved, key=lambda one: saved[one])}
+
+
+def test_people_see_no_more_rows_than_they_can_read_and_all_others_in_one() -> None:
+    """First what changes most, be it less or more."""
+    bytes_of = {"baseline_gradients_bytes": 40, "gradients_bytes": 30}
+    bytes_of |= {"baseline_residuals_bytes": 20, "residuals_bytes": 5}
+    tensors = [{"alike": f"layer{i}", "shape": [i], "saved_bytes": 1000 - i, **bytes_of} for i in range(ROWS + 5)]
+    tensors[ROWS + 4]["saved_bytes"] = -2000
+    rows = view(tensors)
+    titles = [f"layer{i}, {i}" for i in (ROWS + 4, *range(ROWS - 1))]
+    assert [row[1] for row in rows] == [*titles, "other (5 tensors)", f"sum ({ROWS + 5} tensors)"]
+    assert rows[1][2:] == ["40", "30", "20", "5", "15", "1,000"] and rows[0][-1] == f"{MINUS}2,000"
 
 
 def test_what_is_held_by_name_is_what_the_record_says(run: Run) -> None:

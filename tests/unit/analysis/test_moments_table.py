@@ -54,6 +54,12 @@ def test_a_setting_is_shown_by_its_fullest_seed_to_the_byte(run: Run) -> None:
     assert table.group_starts == (0, 2) and len(table.body) == 4 and table.notes == []
 
 
+def test_the_fullest_moment_is_where_it_is_among_the_operations() -> None:
+    first = CELLS[0]
+    (record,) = moments(run_of([first], {first: followed(first, moments_of_all=30)})).records
+    assert record["where"] == pytest.approx(21 / 30), "20 of 30 operations come before it"
+
+
 def test_records_from_before_are_not_drawn_and_counted(run: Run) -> None:
     older = run_of(CELLS, {cell: make_result(cell) if cell.scheme == "w+2d" else run.results[cell] for cell in CELLS})
     table = moments(older)

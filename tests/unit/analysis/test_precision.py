@@ -43,6 +43,16 @@ def test_settings_are_compared_seed_by_seed(folder: Path, capsys: pytest.Capture
     )
 
 
+def test_streamed_gradients_are_not_compared_with_kept_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = {"model": "vgg-digits", "scheme": "baseline", "gradients": ["kept", "streamed"]}
+    matrix = [baseline, {"model": "vgg-digits", "scheme": "w+2d", "gradients": "streamed"}]
+    metric = lambda cell: {"kept": 10.0, "streamed": 50.0}[cell.gradients] - (cell.scheme == "w+2d")  # noqa: E731
+    run = save_run(tmp_path, {"matrix": matrix}, lambda cell: replace(make_result(cell), metric=metric(cell)))
+    assert main(["precision", "--run", str(run)]) == 0
+    rows = json.loads((run / "precision.json").read_text())["rows"]
+    assert [row["difference_mean"] for row in rows] == [0.0, 0.0, -1.0]
+
+
 def test_without_a_baseline_nothing_is_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in folder.glob("cells/vgg-digits.topk.baseline.streamed.d0.01*"):
         path.unlink()

@@ -74,6 +74,23 @@ def test_memory_is_the_arithmetic_of_the_records(folder):
         assert row["seeds"] == ("3" if row["compressor"] == "topk" and row["gradients"] == "kept" else "1")
 
 
+def test_seeds_that_differ_count_with_most_bytes_and_with_their_mean_speed(tmp_path):
+    def result(cell):
+        one = make_result(cell)
+        held = {name: getattr(one, name) + 1000 * cell.seed for name in ("residuals_bytes", "total_bytes")}
+        peak = one.peak_states_bytes + 1000 * cell.seed
+        return replace(one, per_rank=[], steps_per_second=2.0 + cell.seed, peak_states_bytes=peak, **held)
+
+    matrix = [{"model": "vgg-digits", "scheme": ["baseline", "w+2d"], "seed": [0, 1, 2]}]
+    run = load_run(save_run(tmp_path / "x", {"run": "x", "matrix": matrix}, result))
+    for record in TABLES["memory"](run).records:
+        plain = make_result(Cell(model="vgg-digits", scheme=record["scheme"]))
+        assert record["total_bytes"] == plain.total_bytes + 2000
+        assert record["baseline_total_bytes"] == make_result(Cell(model="vgg-digits")).total_bytes + 2000
+    for record in TABLES["throughput"](run).records:
+        assert record["steps_per_second"] == 3.0 and record["ratio_to_baseline"] == 1
+
+
 def test_accuracy_is_mean_and_half_of_its_interval_over_seeds(folder):
     table = TABLES["accuracy"](load_run(folder))
     by_scheme = {(row["model"], row["compressor"], row["scheme"], row["gradients"]): row for row in rows(table)}

@@ -187,6 +187,21 @@ def test_options_are_those_at_the_step_whatever_a_scheduler_makes_of_them() -> N
     assert_alike(end, steps=0)
 
 
+def test_a_learning_rate_that_is_a_tensor_is_that_at_the_step() -> None:
+    """Schedulers change it in place."""
+    ends = []
+    for merge in (None, "dear-1"):
+        model = seeded(Two)
+        wrapped = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+        optimizer = dear(model, wrapped, merge=merge)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(wrapped, 0.1)
+        for _ in range(3):
+            walk(model, optimizer, 1)
+            schedule.step()
+        ends.append(leaves(model.state_dict()))
+    assert ends[0] == ends[1]
+
+
 def test_hooks_of_the_wrapped_optimizer_run_once_a_step_and_find_it_taken() -> None:
     def end(model: Two, optimizer: DistributedOptimizer) -> Any:
         seen: list[Tensor] = []
@@ -276,11 +291,12 @@ def test_a_compiled_model_is_updated_in_the_step() -> None:
 
 
 def test_parameters_that_no_module_is_called_for_are_updated_in_the_step() -> None:
-    """Transforms of torch.func take what lies in their memory, and no hook is called before."""
+    """Transforms of torch.func take what lies in their memory, and no hook is called before; with whatever they share
+    a message."""
     found = []
-    for merge in (None, "dear-1"):
+    for merge in (None, "dear"):
         held = nn.ParameterDict({"weight": nn.Parameter(X.clone())})
-        optimizer = dear(held, merge=merge)
+        optimizer = dear(nn.ModuleList([held, seeded(lambda: nn.Linear(X.shape[1], 2))]), merge=merge)
         held["weight"].square().sum().backward()
         optimizer.step()
         found += [torch.func.vmap(torch.sin)(held["weight"]), torch.func.grad(lambda w: w.pow(3).sum())(held["weight"])]

@@ -187,6 +187,13 @@ def test_horovod_fuses_what_is_ready_in_one_cycle_up_to_its_buffer() -> None:
     assert messages_of(horovod(arrivals, cycle_seconds=1.0)) == [range(6)]
 
 
+def test_what_is_merged_is_sent_as_its_authors_send_it() -> None:
+    """OMGS, and one message of all, compress it as one tensor; Horovod waits for its cycle; DeAR sends it in halves."""
+    ways = {name: (rule.compresses_messages, rule.cycle_seconds, rule.in_halves) for name, rule in RULES.items()}
+    special = {"one": (True, 0, False), "omgs": (True, 0, False), "horovod": (False, 1e-3, False)}
+    assert ways == dict.fromkeys(RULES, (False, 0, False)) | special | {"dear": (False, 0, True)}
+
+
 # --- beside all groupings ---
 
 

@@ -74,6 +74,12 @@ def test_parts_are_all_of_all_ranks_in_their_order_and_within_the_bound(compress
         assert (count == 1) == (most == 10**9)
 
 
+def test_a_bound_below_one_element_of_each_rank_sends_one_at_a_time() -> None:
+    """Many ranks of a small model: its share of the bytes is less than what a part takes at least."""
+    for total, count, largest, _ in LocalWorld(2).run(lambda c: in_parts(c, TopK(0.001), "hot", 10)):
+        assert count > 13 and largest == 2 * 8 * 8 and int(total.count_nonzero()) > 13
+
+
 def test_nobody_has_a_gradient() -> None:
     assert not any(LocalWorld(2).run(lambda c: in_parts(c, TopK(0.05), "hot", 5000)[-1]))
 

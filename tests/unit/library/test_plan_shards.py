@@ -63,7 +63,15 @@ def test_layers_that_a_compressor_leaves_alone_are_in_no_group() -> None:
 
 
 def test_a_dense_parameter_may_have_brackets_in_its_name() -> None:
-    assert plan(Wide, shards=2, dense=["more.w*"], scheme="baseline")["residuals"] == 3 * 2 * 5000 * 4
+    found = plan(Wide, shards=2, dense=["more.w*"], scheme="baseline")
+    assert found["residuals"] == 3 * 2 * 5000 * 4 and found["normalised"] == 1
+
+
+def test_a_compressor_that_knows_the_ranks_knows_the_replicas_alone() -> None:
+    """Ok-Topk remembers where the region of each rank begins: of eight ranks in fours, two hold the same slices."""
+    given = {"scheme": "none", "compressor": "ok-topk"}
+    of_two = plan(Net, world_size=2, gradients="kept", **given)["residuals"]
+    assert plan(Net, world_size=8, shards=4, **given)["residuals"] == of_two > 0
 
 
 def test_it_takes_what_compress_fsdp_does() -> None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from resireduce.__main__ import main
 from resireduce.plan import plan
@@ -39,6 +39,30 @@ def test_the_price_is_each_slice_of_averages_and_of_gradients_as_often_as_these_
     weights = 2 * 128 * 1024
     assert price["made_again"] == pytest.approx(again * weights / (weights + 1024 + 128))
     assert "slice_price" not in plan(Layers, **given)  # type: ignore[arg-type]
+
+
+class Halved(nn.Linear):
+    """A layer of somebody's own, whose gradient torch makes whole."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, self.weight / 2, self.bias)
+
+
+class OwnLayers(nn.Sequential):
+    """As large as `Layers`."""
+
+    def __init__(self) -> None:
+        super().__init__(Halved(128, 1024), nn.ReLU(), Halved(1024, 128))
+
+
+def test_of_gradients_that_are_whole_averages_alone_are_in_slices() -> None:
+    assert plan(OwnLayers, slices=ROWS, scheme="baseline")["slice_price"] == {"slices": 2 * 16, "made_again": 0.0}
+
+
+def test_a_model_of_which_no_slice_is_allowed_has_choices_too() -> None:
+    """A sixteenth of its bytes is less than the smallest slice that can be asked for."""
+    sizes = [one.slices for one in slice_choices(lambda: nn.Linear(20, 20), scheme="baseline")]
+    assert sizes == [False, 1024, True]
 
 
 def test_what_choices_save_is_the_difference_of_plans() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
+from benchmarks.analysis.tables.compression import averages_table
 from benchmarks.micro import micro_command
 from benchmarks.micro.micro_command import compared
 from benchmarks.training import compress_speed
@@ -115,6 +116,11 @@ def test_ratios_are_of_the_least_seconds_at_the_same_size_and_density() -> None:
     faster = [row | {"density": 0.1, "seconds": [1.0]} for row in rows]
     ours = compared([*rows, *faster])[2]
     assert (ours["least_seconds"], ours["naive_ratio"], ours["bound_ratio"]) == (5.0, 6.0, 3.0 / 5.0)
+
+
+def test_an_average_takes_its_time_for_each_element_of_each_rank() -> None:
+    row = {"elements": 10**6, "density": 0.01, "ranks": 4, "sent": 10_000, "least_seconds": 8e-5}
+    assert "| 1,000,000 | 0.01 | 4 | 0.08 | 2.00 |" in averages_table([row])
 
 
 def test_the_naive_form_and_the_library_send_the_same() -> None:

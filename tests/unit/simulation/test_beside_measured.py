@@ -101,6 +101,28 @@ def test_by_nodes_each_rank_sends_a_slice_and_each_tensor_is_gathered_in_turn() 
     assert step_of(setting_of("one", "topk", "node")) == pytest.approx(expected, abs=2e-3)
 
 
+def test_a_gather_within_a_node_is_of_slices() -> None:
+    """Each of two ranks gives its half of 40,000 averages of 4 bytes: 80,000 bytes of a rank in two collectives."""
+    plain = setting_of("one", "topk", "node")
+    dear = deepcopy(plain)
+    dear["inputs"]["messages"]["in_node all_gather"] = line(0.03, 0.01, 1e-6)
+    assert step_of(dear) - step_of(plain) == pytest.approx(0.08)
+
+
+def test_what_is_summed_takes_a_sum_of_half_the_bytes_and_is_decompressed_once() -> None:
+    """40,000 elements of 2 bytes each."""
+
+    def step(per_byte: float, average: float) -> float:
+        own = setting_of("one", "fp16")
+        own["inputs"]["messages"]["flat all_reduce_half"] = line(0.3, 0.1, per_byte)
+        seconds = {"compress_seconds": 0.01, "average_seconds": {"1": 10_000 * average, "4": 100.0}}
+        own["inputs"]["compression"] = [{"compressor": "fp16", "density": 0.01, "elements": 10_000, **seconds}]
+        return step_of(own)
+
+    assert step(2e-6, 1e-6) - step(1e-6, 1e-6) == pytest.approx(0.08)
+    assert step(1e-6, 2e-6) - step(1e-6, 1e-6) == pytest.approx(0.04)
+
+
 def test_messages_of_a_size_end_where_it_is_reached() -> None:
     alone, together = step_of(setting_of(100, "topk")), step_of(setting_of(10**6, "topk"))
     assert alone == step_of(setting_of("none", "topk")) and together == pytest.approx(

@@ -20,15 +20,15 @@ from benchmarks.simulation.fitting import needed_bytes, supported
 from benchmarks.simulation.grid import Case, grid
 from benchmarks.simulation.model_layers import layers_of, recorded_seconds
 from benchmarks.simulation.read_cluster import presets
-from benchmarks.simulation.rows import Settings
+from benchmarks.simulation.rows import Settings, rows_of
 from benchmarks.simulation.sweep import simulate
-from benchmarks.simulation.wire import BUCKET_BYTES, buckets
+from benchmarks.simulation.wire import BUCKET_BYTES, buckets, works
 from benchmarks.training.layer_trace import payload_of, trace
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, build_compressor, load
 from resireduce.step.buckets import BUCKET_BYTES as OF_THE_LIBRARY
 from tests.records import make_result
-from tests.simulated import FAST, make_cluster
+from tests.simulated import FAST, drawn_layers, make_cluster, make_layers
 
 LINK = Link(latency_seconds=1e-5, bandwidth_bytes_per_second=1e9)
 
@@ -58,6 +58,7 @@ def test_levels_share_the_work() -> None:
     assert flat.reduce.latency == pytest.approx(1e-6 + 2 * 31 * 1e-4), "as slow as the slowest link"
     assert node.reduce.latency == pytest.approx(1e-6 + 2 * 3 * 1e-4)
     assert node.reduce.per_byte == pytest.approx(2 * 3 / 4 / 1e9), "all slices go by way of the node's one link"
+    assert node.in_node.latency == pytest.approx(1e-6 + 7 * 1e-5), "a message of its own"
     assert node.in_node.per_byte == pytest.approx(7 / 8 / 1e10) and flat.in_node.per_byte == 0
     assert (flat.peers, node.peers, flat.slices, node.slices) == (32, 4, 1, 8)
     alone = paths(cluster, 8, "flat")
@@ -79,6 +80,13 @@ def test_what_travels_is_what_the_compressor_sends(compressor: str) -> None:
     own = torch.Generator().manual_seed(0)
     real = [made.compress(torch.randn(shape, generator=own), "w", 0).nbytes for shape in shapes]
     assert found == {"bytes": real, "collective": made.collective, "equal_sizes": made.equal_sizes}
+
+
+def test_rounds_take_as_long_as_an_all_reduce_of_half_their_bytes() -> None:
+    """Ok-Topk exchanges what it sends of each region, and gathers the sums of regions: two halves of an all-reduce."""
+    case, layers = Case(make_cluster(), 4, "ok-topk", 0.01), drawn_layers(1, 5)
+    (work,) = works([case], layers, ()).values()
+    assert work.payload.tolist() == [one / 2 for one in payload_of("ok-topk", 0.01, layers.shapes)["bytes"]]
 
 
 # --- compression ---
@@ -113,6 +121,14 @@ def test_what_was_measured_counts_and_else_the_bytes_that_must_be_moved() -> Non
     assert compression("qsgd", "w", 1.0, FAST, rows).more["grouped"] == pytest.approx(4 / 1e12)
 
 
+def test_what_a_scheme_adds_is_that_of_the_largest_size_that_was_measured() -> None:
+    rows = micro_rows(topk_baseline=2e-9, topk_w=3e-9)
+    rows = [
+        row | {"least_seconds": 1e-3} if row["elements"] == 1000 and "w" in str(row["case"]) else row for row in rows
+    ]
+    assert compression("topk", "w", 0.01, FAST, rows).more["grouped"] == pytest.approx(1e-9)
+
+
 def test_between_two_densities_seconds_lie_on_a_line_over_their_logarithm() -> None:
     rows = [
         {"case": "topk, baseline", "elements": size, "density": density, "least_seconds": size * each}
@@ -137,6 +153,30 @@ def test_unequal_sizes_cost_a_message_of_sizes_and_wait_for_the_largest() -> Non
     cases = [Case(make_cluster(), 4, "gaussian", 0.01)]
     (even,), (uneven,) = (simulate(cases, Settings(layers, ragged_largest=largest)) for largest in (1.0, 2.0))
     assert uneven.sent_bytes > even.sent_bytes and uneven.step_seconds > even.step_seconds
+
+
+def test_of_unequal_sizes_a_message_more_tells_and_equal_ones_are_as_planned() -> None:
+    layers, cases = drawn_layers(1, 5), [Case(make_cluster(), 4, name, 0.01) for name in ("topk", "gaussian")]
+    rows = rows_of(cases, Settings(layers, compute_seconds=1.0, ragged_largest=2.0), works(cases, layers, ()))
+    assert rows.latency[1] == pytest.approx(2 * rows.latency[0])
+    planned = [payload_of(case.compressor, 0.01, layers.shapes)["bytes"] for case in cases]
+    assert rows.payload[0].tolist() == planned[0] and rows.payload[1].tolist() == [2 * one for one in planned[1]]
+
+
+def test_of_what_is_summed_a_rank_decompresses_one_sum() -> None:
+    layers, cases = drawn_layers(1, 5), [Case(make_cluster(), ranks, "fp16") for ranks in (2, 4)]
+    few, many = rows_of(cases, Settings(layers, compute_seconds=1.0), works(cases, layers, ())).unpack
+    assert few.tolist() == many.tolist() and few.min() > 0
+
+
+def test_a_rank_decompresses_its_slice_alone() -> None:
+    """Two ranks of a node share what four nodes send, and each starts as many operations as there are nodes."""
+    layers = drawn_layers(1, 5)
+    flat, node = (Case(make_cluster(ranks_per_node=count), 4 * count, "topk", 0.01) for count in (1, 2))
+    cases = [flat, replace(node, hierarchy="node")]
+    alone, shared = rows_of(cases, Settings(layers, compute_seconds=1.0), works(cases, layers, ())).unpack
+    launches = 4 * FAST.launch_seconds
+    assert shared - launches == pytest.approx((alone - launches) / 2)
 
 
 # --- models ---
@@ -180,6 +220,12 @@ def test_passes_take_as_long_as_they_were_measured() -> None:
     assert forward / backward.sum() == pytest.approx(alone[0] / alone[1].sum())
 
 
+def test_without_a_recipe_a_third_of_the_passes_is_forward_and_the_rest_is_shared_by_elements() -> None:
+    layers = replace(make_layers([(10, 30), (10, 10)]), batch=0)
+    forward, backward = layers.seconds(FAST, 3.0)
+    assert forward == 1.0 and backward == pytest.approx([1.5, 0.5])
+
+
 def test_what_is_needed_is_the_plan_and_what_the_forward_pass_saves() -> None:
     layers = layers_of("resnet-digits")
     result = simulate([Case(make_cluster(), 4, "topk", 0.01, "w+2d")], Settings(layers))[0]
@@ -197,8 +243,15 @@ def test_records_support_what_loses_little() -> None:
     assert {name for name, _, _ in supported(records, "resnet-digits", 0.2)} == metrics.keys()
 
 
-def make_result_of(compressor: str, metric: float) -> CellResult:
-    cell = Cell(model="resnet-digits", compressor=compressor, scheme="none" if compressor == "none" else "baseline")
+def test_a_perplexity_may_rise_a_little_and_cells_that_failed_support_nothing() -> None:
+    metrics = {"none": 4.0, "topk": 4.03, "dgc": 4.5, "qsgd": 4.0}
+    records = [make_result_of(compressor, metric, "gpt2-bytes") for compressor, metric in metrics.items()]
+    records[-1] = replace(records[-1], status="diverged", reason="loss")
+    assert {name for name, _, _ in supported(records, "gpt2-bytes", 0.01)} == {"none", "topk"}
+
+
+def make_result_of(compressor: str, metric: float, model: str = "resnet-digits") -> CellResult:
+    cell = Cell(model=model, compressor=compressor, scheme="none" if compressor == "none" else "baseline")
     return replace(make_result(cell), metric=metric)
 
 

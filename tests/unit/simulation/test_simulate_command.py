@@ -96,6 +96,8 @@ def test_compression_pays_up_to_the_bandwidth_at_which_it_takes_longer_than_it_s
         )
         assert (sparse < dense) == pays
     assert break_even_bandwidth(make_cluster(1e-5, 1e3, device=slow), 4, "topk", 0.01, cases, settings) == float("inf")
+    node = make_cluster(1e-4, 1e7, ranks_per_node=4, device=slow)
+    assert break_even_bandwidth(node, 4, "topk", 0.01, cases, settings) == found, "that of the link within its node"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from benchmarks.simulation.curve import Curve
 from benchmarks.simulation.grid import Case
 from benchmarks.simulation.rows import Rows, Settings, rows_of
 from benchmarks.simulation.step_time import merged, timed
-from benchmarks.simulation.sweep import one_step, simulate
+from benchmarks.simulation.sweep import Result, fastest_first, one_step, simulate
 from benchmarks.simulation.views import pieces
 from benchmarks.simulation.wire import works
 from resireduce.merging import RULES
@@ -33,7 +33,7 @@ def every_grouping(count: int) -> Iterator[np.ndarray]:
 
 
 @pytest.mark.parametrize("rule", SHARED)
-@pytest.mark.parametrize(("hierarchy", "own_stream"), [("flat", False), ("flat", True), ("node", False)])
+@pytest.mark.parametrize(("hierarchy", "own_stream"), [*product(("flat", "node"), (False, True))])
 @pytest.mark.parametrize("compressor", ["none", "topk", "fp16", "dgc"])
 def test_a_step_is_the_walk_through_its_events(rule: str, hierarchy: str, own_stream: bool, compressor: str) -> None:
     kinds = ["dense" if number % 3 == 0 else "grouped" for number in range(14)]
@@ -198,6 +198,19 @@ def test_where_it_pays_each_tensor_goes_the_faster_way() -> None:
     sent = np.where(dense <= sparse, 4 * elements, 8 * np.floor(elements / 100))
     assert (dense <= sparse).tolist() == [True, False, True, False]
     assert chosen.sent_bytes == sent.sum() and chosen.step_seconds < always.step_seconds
+
+
+def test_where_it_pays_what_decompressing_takes_counts_too() -> None:
+    """A million elements are 6 ms on the link: less than to compress (1.5 ms) and decompress (4 x 1.5 ms) some."""
+    slow = replace(FAST, launch_seconds=1.5e-3)
+    case = Case(make_cluster(0.0, 1e9, device=slow), 4, "topk", 0.01, where_it_pays=True)
+    assert simulate([case], make_settings(make_layers([(1000, 1000)])))[0].sent_bytes == 4e6
+
+
+def test_of_steps_as_fast_the_one_with_the_fewest_messages_comes_first() -> None:
+    one = Result(Case(make_cluster(), 4), 1.0, 0.1, messages=5, sent_bytes=1.0, basis="")
+    fewer, faster = replace(one, step_seconds=1.0 + 1e-9, messages=2), replace(one, step_seconds=0.9, messages=9)
+    assert fastest_first([one, fewer, faster]) == [faster, fewer, one]
 
 
 def test_where_nothing_pays_it_is_as_without_compression_and_where_all_does_as_with() -> None:
