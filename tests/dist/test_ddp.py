@@ -272,6 +272,10 @@ def test_messages_leave_within_the_backward_pass_and_gathered_bytes_are_bounded(
         gradients = sum(parameter.nbytes for parameter in parallel.parameters())
         largest = max(n for n in events if n is not None)
         assert under_way[-1] == 0 and largest < under_way.max() <= max(largest, gradients // 16)
+        numbers = [n for n in events if n is not None]
+        for place, n in enumerate(numbers):
+            following = next((other for other in numbers[place:] if other > 0), gradients)
+            assert n > 0 or sum(numbers[:place]) + following > gradients // 16, "none is received while there is room"
 
 
 @pytest.mark.parametrize("compressor", ["topk", "qsgd"])

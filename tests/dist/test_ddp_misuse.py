@@ -391,6 +391,38 @@ def test_parameters_that_a_loaded_state_replaces(alone: None, assign: bool, recw
     del parallel
 
 
+def test_a_step_that_is_skipped_and_a_bias_that_no_optimizer_has(alone: None, recwarn: pytest.WarningsRecorder) -> None:
+    """Neither is the pass of another model, which drops averages of most parameters, again and again."""
+    parallel, _, _ = hooked(seeded(Branch))
+    optimizer = torch.optim.SGD([one for name, one in parallel.named_parameters() if name != "module.head.bias"], 0.1)
+    for step in range(6):
+        parallel.zero_grad()
+        loss(parallel, step).backward()
+        if step != 2:
+            optimizer.step()
+    assert not told(recwarn, "were dropped, by zero_grad")
+
+
+def test_a_loaded_state_that_replaces_some_parameters(alone: None, recwarn: pytest.WarningsRecorder) -> None:
+    model = seeded(Branch)
+    parallel, _, _ = hooked(model)
+    part = {key: value.clone() for key, value in model.state_dict().items() if key.startswith("first.")}
+    model.load_state_dict(part, strict=False, assign=True)
+    assert told(recwarn, "the model no longer has all parameters that DistributedDataParallel")
+    del parallel
+
+
+def test_a_trained_parameter_that_the_script_averages_itself_is_left_alone(alone: None) -> None:
+    model = seeded(Branch)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["first.weight"])
+    parallel, hook, _ = hooked(model)
+    loss(parallel, 0).backward()
+    assert hook.steps == 1 and "first.weight" not in {slot.name for slot in hook.slots}
+    plain = seeded(Branch)
+    loss(plain, 0).backward()
+    assert torch.equal(model.first.weight.grad, plain.first.weight.grad)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("loads", ["nothing", "residuals", "start_at"])
 def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recwarn: pytest.WarningsRecorder) -> None:
     parallel, hook, _ = hooked(seeded(Branch))
@@ -428,6 +460,24 @@ def test_a_state_that_is_taken_back_later(alone: None, loads: str, recwarn: pyte
         elif step < 4:
             assert not told(recwarn, "but not the residuals")
     assert told(recwarn, "but not the residuals") == (loads == "nothing")
+
+
+def test_a_state_that_is_taken_back_in_a_job_that_has_loaded_residuals(
+    alone: None, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Those that it went on from are not those of the state that it goes back to."""
+    parallel, hook, _ = hooked(seeded(Branch))
+    hook.load_residual_state_dict(hook.residual_state_dict())
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    for step in range(4):
+        loss(parallel, step).backward()
+        optimizer.step()
+        if step == 0:
+            before = copy.deepcopy(optimizer.state_dict())
+        if step == 1:
+            assert not told(recwarn, "but not the residuals")
+            optimizer.load_state_dict(before)
+    assert told(recwarn, "but not the residuals")
 
 
 def test_states_are_saved_and_loaded_between_passes(alone: None) -> None:

@@ -296,8 +296,9 @@ def test_parameters_that_no_module_is_called_for_are_updated_in_the_step() -> No
     found = []
     for merge in (None, "dear"):
         held = nn.ParameterDict({"weight": nn.Parameter(X.clone())})
-        optimizer = dear(nn.ModuleList([held, seeded(lambda: nn.Linear(X.shape[1], 2))]), merge=merge)
-        held["weight"].square().sum().backward()
+        layer = seeded(lambda: nn.Linear(X.shape[1], 2))
+        optimizer = dear(nn.ModuleList([held, layer]), merge=merge)
+        layer(held["weight"].square()).sum().backward()
         optimizer.step()
         found += [torch.func.vmap(torch.sin)(held["weight"]), torch.func.grad(lambda w: w.pow(3).sum())(held["weight"])]
     assert leaves(found[:2]) == leaves(found[2:])
