@@ -150,6 +150,13 @@ def test_a_footprint_is_what_a_step_has_at_once(kind: str) -> None:
     assert held <= sum(isinstance(value, Tensor) and value.numel() > 1 for value in state)
 
 
+def test_a_footprint_of_groups_that_differ_holds_what_all_hold_and_makes_what_one_makes() -> None:
+    """A group with momentum has states, and one with weight decay makes a tensor more."""
+    first, second = (nn.Parameter(torch.ones(8, 8)) for _ in range(2))
+    groups = [{"params": [first], "momentum": 0.9}, {"params": [second], "momentum": 0.0, "weight_decay": 0.1}]
+    assert footprint(torch.optim.SGD(groups, 0.1)) == (0, 2)
+
+
 def test_slices_are_larger_where_an_optimizer_makes_less_of_them() -> None:
     def size(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> float:
         model = nn.Sequential(nn.Linear(2000, 2000, bias=False, device="meta"))
