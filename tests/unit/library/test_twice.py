@@ -182,6 +182,19 @@ def test_why_a_gradient_is_not_made_twice(options: dict[str, object], reason: st
     assert reason in planned["whole_gradients"]["two.weight"]
 
 
+class Transposed(Layers):
+    """Its second weight lies in memory column by column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two.weight = nn.Parameter(self.two.weight.detach().t().contiguous().t())
+
+
+def test_a_weight_whose_rows_lie_apart_has_a_whole_gradient() -> None:
+    planned = plan(Transposed, slices=8192, scheme="baseline", residual_dtype="int8")
+    assert "do not lie one after the other in memory" in planned["whole_gradients"]["two.weight"]
+
+
 def test_rows_and_columns_that_are_stored_take_the_place_of_those_before_them() -> None:
     """Oracle: the rows as a whole. New ones come late, early, or at once, of which those that are too early wait."""
     matrix = torch.arange(60.0).view(12, 5)
