@@ -168,6 +168,22 @@ def test_a_use_that_overflows_takes_the_others_of_the_pass_with_it(use: str, cou
             assert torch.equal(held[f"full.{name}.weight"], before[f"full.{name}.weight"]), name
 
 
+def test_a_use_outside_of_layers_that_overflows_takes_theirs_with_it() -> None:
+    """Its part of the gradient is whole, and comes when those of the layers are kept until the last."""
+    model, optimizer, scaler = scaled()
+    for step in range(2):
+        optimizer.zero_grad()
+        held = optimizer.feedback.residual.tensors()
+        before = {key: tensor.clone() for key, tensor in held.items()}
+        out = model.head(torch.relu(model.embedding(tokens(FEW, step))))
+        beside = model.embedding.weight.sum() * (torch.inf if step else 1e-3)
+        scaler.scale(out.square().mean() + beside).backward()
+        assert torch.equal(held["full.embedding.weight"], before["full.embedding.weight"]) == (step == 1)
+        scaler.step(optimizer)
+        assert optimizer.overflowed == (step == 1)
+        scaler.update()
+
+
 @pytest.mark.parametrize("count", [FEW, 2 * MANY])
 def test_a_scale_that_nothing_overflows_at_changes_nothing(count: int) -> None:
     """But for rounding where a part is whole with it: without a scaler each use is absorbed by itself."""
