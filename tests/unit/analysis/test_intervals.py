@@ -9,7 +9,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.statistics import Interval, interval, median_interval, p_beyond, paired, t_quantile
-from benchmarks.analysis.tables.accuracy import accuracy, paired_baseline
+from benchmarks.analysis.tables.accuracy import accuracy, headings, paired_baseline
 from benchmarks.analysis.tables.intervals import SHOWN, readme_table
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
@@ -102,6 +102,12 @@ def test_training_without_compression_is_compared_with_topk_and_kept_gradients(t
     matrix = [*(topk | other for other in others), plain]
     run = load_run(save_run(tmp_path, {"matrix": matrix}, make_result))
     assert paired_baseline(run, Cell(**plain)) == Cell(**topk, density=0.1)  # type: ignore[arg-type]
+
+
+def test_a_star_is_for_a_model_that_cannot_tell_and_not_for_one_that_was_not_measured() -> None:
+    known = {"metric_name": "accuracy", "higher_is_better": True}
+    records = [{"model": str(tells), "model_tells": tells, **known} for tells in (True, False, None)]
+    assert [*headings(records).values()] == ["True, accuracy ↑", "False *, accuracy ↑", "None, accuracy ↑"]
 
 
 def test_the_command_writes_json_and_readmes_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
