@@ -83,7 +83,7 @@ class Cell:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
         check_hierarchy(self.hierarchy, self.ranks_per_node, self.world_size, self.nodes)
-        check_slices(self.slices, self.model, self.compressor, gradients=self.gradients, hierarchy=self.hierarchy)
+        check_slices(self.slices, self.model, self.compressor, self.gradients, self.hierarchy)
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)

@@ -33,10 +33,10 @@ def check_hierarchy(hierarchy: str, ranks_per_node: int | None, world_size: int,
         )
 
 
-def check_slices(slices: int | bool | None, model: str, compressor: str, **given: str) -> None:
+def check_slices(slices: int | bool | None, model: str, compressor: str, gradients: str, hierarchy: str) -> None:
     """Raise ConfigError, one line, for slices of a size that is not allowed, and with fields that do not allow them.
 
-    slices, model, compressor: the cell's fields of these names. given: its gradients and hierarchy.
+    slices, model, compressor, gradients, hierarchy: the cell's fields of these names.
     """
     if slices is None:
         return
@@ -44,10 +44,10 @@ def check_slices(slices: int | bool | None, model: str, compressor: str, **given
     if slices is not True and not (whole and SMALLEST_SLICE <= slices <= most):
         wanted = f"null, true, or bytes, {SMALLEST_SLICE} to {most}"
         raise ConfigError(f"slices: {short(slices)} is not allowed; give {wanted}")
-    for field, allowed in (("gradients", "streamed"), ("hierarchy", "flat")):
-        if given[field] != allowed:
+    for field, given, allowed in (("gradients", gradients, "streamed"), ("hierarchy", hierarchy, "flat")):
+        if given != allowed:
             raise ConfigError(
-                f"slices: {slices} is not allowed with {field} {given[field]!r}; allowed: {allowed}, or slices null"
+                f"slices: {slices} is not allowed with {field} {given!r}; allowed: {allowed}, or slices null"
             )
     optimizer = WORKLOADS[model].optimizer
     own = COMPRESSORS[compressor].corrects_momentum

@@ -157,10 +157,10 @@ def _start_all(
 
 
 def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
-    """Wait until all have ended; once one has failed, or each has left its outcome, the rest have GRACE_SECONDS, if so
-    much is left.
+    """Wait until all ranks have ended, for `timeout_seconds` at most; return False if that time was over before.
 
-    Shutting down a process group may hang when no work is left. Returns False if the time was over before.
+    Once one has failed, or each has left its outcome, the others have GRACE_SECONDS of that time: shutting down a
+    process group may hang when no work is left.
     """
     deadline, last = time.monotonic() + timeout_seconds, False
     while any(process.poll() is None for process in ranks):

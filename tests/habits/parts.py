@@ -51,7 +51,7 @@ def a_layer_is_frozen_in_the_last_pass(script: Script, model: Any, optimizer: An
 
 @habit()
 def a_hook_from_before_drops_gradients(script: Script) -> nn.Module:
-    """Of the last rank's first block, before the library finds them."""
+    """A hook that the script has set before `distribute` drops the gradients of the first block on the last rank."""
     model = script.net()
 
     def drop(parameter: Tensor) -> None:

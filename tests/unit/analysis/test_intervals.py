@@ -50,7 +50,7 @@ def test_quantiles_are_those_of_students_table(degrees: int, quantile: float) ->
 
 
 def test_the_interval_of_a_median_leaves_out_what_a_coin_seldom_shows() -> None:
-    """Of nine tosses 0 or 1 are heads in 10 of 512 cases, which is less than 2.5 %; of six, none in 1 of 64."""
+    """Nine tosses of a coin show at most one head in 10 of 512 cases, less than 2.5 %; six show none in 1 of 64."""
     assert median_interval([9.0, 1.0, 8.0, 2.0, 7.0, 3.0, 6.0, 4.0, 5.0]) == (5.0, 2.0, 8.0)
     assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == (3.5, 1.0, 6.0)
     assert median_interval([2.0]) == (2.0, 2.0, 2.0)

@@ -360,7 +360,7 @@ def test_a_tensor_that_waits_for_another_is_ready_after_it() -> None:
 
 
 def test_omgs_waits_for_the_backward_pass_alone() -> None:
-    """Of three seconds between two tensors, compressing the second takes two, which its own message would take too."""
+    """Compressing the second tensor takes two of the three seconds between them, for which the first need not wait."""
     costs = {"names": ["b", "a"], "ready_seconds": [5.0, 8.0], "nbytes": [1, 1], "elements": [1000, 2000]}
     made = (Costs(1.5, 0.0, compress_seconds=[one, 2 * one], **costs) for one in (1.0, 0.0))  # type: ignore[arg-type]
     long, none = made

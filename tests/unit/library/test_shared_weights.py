@@ -169,7 +169,7 @@ def test_a_use_that_overflows_takes_the_others_of_the_pass_with_it(use: str, cou
 
 
 def test_a_use_outside_of_layers_that_overflows_takes_theirs_with_it() -> None:
-    """Its part of the gradient is whole, and comes when those of the layers are kept until the last."""
+    """A weight is used by layers, whose gradients wait as rows, and by a sum, whose whole gradient then overflows."""
     model, optimizer, scaler = scaled()
     for step in range(2):
         optimizer.zero_grad()

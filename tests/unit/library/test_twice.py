@@ -183,7 +183,7 @@ def test_why_a_gradient_is_not_made_twice(options: dict[str, object], reason: st
 
 
 class Transposed(Layers):
-    """Its second weight lies in memory column by column."""
+    """Layers of which the second has a weight that lies in memory column by column."""
 
     def __init__(self) -> None:
         super().__init__()

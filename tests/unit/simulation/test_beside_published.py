@@ -37,7 +37,7 @@ def test_the_page_has_what_the_command_prints() -> None:
 
 
 def test_a_speed_up_is_over_one_rank_that_sends_nothing() -> None:
-    """Of eight ranks, of which each takes twice as long as one alone: together they are four times as fast."""
+    """Eight ranks whose step takes twice as long as that of one alone are four times as fast together."""
     flops, cluster = np.array([[1e12, 1.0]]), next(iter(presets().values()))
     layers = replace(make_layers([(300, 300)] * 4), batch=1, forward=flops, backward=(2 * flops,) * 4)
     forward, backward = layers.seconds(cluster.device)
