@@ -71,11 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", default="each", help=text)
     text = "in place of --pairs: each setting of a config's cells against its cell without compression"
     parser.add_argument("--config", metavar="FILE", type=Path, help=text)
-    text = (
-        "torch's optimizers in their fused form, in all settings: those of one tensor at a time can be slow for what "
-    )
-    text += "compression leaves, such as square roots of zeros"
-    parser.add_argument("--fused", action="store_true", help=text)
     parser.add_argument("--ranks", type=int, default=2, help="processes that train together (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
     place = Path("results/runs/pace.json")
@@ -94,11 +89,11 @@ def main(args: argparse.Namespace) -> int:
     together = _in_pairs(models, args) if args.config is None else _of_config(models, args)
     os.environ[DEVICE_VARIABLE] = choose("device", args.device, DEVICES)
     writable("output", args.output)
-    asked = {"rounds": rounds, "steps": steps, "starts": starts, "fused": args.fused}
+    asked = {"rounds": rounds, "steps": steps, "starts": starts}
     with _kept_if_interrupted(args.output) as found:
         found.update(asked | {"rows": [], "measured": timing_provenance() | {"device": args.device}})
         for cells in together:
-            for row in compare(cells, rounds, steps, ("fused",) if args.fused else (), starts):
+            for row in compare(cells, rounds, steps, starts):
                 found["rows"].append(row)
                 beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
                 print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
@@ -168,16 +163,13 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}{few_bits}{slices}"
 
 
-def compare(
-    cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str] = (), starts: int = 1
-) -> list[dict[str, Any]]:
+def compare(cells: Sequence[Cell], rounds: int, steps: int, starts: int = 1) -> list[dict[str, Any]]:
     """Return the ratio of the speed of each further cell to that of the first; all are of one model.
 
-    `words` are further ones for `benchmarks.training.pace_rank`. A row has the ratios of all rounds, or of several
-    `starts` of the processes their means, the mean of these, half its 95 % interval, and the least seconds of a step in
-    both.
+    A row has the ratios of all rounds, or of several `starts` of the processes their means, the mean of these, half its
+    95 % interval, and the least seconds of a step in both.
     """
-    timed = [train_on(HERE, cells, rounds, steps, *words, **MALLOC_THAT_KEEPS).seconds for _ in range(starts)]
+    timed = [train_on(HERE, cells, rounds, steps, **MALLOC_THAT_KEEPS).seconds for _ in range(starts)]
     reference = _setting_of(cells[0]) | {"step_seconds": min(min(one[0]) for one in timed) / steps}
     rows = []
     for number, cell in enumerate(cells[1:], 1):

@@ -1,7 +1,7 @@
 """One rank that trains several cells of one model in turn, and times them.
 
-`python -m benchmarks.training.pace_rank FOLDER ROUNDS STEPS [inputs] [fused]`; `benchmarks.micro.pace` starts it. With
-inputs, the inputs of a simulated step are measured before each round. With fused, optimizers take their fused form.
+`python -m benchmarks.training.pace_rank FOLDER ROUNDS STEPS [inputs]`; `benchmarks.micro.pace` starts it. With
+inputs, the inputs of a simulated step are measured before each round.
 """
 
 import gc
@@ -52,9 +52,8 @@ def main() -> None:
     if world_size > 1:
         meeting = f"file://{folder}/store"
         dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
-    words = sys.argv[4:]
-    trainers = _built(cells, place.device, rank, "fused" in words)
-    inputs = Inputs(cells, meet) if "inputs" in words else None
+    trainers = _built(cells, place.device, rank)
+    inputs = Inputs(cells, meet) if "inputs" in sys.argv[4:] else None
     if inputs is not None:
         inputs.sample()
         inputs.rounds.clear()  # in the first sample, memory and threads are new
@@ -75,14 +74,12 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def _built(cells: Sequence[Cell], device: torch.device, rank: int, fused: bool) -> list[Trainer]:
+def _built(cells: Sequence[Cell], device: torch.device, rank: int) -> list[Trainer]:
     """Build all cells, and train them until what the first steps set up is there."""
     trainers = []
     for cell in _told(rank, f"{cells[0].model}: settings prepared", cells):
         communicator = LocalCommunicator() if cell.backend == "local" else TorchCommunicator()
         trainer = build(cell, communicator, None, find_root(), device)
-        for group in trainer.optimizer.param_groups if fused else ():
-            group.update(fused=True, foreach=False)
         _train(trainer, TIMED_WARM_UP_STEPS if cell.merge in TIMED else WARM_UP_STEPS)
         trainers.append(trainer)
     gc.collect()

@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,6 +21,12 @@ OPTIMIZERS: dict[str, Maker] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adamw": torch.optim.AdamW,
 }
+FUSED_KERNELS = frozenset(
+    getattr(kernel, overload)
+    for kernel in (getattr(torch.ops.aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad"))
+    for overload in kernel.overloads()
+)
+"""The kernels of torch's optimizers in their fused form, each of which updates all parameters of a device in place."""
 CURE = (
     "give sgd, adamw, or module:callable that takes a list of parameters and returns a torch.optim.Optimizer "
     "(what else it must be given: --optimizer-arg NAME=VALUE)"
@@ -65,10 +72,12 @@ def _found(optimizer: str | Maker) -> tuple[str, Maker]:
 def without_storage(optimizer: torch.optim.Optimizer, name: str) -> Iterator[None]:
     """Within it `optimizer` takes steps on tensors without storage: what it reads of values is 1 everywhere.
 
-    What its own code raises becomes a ConfigError of one line that says `name`; what others raise is passed on.
+    Torch's optimizers may have their fused form: they make the states that they make on other devices, and their
+    kernels, which hold nothing beside them, do nothing. What the optimizer's own code raises becomes a ConfigError of
+    one line that says `name`; what others raise is passed on.
     """
     try:
-        with _Ones():
+        with _fused_forms(), _Ones():
             yield
     except ConfigError:
         raise
@@ -82,10 +91,27 @@ def without_storage(optimizer: torch.optim.Optimizer, name: str) -> Iterator[Non
         ) from error
 
 
+@contextmanager
+def _fused_forms() -> Iterator[None]:
+    """Within it torch's optimizers do not refuse their fused form for tensors without storage."""
+    module: Any = import_module("torch.optim.optimizer")  # torch.optim has no attribute of that name
+    supported = module._get_fused_kernels_supported_devices
+    module._get_fused_kernels_supported_devices = lambda: [*supported(), "meta"]
+    try:
+        yield
+    finally:
+        module._get_fused_kernels_supported_devices = supported
+
+
 class _Ones(TorchDispatchMode):
-    """Answers 1 for a value that is read from a tensor without storage (`item`), where torch would raise."""
+    """Answers 1 for a value that is read from a tensor without storage (`item`), where torch would raise.
+
+    Kernels of fused optimizers, which such tensors lack, do nothing.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in FUSED_KERNELS and args[0][0].is_meta:
+            return None
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return torch.ones((), dtype=args[0].dtype).item()
         return func(*args, **(kwargs or {}))

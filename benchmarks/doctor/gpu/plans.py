@@ -28,11 +28,11 @@ class Plans:
     folder: Path
     process: BaseProcess | None = None
 
-    def start(self, cells: Sequence[Cell], on_gpu: bool) -> None:
+    def start(self, cells: Sequence[Cell]) -> None:
         """Start the process, if there is anything to plan."""
         if cells:
             # Not forked: a fork would inherit what this process has.
-            self.process = get_context("spawn").Process(target=_plan, args=(self.folder, cells, on_gpu), daemon=True)
+            self.process = get_context("spawn").Process(target=_plan, args=(self.folder, cells), daemon=True)
             self.process.start()
 
     def wait(self, cell: Cell, seconds: float) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def _file(folder: Path, cell: Cell) -> Path:
     return folder / f"{cell.name}.plan.json"
 
 
-def _plan(folder: Path, cells: Sequence[Cell], on_gpu: bool) -> None:
+def _plan(folder: Path, cells: Sequence[Cell]) -> None:
     plan_of = load("benchmarks.training.plan_of_cell:plan_of")
     for cell in cells:
         try:
-            save_json(plan_of(cell, on_gpu=on_gpu), _file(folder, cell))
+            save_json(plan_of(cell), _file(folder, cell))
         except Exception as error:  # the other cells still get plans
             save_json({FAILED: f"{type(error).__name__}: {error}"}, _file(folder, cell))
 
@@ -73,5 +73,5 @@ def plan_anew(record: dict[str, Any]) -> dict[str, Any]:
     Measured values stay unchanged. Imports torch, and takes a few seconds for the largest models.
     """
     plan_of = load("benchmarks.training.plan_of_cell:plan_of")
-    planned = plan_of(Cell(**record["cell"]), on_gpu=record["device"] is not None)
+    planned = plan_of(Cell(**record["cell"]))
     return record | {"planned": planned, "agreement": [compare(rank, planned) for rank in record["ranks"]]}

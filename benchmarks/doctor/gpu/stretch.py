@@ -85,7 +85,7 @@ class Stretch:
         with tempfile.TemporaryDirectory(prefix="resireduce-plans-") as folder:
             plans = Plans(Path(folder))
             try:
-                plans.start([step.cell for step in todo if step.cell], on_gpu)
+                plans.start([step.cell for step in todo if step.cell])
                 for number, step in enumerate(todo, start=1):
                     if not self._begin(step, number, len(todo)):
                         continue

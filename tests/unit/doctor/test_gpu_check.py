@@ -67,7 +67,7 @@ def make_stretch(monkeypatch, tmp_path) -> Callable[..., Stretch]:
             return [Outcome(**end)]
 
         monkeypatch.setattr(work, "launch", launch)
-        monkeypatch.setattr(Plans, "start", lambda self, cells, on_gpu: None)
+        monkeypatch.setattr(Plans, "start", lambda self, cells: None)
         monkeypatch.setattr(Plans, "wait", lambda self, cell, seconds: PLANNED)
         device = {"uuid": "GPU-1", "device": "NVIDIA H200", "torch": "2.11.0"}
         code, folder = options.pop("code", "here"), tmp_path / "run" / "nvidia-h200"
@@ -331,9 +331,10 @@ def test_agreement_is_to_the_byte_for_states_and_near_for_the_rest():
 def test_the_plan_is_that_of_the_command_but_for_the_optimizers_temporaries():
     cell = Cell(model="gpt2-bytes", scheme="w+2d", gradients="kept", world_size=1, backend="local")
     settings = {"scheme": "w+2d", "gradients": "kept", "overlap": True, "density": cell.density, "world_size": 1}
+    # At the fullest moment of gpt2-bytes the two gradients of its tied weight are added up.
     assert plan_of(cell) == plan(find_builder("gpt2-bytes"), optimizer="adamw", **settings)
-    # At the fullest moment of gpt2-bytes the two gradients of its tied weight are added up, on a GPU too.
-    planned, fused = (plan_of(replace(cell, model="bert-questions"), on_gpu=on_gpu) for on_gpu in (False, True))
+    planned = plan(find_builder("bert-questions"), optimizer="adamw", **settings)
+    fused = plan_of(replace(cell, model="bert-questions"))
     assert {name: fused[name] for name in STATES} == {name: planned[name] for name in STATES}
     assert planned["total"] < fused["peak_states"] < planned["peak_states"]
 
@@ -371,7 +372,7 @@ def test_a_case_without_a_plan_is_measured_and_planned_anew_when_asked(make_stre
     merge_again = ["gpu-check", "--summary", str(tmp_path / "run"), "--replan", "--output", str(tmp_path / "with")]
     assert main(merge_again) == 0
     again = json.loads((tmp_path / "with/nvidia-h200/memory.json").read_text())["cases"][0]
-    assert again["planned"] == plan_of(CELLS[0], on_gpu=True) and again["ranks"] == case["ranks"]
+    assert again["planned"] == plan_of(CELLS[0]) and again["ranks"] == case["ranks"]
     assert not again["agreement"][0]["agrees"], "what was measured here is not of that model"
 
 

@@ -53,21 +53,20 @@ def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: py
 def test_with_several_starts_the_interval_is_over_their_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, f"[[2.0, $(wc -l < {tmp_path}/starts)], [1.0, 2.0]]", monkeypatch)
     cell = Cell(model="resnet50", data="synthetic", world_size=1, backend="local")
-    (row,) = pace.compare([cell, replace(cell, gradients="streamed")], 2, 1, (), 3)
+    (row,) = pace.compare([cell, replace(cell, gradients="streamed")], 2, 1, 3)
     assert row["ratios"] == [1.25, 1.5, 1.75] and row["pairs"] == 3
     assert row["ratio"] == 1.5 and row["half_width"] == pytest.approx(0.25 / 3**0.5 * 4.303, rel=1e-3)
     assert (row["against"]["step_seconds"], row["step_seconds"]) == (1.0, 1.0)
 
 
-def test_what_compression_costs_is_beside_none_with_fused_optimizers_too(
+def test_what_compression_costs_is_is_beside_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "pace.json"
     options = ["--models", "gpt2-bytes", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
-    assert main(["pace", "--pairs", "compression", "--fused", *options]) == 0
+    assert main(["pace", "--pairs", "compression", *options]) == 0
     found = json.loads(output.read_text())
     (row,) = found["rows"]
-    assert found["fused"] is True
     assert (row["scheme"], row["against"]["scheme"], row["against"]["gradients"]) == ("baseline", "none", "kept")
     assert "gpt2-bytes: topk 0.01, baseline, kept against none, none, kept: " in capsys.readouterr().out
 

@@ -20,6 +20,7 @@ from benchmarks.training.optimizers import make_optimizer
 from benchmarks.training.tasks.task import to_device
 from resireduce.comm.local import PretendCommunicator
 from resireduce.planning.memory import ModelStates, measure_states
+from resireduce.planning.optimizer_zoo import without_storage
 from resireduce.scheme import load
 
 CONFIG = read_config(Path(__file__).parents[3] / "benchmarks/config/full-size.yaml")
@@ -70,11 +71,11 @@ def test_two_steps_without_storage(monkeypatch, model):
     task = make_task(cell, Path("data"))
     with torch.device("meta"):
         built = load(MODELS[model])()
-    optimizer = resireduce.distribute(
-        built, make_optimizer(WORKLOADS[model], built), scheme=cell.scheme, backend=PretendCommunicator(1)
-    )
-    for step in range(2):
-        optimizer.zero_grad()
-        task.loss(built, to_device(task.batch(torch.tensor([step])), built)).backward()
-        optimizer.step()
+    wrapped = make_optimizer(WORKLOADS[model], built)
+    optimizer = resireduce.distribute(built, wrapped, scheme=cell.scheme, backend=PretendCommunicator(1))
+    with without_storage(wrapped, "the recipe's"):
+        for step in range(2):
+            optimizer.zero_grad()
+            task.loss(built, to_device(task.batch(torch.tensor([step])), built)).backward()
+            optimizer.step()
     check_bytes(model, measure_states(optimizer))
