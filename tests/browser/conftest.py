@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,8 @@ def smoke_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = read_config(Path("benchmarks/config/smoke.yaml"))
     (folder / "config.json").write_text(json.dumps(get_config(config)))
     for cell in get_cells(config).values():
-        make_result(cell).save(folder / "cells" / f"{cell.name}.json")
+        record = replace(make_result(cell), step_seconds=[0.05] * 200)  # of fewer the page begins with a complaint
+        record.save(folder / "cells" / f"{cell.name}.json")
     return write_report(load_run(folder))
 
 
