@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
 from benchmarks.core.run_config import get_cells, get_config
+from tests import claim_records
 from tests.browser.chromium import Chromium, chromium, find_chromium
 from tests.records import make_result
 
@@ -113,8 +113,7 @@ def smoke_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = read_config(Path("benchmarks/config/smoke.yaml"))
     (folder / "config.json").write_text(json.dumps(get_config(config)))
     for cell in get_cells(config).values():
-        record = replace(make_result(cell), step_seconds=[0.05] * 200)  # of fewer the page begins with a complaint
-        record.save(folder / "cells" / f"{cell.name}.json")
+        claim_records.make(cell).save(folder / "cells" / f"{cell.name}.json")
     return write_report(load_run(folder))
 
 
