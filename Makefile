@@ -11,6 +11,7 @@
 # make bundle  a run with all that it rests on in one zip, for python -m benchmarks verify (RUN=name)
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
 # make images  an image without CUDA, and two small cells in it with docker and with apptainer (IMAGE=cuda12: with CUDA 12)
+# make test-browser  tests of a run's page in Chromium, which is fetched where none is installed
 # make test-images  tests of the images, with a Docker Engine
 # make test-slurm  cells and faults on a Slurm cluster on this machine, as root (test-slurm-full: all of them)
 # make locks  lock files of the images (UPGRADE=1: with the newest versions that are allowed)
@@ -33,7 +34,7 @@ BIN := .venv/bin
 # For tests of the kernels on a CPU, in a folder where nothing else finds it. Not in constraints.txt: torch for CUDA needs another.
 TRITON := 3.5.1
 
-.PHONY: run resume test fuzz check micro gpu bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean distclean
+.PHONY: run resume test fuzz check micro gpu bundle images test-browser test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -89,6 +90,10 @@ images: .venv/installed
 
 test-images: .venv/installed
 	$(BIN)/python -m benchmarks image engine -- $(BIN)/python -m pytest --timeout 900 tests/images
+
+# A browser from Debian's packages, where none is installed, kept in the user's cache: 110 MB.
+test-browser: .venv/installed
+	FETCH_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 tests/browser
 
 test-slurm: .venv/installed horovod
 	$(BIN)/python -m pytest --timeout 900 tests/slurm -m "not full"

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over a pipe by the DevTools protocol. Standard library only.
+"""A real Chromium without a window, driven over a pipe by the DevTools protocol.
 
 Protocol: messages of JSON, each ended by a zero byte, on the file descriptors 3 (to the browser) and 4 (from it).
 """
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rig.debian import Tool, unpacked
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--headless", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run")
 FLAGS += ("--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-pipe")
@@ -23,23 +25,38 @@ PATIENCE_SECONDS = 60
 KEYS = {"Delete": 46, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
 
 
-def find_chromium() -> str | None:
-    """Return the path of a browser, or None."""
-    return next((path for name in NAMES if (path := shutil.which(name))), None)
+def find_chromium() -> tuple[str, dict[str, str]] | None:
+    """Return the path of a browser and the variables that it needs, or None if the machine has no browser."""
+    return next(((path, {}) for name in NAMES if (path := shutil.which(name))), None)
+
+
+def fetch_chromium() -> tuple[str, dict[str, str]]:
+    """Return as `find_chromium` does Debian's browser, unpacked into the user's cache, fetched if it is not there.
+
+    Raises ConfigError if it cannot be fetched.
+    """
+    root = unpacked(Tool(("chromium",)))
+    libraries = [*root.glob("usr/lib/*-linux-gnu"), *root.glob("usr/lib/*-linux-gnu/pulseaudio")]
+    variables = {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "XDG_DATA_HOME": str(root / "usr/share")}
+    if (fonts := root / "etc/fonts").exists():
+        variables["FONTCONFIG_PATH"] = str(fonts)
+    return str(root / "usr/lib/chromium/chromium"), variables
 
 
 class Chromium:
     """One browser with one page."""
 
-    def __init__(self, path: str, profile: Path) -> None:
-        """Start the browser; its files lie in profile."""
+    def __init__(self, path: str, variables: dict[str, str], profile: Path) -> None:
+        """Start the browser at `path` with further environment variables; its files lie in profile."""
         to_read, self._to = (_high(one) for one in os.pipe())
         self._from, to_write = (_high(one) for one in os.pipe())
         # Chromium's own sandbox does not work for root.
         flags = [*FLAGS, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         quiet = [(os.POSIX_SPAWN_OPEN, one, "/dev/null", os.O_RDWR, 0) for one in (0, 1, 2)]
         pipes = [(os.POSIX_SPAWN_DUP2, to_read, 3), (os.POSIX_SPAWN_DUP2, to_write, 4)]
-        self._pid = os.posix_spawn(path, [path, *flags], os.environ, file_actions=[*quiet, *pipes], setsid=True)
+        self._pid = os.posix_spawn(
+            path, [path, *flags], os.environ | variables, file_actions=[*quiet, *pipes], setsid=True
+        )
         os.close(to_read)
         os.close(to_write)
         self._buffer, self._number, self._session = b"", 0, None
@@ -175,9 +192,9 @@ class Chromium:
 
 
 @contextlib.contextmanager
-def chromium(path: str, profile: Path) -> Iterator[Chromium]:
+def chromium(path: str, variables: dict[str, str], profile: Path) -> Iterator[Chromium]:
     """Start a browser, and end it whatever happens."""
-    browser = Chromium(path, profile)
+    browser = Chromium(path, variables, profile)
     try:
         yield browser
     finally:

@@ -1,6 +1,7 @@
 """A browser for the tests, and pages for it. Without a browser they are skipped, and say so."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
 from benchmarks.core.run_config import get_cells, get_config
+from resireduce.errors import ConfigError
 from tests import claim_records
-from tests.browser.chromium import Chromium, chromium, find_chromium
+from tests.browser.chromium import Chromium, chromium, fetch_chromium, find_chromium
 from tests.records import make_result
 
 MODELS = ["vgg-digits", "gpt2-bytes", "resnet-digits"]
@@ -80,11 +82,16 @@ def long_table(rows: int) -> Table:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    path = find_chromium()
-    if path is None:
-        pytest.skip("no chromium is installed: the page is NOT tested in a browser")
-    with chromium(path, tmp_path_factory.mktemp("chromium")) as found:
-        yield found
+    found = find_chromium()
+    if found is None and os.environ.get("FETCH_BROWSER"):
+        try:
+            found = fetch_chromium()
+        except ConfigError as error:
+            pytest.skip(f"{error}: the page is NOT tested in a browser")
+    if found is None:
+        pytest.skip("no chromium is installed: the page is NOT tested in a browser (make test-browser fetches one)")
+    with chromium(*found, tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")
