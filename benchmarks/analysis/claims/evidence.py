@@ -1,5 +1,6 @@
 """The records that claims are judged by, from one run or several, and what is odd about them."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -83,13 +84,19 @@ def _rank(hole: Hole) -> tuple[bool, bool]:
     return hole.status not in OUTCOMES, bool(hole.doubt)
 
 
-def doubts(run: Run) -> list[str]:
-    """Return a line for each record of a run that its tables show but its ledger does not take as it is."""
+def doubts(run: Run, shown: str = "Tables show it") -> list[str]:
+    """Return a line for each record of a run that its ledger does not take as it is, but others do, who are `shown`."""
     evidence = gather([run])
     broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
     found = list(dict.fromkeys([*broken, *evidence.twice.values()]))
     more = [f"{len(found) - MOST} more records like these"] if len(found) > MOST else []
-    return [f"{text}. Tables show it, the ledger does not count it." for text in (*found[:MOST], *more)]
+    return [f"{text}. {shown}, the ledger does not count it." for text in (*found[:MOST], *more)]
+
+
+def print_doubts(run: Run) -> None:
+    """Print these lines to stderr, for a command whose figures are of all records that a run has."""
+    for line in doubts(run, "These figures count it"):
+        print(f"Note: {line}", file=sys.stderr)
 
 
 def _when(record: tuple[str, CellResult]) -> tuple[datetime, str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis import labels
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.origin import provenance_rows
@@ -44,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
     if args.add and output.exists():
         rows, sources = _added(output, rows, sources)
     save_json({"rows": rows, "measured": sources}, output)
+    print_doubts(run)
     print("\n".join(_tables(rows)))
     if run.holes:
         print(f"\nMissing: {len(run.holes)} of {len(run.cells)} cells")

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.page.sentences import why_missing
@@ -36,6 +37,7 @@ def main(args: argparse.Namespace) -> int:
     writable("output", output)
     links = links_words(run.results.values())
     save_json({"rows": rows, "links": links, "measured": dict(provenance_rows(run.results.values()))}, output)
+    print_doubts(run)
     for model in dict.fromkeys(row["model"] for row in rows):
         print(f"{model}\n{systems_table([row for row in rows if row['model'] == model])}\n")
     if links:

@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.analysis import labels
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.statistics import CONFIDENCE, Interval
@@ -41,6 +42,7 @@ def main(args: argparse.Namespace) -> int:
     writable("output", output)
     measured = dict(provenance_rows(run.results.values()))
     save_json({"confidence": CONFIDENCE, "rows": rows, "measured": measured}, output)
+    print_doubts(run)
     print(readme_table(rows))
     if run.holes:
         missing = f"{len(run.holes)} of {len(run.cells)} cells"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.labels import markdown_table, metric_heading, metric_value, percent, signed
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.origin import provenance_rows
@@ -39,6 +40,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=precision")
     output = args.output or args.run / "precision.json"
     save_json({"rows": rows, "measured": dict(provenance_rows(run.results.values()))}, output)
+    print_doubts(run)
     print(READING)
     print("\n" + markdown_table(HEAD, [_texts(row) for row in rows], "lllrrrrrr"))
     print(output)

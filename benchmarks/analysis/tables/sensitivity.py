@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.origin import provenance_rows
@@ -44,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
     models = {model: measure_tell(run, model) for model in dict.fromkeys(cell.model for cell in run.cells)}
     output = args.output or args.run / "tell.json"
     save_json({"models": models, "measured": dict(provenance_rows(run.results.values()))}, output)
+    print_doubts(run)
     for model, entry in models.items():
         means = ", ".join(f"{name} {_with_width(entry[name])}" for name in SETTINGS)
         verdict = "tells" if entry["tells"] else "does not tell"

@@ -54,3 +54,10 @@ def test_a_seed_that_is_missing_is_named(folder: Path, capsys: pytest.CaptureFix
     assert main(["tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 2
     assert "vgg-digits, none: 2 seeds are there, needed are 3" in capsys.readouterr().err
     assert not (folder / "tell.json").exists()
+
+
+def test_records_that_the_ledger_does_not_count_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rule counts these, whose steps took no time, like any other."""
+    assert main(["tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("Note: ") and "These figures count it, the ledger does not count it." in said
