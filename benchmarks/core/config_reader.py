@@ -17,6 +17,8 @@ from benchmarks.core.taking import INSTEAD, ONLY, taken
 from resireduce.errors import LONGEST_VALUE, ConfigError, short
 
 EXAMPLE = "benchmarks/config/smoke.yaml"
+CURE = "one of benchmarks/config, or your own (what it extends is looked for beside it)"
+HOLDS = "run, defaults and matrix or parts"
 MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -78,24 +80,27 @@ def read_config(path: Path, part: str | None = None) -> dict[str, Any]:
     return config if part is None else config | {"part": part}
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file unchanged. Raises ConfigError as read_config does."""
+def read_yaml(
+    path: Path, field: str = "config", cure: str = CURE, holds: str = HOLDS, example: str = EXAMPLE
+) -> dict[str, Any]:
+    """Return the mapping in a YAML file unchanged. Raises ConfigError as read_config does.
+
+    The error calls the file `field` and says what to do: to give `cure` instead, to write into it what it `holds`, or
+    to do as in the file `example`.
+    """
     try:
         config = yaml.load(read_text(path), _Loader)
     except OSError as error:
-        raise ConfigError(
-            f"config: {path}: {error.strerror}; give one of benchmarks/config, or your own (what it extends is looked "
-            "for beside it)"
-        ) from None
+        raise ConfigError(f"{field}: {path}: {error.strerror}; give {cure}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"config: {path} is no text: {error}; save it as UTF-8") from None
+        raise ConfigError(f"{field}: {path} is no text: {error}; save it as UTF-8") from None
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError(f"config: {path}{where}: {problem}; mend that place, as in {EXAMPLE}") from None
+        raise ConfigError(f"{field}: {path}{where}: {problem}; mend that place, as in {example}") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"config: {path} holds no mapping; give run, defaults and matrix or parts")
+        raise ConfigError(f"{field}: {path} holds no mapping; give {holds}")
     return config
 
 

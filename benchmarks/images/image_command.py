@@ -1,6 +1,7 @@
 """`python -m benchmarks image`: builds images, exports them to files, and runs commands with an engine."""
 
 import argparse
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,8 @@ def _export(args: argparse.Namespace) -> int:
     if not given:
         raise ConfigError(f"export: give one or more of {', '.join(f'--{form} FILE' for form in FORMS)}")
     images = {} if args.entry else read_images()
+    if args.name not in images and args.name in IMAGES and not args.entry:
+        raise ConfigError(f"image: {args.name!r} is not built; build it: python -m benchmarks image build {args.name}")
     entry = ImageEntry.load(args.entry) if args.entry else images[choose("image", args.name, images)]
     if entry.name != args.name:
         raise ConfigError(
@@ -146,8 +149,11 @@ def _list(args: argparse.Namespace) -> int:
 
 def _engine(args: argparse.Namespace) -> int:
     program, *rest = args.line
+    is_tool = program in load("benchmarks.rig.debian:TOOLS")
+    if not is_tool and shutil.which(program) is None:
+        raise ConfigError(f"command: {program!r} is no program here; give one of PATH, or the path of one")
     with engine():
-        line = command(program) if program in load("benchmarks.rig.debian:TOOLS") else [program]
+        line = command(program) if is_tool else [program]
         return subprocess.run([*line, *rest], check=False).returncode
 
 

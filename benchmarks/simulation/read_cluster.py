@@ -14,6 +14,7 @@ from resireduce.errors import ConfigError, choose
 
 PRESETS = ROOT / "benchmarks/simulation/clusters.yaml"
 ENDINGS = (".yaml", ".yml")
+HOLDS, EXAMPLE = "the fields of a cluster, as nodes: 4", "benchmarks/simulation/clusters.yaml"
 PARTS: tuple[tuple[str, Any, str], ...] = (
     ("device", Device, "devices"),
     ("in_node", Link, "links"),
@@ -32,7 +33,7 @@ def presets() -> dict[str, Cluster]:
 def find_cluster(given: str) -> Cluster:
     """Return the preset called `given`, or the cluster in the YAML file at that path. Raises ConfigError, one line."""
     if given.endswith(ENDINGS):
-        values = read_yaml(Path(given))
+        values = read_yaml(Path(given), "cluster", "a preset's name, or the file of a cluster", HOLDS, EXAMPLE)
         with within(given):
             return _cluster(values, Path(given).stem, read_yaml(PRESETS))
     try:

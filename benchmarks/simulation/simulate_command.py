@@ -15,7 +15,7 @@ from benchmarks.simulation.beside_measured import measured_table, sentence, shar
 from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster
 from benchmarks.simulation.compress_cost import read_micro
-from benchmarks.simulation.fitting import is_supported, records_in, supported
+from benchmarks.simulation.fitting import Key, is_supported, records_in, supported
 from benchmarks.simulation.grid import HIERARCHIES, Case, grid
 from benchmarks.simulation.measured_parts import read_measured
 from benchmarks.simulation.model_layers import layers_of, recorded_seconds
@@ -32,6 +32,8 @@ DENSITIES = (0.01, 0.001)
 UNPLANNED = ("threshold",)
 """Compressors whose message sizes are unknown before they see gradients."""
 SHOWN = 20
+LONGEST_SECONDS = 1e6
+"""Of the passes of one rank: longer ones overflow in sums over messages."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,9 +83,10 @@ def main(args: argparse.Namespace) -> int:
     cases = _cases(args, clusters, args.ranks)
     if not cases:
         raise ConfigError("rules: nothing is left to simulate; dear needs compressor none and flat levels")
+    keys = None if args.records is None else supported(records_in(args.records), args.model, args.most_lost)
     settings = _settings(args)
     results = simulate(cases, settings)
-    chosen = _with_accuracy(args, results)
+    chosen = results if keys is None else _with_accuracy(args.records, keys, results)
     ordered = fastest_first(chosen)
     said = answers(chosen, results, settings, args.gradients)
     if args.output:
@@ -140,7 +143,9 @@ def _checked(args: argparse.Namespace) -> list[Cluster]:
     if args.record and args.compute_seconds is not None:
         raise ConfigError("compute_seconds: the record says it, too; give one of them")
     if args.compute_seconds is not None:
-        allow("compute_seconds", args.compute_seconds, 0 < args.compute_seconds < math.inf, "seconds, more than 0")
+        fits = 0 < args.compute_seconds <= LONGEST_SECONDS
+        longest = f"seconds, more than 0, at most {LONGEST_SECONDS:g}"
+        allow("compute_seconds", args.compute_seconds, fits, longest)
     if args.output and args.output.exists() and not args.output.is_dir():
         raise ConfigError(f"output: {args.output} is no folder; give the name of one")
     return clusters
@@ -171,15 +176,12 @@ def _cases(args: argparse.Namespace, clusters: Sequence[Cluster], ranks: Sequenc
     )
 
 
-def _with_accuracy(args: argparse.Namespace, results: list[Result]) -> list[Result]:
-    """Return the results whose accuracy is supported by records, if the command line names any records."""
-    if args.records is None:
-        return results
-    keys = supported(records_in(args.records), args.model, args.most_lost)
+def _with_accuracy(records: Path, keys: set[Key], results: list[Result]) -> list[Result]:
+    """Return the results whose accuracy the run `records` supports, of the combinations `keys`."""
     found = [one for one in results if is_supported(one, keys)]
     if not found:
         known = "; ".join(f"{name} at {density:g}, {scheme}" for name, density, scheme in sorted(keys))
-        raise ConfigError(f"records: {args.records} supports none of these combinations; it does: {known}")
+        raise ConfigError(f"records: {records} supports none of these combinations; it does: {known}")
     return found
 
 

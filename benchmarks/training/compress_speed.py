@@ -22,10 +22,15 @@ WARM_UP_ROUNDS = 1
 
 
 def main() -> None:
-    """Time all cases at each size and density that the settings name, and report progress."""
+    """Time all cases at each size and density that the settings name, and report progress.
+
+    Ends the process, and says why, if they name a GPU where there is none.
+    """
     folder = Path(sys.argv[1])
     settings = load_json(folder / "settings.json")
     cases = chosen(settings["cases"])
+    if settings["device"] == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: device: 'cuda' is not allowed without a CUDA device; give cpu, or leave it out")
     torch.set_num_threads(settings["threads"])
     device, rows, averages = torch.device(settings["device"]), list[dict[str, Any]](), list[dict[str, Any]]()
     for elements in settings["sizes"]:

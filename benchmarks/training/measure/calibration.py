@@ -13,7 +13,7 @@ from torch import nn
 
 import resireduce
 from benchmarks.core.checks import allow, integer
-from benchmarks.core.devices import DEVICE_VARIABLE
+from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.ladder import Rung
 from benchmarks.training.failures import describe
@@ -22,7 +22,7 @@ from benchmarks.training.measure.probe import look_before_cuda, make_meter
 from benchmarks.training.measure.rungs import make_ladder
 from benchmarks.training.measure.tracker import reset_peak_resident
 from benchmarks.training.place import choose_place
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, choose
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.memory import held_tensors
 
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     if args.output is not None:
         writable("output", args.output)
     if args.device is not None:
-        os.environ[DEVICE_VARIABLE] = args.device
+        os.environ[DEVICE_VARIABLE] = choose("device", args.device, DEVICES)
     try:
         readings = measure_known(mebibytes << 20)
     except RuntimeError as error:

@@ -220,6 +220,17 @@ def test_an_entry_of_another_image_is_not_exported(tmp_path: Path, capsys: pytes
     assert "is of image 'cpu', not of 'cuda12'" in capsys.readouterr().err
 
 
+def test_an_image_that_is_not_built_and_a_program_that_is_not_there_are_named_with_a_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.images.image_command.read_images", dict)
+    assert main(["image", "export", "cpu", "--sif", f"{tmp_path}/x.sif"]) == 2
+    assert "image: 'cpu' is not built; build it: python -m benchmarks image build cpu" in capsys.readouterr().err
+    monkeypatch.setattr("benchmarks.images.image_command.engine", lambda: pytest.fail("an engine was started"))
+    assert main(["image", "engine", "--", "no-such-program"]) == 2
+    assert "command: 'no-such-program' is no program here; give one of PATH" in capsys.readouterr().err
+
+
 def test_a_toolkit_for_an_image_without_cuda_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["image", "build", "cpu", "--toolkit", "nvidia/cuda"]) == 2
     assert "toolkit: 'nvidia/cuda' is of no use for cpu" in capsys.readouterr().err

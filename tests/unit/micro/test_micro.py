@@ -151,3 +151,11 @@ def test_the_naive_form_and_the_library_send_the_same() -> None:
 def test_what_cannot_be_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, said: str):
     assert main(["micro", option, value, "--output", str(tmp_path / "micro.json")]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_gpu_that_is_not_there_is_named_in_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["micro", "--tiny", "--device", "cuda", "--output", str(tmp_path / "micro.json")]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: device: 'cuda' is not allowed without a CUDA device; give cpu, or leave it out\n")
+    assert "Traceback" not in said

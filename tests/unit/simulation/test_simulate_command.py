@@ -139,13 +139,40 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", " holds no mapping; give the fields of a cluster, as nodes: 4"),
+        ("nodes:\n\t- 4", "; mend that place, as in benchmarks/simulation/clusters.yaml"),
+    ],
+)
+def test_a_file_that_is_no_cluster_is_not_taken_for_a_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    assert main([*SMALL, "--cluster", str(tmp_path / "bad.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("error: cluster: ") and error.count("\n") == 1
+
+
+def test_records_are_looked_for_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.simulation.simulate_command.simulate", lambda *given: pytest.fail("simulated"))
+    assert main([*SMALL, "--records", str(tmp_path)]) == 2
+    assert "has no records of cells; give a run's folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--ranks", "1000000000"], "ranks: 1000000000 is not allowed; give a whole number, 1 to"),
         (["--ranks", "1"], "ranks: 1 is not allowed; give a whole number, 2 to 4096"),
         (["--ranks", "7"], "ranks: 7 is not allowed on paper-local; give a multiple of the 2 of a node"),
         (["--cluster", "paper-clud"], "cluster: 'paper-clud' is not known (did you mean 'paper-cloud'?)"),
-        (["--cluster", "nowhere.yaml"], "config: nowhere.yaml: No such file or directory"),
+        (
+            ["--cluster", "nowhere.yaml"],
+            "cluster: nowhere.yaml: No such file or directory; give a preset's name, or the",
+        ),
         (["--model", "resnet5"], "model: 'resnet5' is not known (did you mean 'resnet50'?)"),
         (["--batch", "0"], "batch: 0 is not allowed; give a whole number, 1 to"),
         (["--densities", "0"], "densities: 0.0 is not allowed; give a share"),
@@ -161,6 +188,10 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_line(
         (["--record", "SAME", "--cluster", "paper-local", "paper-cloud"], "cluster: a measured time is of one device"),
         (["--cluster", "paper-local", "paper-local"], "cluster: 'paper-local' is there twice; give each once"),
         (["--compute-seconds", "0"], "compute_seconds: 0.0 is not allowed; give seconds, more than 0"),
+        (
+            ["--compute-seconds", "1e308"],
+            "compute_seconds: 1e+308 is not allowed; give seconds, more than 0, at most 1e",
+        ),
         (["--compute-seconds", "nan"], "compute_seconds: nan is not allowed"),
         (["--ragged-largest", "0.5"], "ragged_largest: 0.5 is not allowed; give a number, 1 or more"),
         (["--records", "."], "records: . has no records of cells; give a run's folder"),

@@ -73,6 +73,11 @@ def test_the_place_is_known_from_other_launchers_too(monkeypatch: pytest.MonkeyP
     assert str(choose_place(gpus(2)).device) == "cuda:0", "the suite's launcher comes first"
 
 
+def test_measure_names_its_own_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "--device", "tpu"]) == 2
+    assert capsys.readouterr().err.startswith("error: device: 'tpu' is not known")
+
+
 def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("RESIREDUCE_DEVICE", "cuda")
     with pytest.raises(ConfigError, match="RESIREDUCE_DEVICE: 'cuda' is not allowed without a CUDA device; set cpu"):
