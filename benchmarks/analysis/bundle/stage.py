@@ -14,7 +14,7 @@ from benchmarks.analysis.report_command import write_report
 from benchmarks.core.paths import RUNS
 
 INPUTS = ("cells", "logs", "config.json", "start.json")
-"""What a report is made from (of logs, only whether they exist), and what restarts the run."""
+"""What a report is made from (of logs, whether they exist and how they end), and what restarts the run."""
 OUTPUTS = ("tables", "figures", "report.html", "claims.json")
 """What a report consists of."""
 

@@ -1,5 +1,6 @@
 """The records that claims are judged by, from one run or several, and what is odd about them."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +17,14 @@ from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Hole, Run, strays
 from benchmarks.analysis.near import FIGURE, near_groups
 from benchmarks.core.cell import Cell
+from benchmarks.core.files import read_text
 from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError
+from benchmarks.launching.outcomes import summary
 
 MOST = 5
 """Most records that the notes of a run name."""
+LAST_LINE = re.compile(r"(.* MiB)(?:, normalised [0-9.]+%)?(, [0-9.]+ steps/s, [0-9]+ s)")
+"""The line that ends a log; how its states are normalised is no figure of the record."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +152,27 @@ def _twice(run: Run) -> dict[Cell, str]:
         with suppress(OSError, RecordError):
             if (other := load_failed(path, cell)).status in OUTCOMES and not other.failure.get("interrupted"):
                 found[cell] = f"{path.name} says that {cell.name} ended as {other.status}; delete the wrong one"
-    return found | {
-        other.cell: f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
-        for path, other in strays(run)
-        if (own := run.results.get(other.cell)) and other.status == "ok" and _measured(own) != _measured(other)
-    }
+    return (
+        found
+        | _logged_otherwise(run)
+        | {
+            other.cell: f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
+            for path, other in strays(run)
+            if (own := run.results.get(other.cell)) and other.status == "ok" and _measured(own) != _measured(other)
+        }
+    )
+
+
+def _logged_otherwise(run: Run) -> dict[Cell, str]:
+    """Return cells whose log ends with figures that their record does not have: one of the two was changed."""
+    found = {}
+    for cell, result in run.results.items():
+        with suppress(OSError, UnicodeDecodeError, TypeError):  # a record that lacks figures is not taken anyway
+            lines = read_text(run.folder / "logs" / f"{cell.name}.log").splitlines()
+            said = [line for line in map(LAST_LINE.match, lines) if line and line[0].startswith(f"{cell.name}: ")]
+            if said and said[-1][1] + said[-1][2] != summary(result):
+                found[cell] = f"the log of {cell.name} ends with other figures than its record has; run it again"
+    return found
 
 
 def _measured(result: CellResult) -> tuple[object, ...]:

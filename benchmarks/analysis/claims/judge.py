@@ -86,9 +86,10 @@ def combined(verdicts: Sequence[Verdict], groups: Sequence[str]) -> Verdict:
 CONTENT = ("resireduce", "benchmarks", "packages")
 """Parts of `provenance: content`: hashes of the library's and the suite's code, and what the data come from."""
 NUMERIC: tuple[str, ...] = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
+NUMERIC += ("tf32", "deterministic")
 NUMERIC += tuple(f"content: {name}" for name in CONTENT)
 """Provenance facts that can change a metric: other data, initial weights, order of sums or code."""
-NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores")
+NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores", "environment")
 """Further facts that are named, with `NUMERIC`, if they differ."""
 BEARING: dict[str, tuple[str, ...]] = {"nothing": (), "digits": NUMERIC, "times": (*NAMED, *NUMERIC)}
 """For each value of a kind's `bears`, the facts that leave a verdict open if they differ between its sides.

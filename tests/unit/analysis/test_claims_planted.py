@@ -17,6 +17,7 @@ from benchmarks.analysis.report_command import screen_text, write_claims
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
+from benchmarks.launching.outcomes import summary
 from tests.claim_records import diverged, make, wasted
 from tests.records import path_of
 
@@ -240,7 +241,33 @@ def test_a_foreign_schema_version(folder: Path) -> None:
 
 
 FACTS = [("commit", "c2"), ("cpu", "Other CPU"), ("packages", {"torch": "2.12"})]
-FACTS += [("data_hash", "d2"), ("weights_hash", "w2"), ("dirty", True)]
+FACTS += [("data_hash", "d2"), ("weights_hash", "w2"), ("dirty", True), ("deterministic", "no"), ("tf32", True)]
+
+
+def test_other_settings_of_malloc_leave_times_open(folder: Path) -> None:
+    record = make(cell_of())
+    changed = {**record.provenance, "environment": {"MALLOC_MMAP_THRESHOLD_": "1"}}
+    replace(record, provenance=changed).save(path_of(folder, cell_of()))
+    now = found(folder)
+    assert now[SPEED].status == "inconclusive" and now[SPEED].reason.count("the cells compared differ in environment")
+    assert now[ACCURACY].status == now[SAME].status == "reproduced"
+
+
+def test_a_record_that_is_not_what_its_log_ends_with_leaves_its_claims_open(folder: Path) -> None:
+    cell, log = cell_of(), folder / "logs" / f"{cell_of().name}.log"
+    log.parent.mkdir()
+    share = summary(make(cell), baseline_bytes=10**9)
+    assert ", normalised " in share
+    log.write_text(f"{cell.name}: step 1/200, loss 2.0, 5 s\n{share}, finished before, not trained again\n")
+    assert found(folder)[ACCURACY].status == "reproduced"
+    for other in (make(cell, worse=-0.3), replace(make(cell), wall_seconds=3000.0)):
+        log.write_text(summary(other, baseline_bytes=10**9) + "\n")
+        now = found(folder)
+        assert now[ACCURACY].status == now[SAVING].status == "inconclusive"
+        said = f"the log of {cell.name} ends with other figures than its record has; run it again"
+        assert said in now[ACCURACY].reason
+    log.write_bytes(b"\xff")
+    assert found(folder)[ACCURACY].status == "reproduced"
 
 
 @pytest.mark.parametrize(("fact", "value"), FACTS)
