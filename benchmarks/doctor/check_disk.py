@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.core.paths import cache_folder
 from benchmarks.doctor.finding import Finding, failed, gibibytes, ok, warning
+from benchmarks.launching.containers.image_content import NEEDED_BYTES
 from resireduce.errors import ConfigError
 
 
@@ -95,9 +96,9 @@ def image_stores(environment: Mapping[str, str], which: Callable[[str], str | No
     with suppress(ConfigError):  # neither HOME nor a user with this number
         if (own := cache_folder() / "engine").is_dir():  # where images.engine keeps its own images
             wanted["the suite's own engine"] = (own, f"rm -rf {own}, or export XDG_CACHE_HOME=FOLDER")
-    # Building cuda12 took 21 GB at the fullest moment. Cells may not need the engine that a machine has.
+    # A warning at most, since cells may not need the engine that a machine has.
     return [
-        Need(f"images of {name}", folder, 0, 21 * 10**9, "building image cuda12", cure, writes=False)
+        Need(f"images of {name}", folder, 0, NEEDED_BYTES["cuda12"], "building image cuda12", cure, writes=False)
         for name, (folder, cure) in wanted.items()
     ]
 

@@ -23,11 +23,15 @@ from benchmarks.images.base_image import Base, find_base
 from benchmarks.images.engine import ENGINE_ERRORS, what_engine_said
 from benchmarks.images.wheels import fetch_source, fetch_toolkit, fetch_wheels
 from benchmarks.launching.containers.entry import ImageEntry
-from benchmarks.launching.containers.image_content import check_locks, containerfile, image_content, write_context
+from benchmarks.launching.containers.image_content import (
+    NEEDED_BYTES,
+    check_locks,
+    containerfile,
+    image_content,
+    write_context,
+)
 from resireduce.errors import ConfigError
 
-NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda12": 35 * 10**9}
-"""Free disk space that a build from scratch needs: packages, context, layers of the builder, the image."""
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 STEP = re.compile(r"step \d+/\d+ ?: ", re.IGNORECASE)
 MADE = re.compile(r" ?--+> ([0-9a-f]{11,12})$")
