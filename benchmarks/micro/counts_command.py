@@ -25,10 +25,10 @@ READING = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     shares = ", ".join(map(str, DENSITIES))
-    parser.add_argument("--elements", type=int, help=f"of the tensor (default: {ELEMENTS})")
-    parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"default: {shares}")
-    parser.add_argument("--draws", type=int, help=f"of each input (default: {DRAWS})")
-    parser.add_argument("--tiny", action="store_true", help="by default few elements in two draws, to try it out")
+    parser.add_argument("--elements", type=int, help=f"how many the tensor has (default: {ELEMENTS})")
+    parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"asked for (default: {shares})")
+    parser.add_argument("--draws", type=int, help=f"how often each distribution is drawn (default: {DRAWS})")
+    parser.add_argument("--tiny", action="store_true", help="few elements in two draws, unless given, to try it out")
     place = Path("results/runs/counts/counts.json")
     parser.add_argument(
         "--output", type=Path, default=place, help="JSON file; a table (.md) lies beside it (default: %(default)s)"

@@ -40,10 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "how often each form is timed, in turn with the others (default: %(default)s)"
     parser.add_argument("--rounds", type=int, default=20, help=text)
     parser.add_argument("--steps", type=int, default=2, help="training steps of a round (default: %(default)s)")
-    parser.add_argument("--model", default="gpt2-bytes", help="default: %(default)s")
-    parser.add_argument("--nodes", type=int, default=NODES, help="default: %(default)s")
-    parser.add_argument("--ranks-per-node", type=int, default=RANKS_PER_NODE, help="default: %(default)s")
-    parser.add_argument("--rate", default="100mbit", help="of a node's link, each way (default: %(default)s)")
+    parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=NODES, help="how many (default: %(default)s)")
+    parser.add_argument("--ranks-per-node", type=int, default=RANKS_PER_NODE, help="each (default: %(default)s)")
+    parser.add_argument(
+        "--rate", default="100mbit", help="of a node's link, each way, or unslowed (default: %(default)s)"
+    )
     place = Path("results/runs/links.json")
     parser.add_argument("--output", type=Path, default=place, help="JSON file (default: %(default)s)")
 

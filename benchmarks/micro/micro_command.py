@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     sizes, shares = (", ".join(map(str, given)) for given in (SIZES, DENSITIES))
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements of a gradient (default: {sizes})")
-    parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"default: {shares}")
+    parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"shares sent (default: {shares})")
     text = "names of cases, or patterns such as 'topk, *'; a copy and the naive form are always there (default: all)"
     parser.add_argument("--cases", nargs="+", metavar="NAME", default=["*"], help=text)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is timed (default: %(default)s)")
     text = "threads of each case, plain torch's too (default: the cores that this process may use, as torch has them)"
     parser.add_argument("--threads", type=int, metavar="N", help=text)
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "how often each form is timed, in turn with the others (default: %(default)s)"
     parser.add_argument("--rounds", type=int, default=6, help=text)
     parser.add_argument("--steps", type=int, default=2, help="training steps of a round (default: %(default)s)")
-    parser.add_argument("--model", default="gpt2-bytes", help="default: %(default)s")
+    parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
     known = ", ".join(LAYOUTS)
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), help=f"nodes x ranks of each (default: {known})")
     parser.add_argument("--rates", nargs="+", default=list(RATES), help=f"of links (default: {', '.join(RATES)})")

@@ -40,29 +40,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     usual = [name for name in COMPRESSORS if name not in UNPLANNED]
     known = "a preset of benchmarks/simulation/clusters.yaml, or a YAML file of your own"
-    parser.add_argument("--model", default="resnet50", help="as plan knows it (default: %(default)s)")
+    shares = f"shares sent (default: {', '.join(map(str, DENSITIES))})"
+    parser.add_argument("--model", default="resnet50", help="as resireduce plan knows it (default: %(default)s)")
     parser.add_argument("--batch", type=int, help="samples of a rank (default: the recipe's)")
     parser.add_argument("--cluster", nargs="+", default=["paper-local"], help=f"{known} (default: paper-local)")
     parser.add_argument("--ranks", type=int, nargs="+", help=f"2 to {MOST_RANKS} (default: all of the cluster)")
-    parser.add_argument("--compressors", nargs="+", metavar="NAME", default=usual, help="default: all that have a plan")
-    parser.add_argument("--densities", type=float, nargs="+", metavar="D", default=DENSITIES)
+    parser.add_argument("--compressors", nargs="+", metavar="NAME", default=usual, help="default: all but threshold")
+    parser.add_argument("--densities", type=float, nargs="+", metavar="D", default=DENSITIES, help=shares)
     parser.add_argument("--schemes", nargs="+", metavar="NAME", default=["baseline"], help="default: baseline")
     parser.add_argument("--rules", nargs="+", metavar="NAME", default=list(RULES), help=f"default: {', '.join(RULES)}")
     parser.add_argument("--levels", nargs="+", default=list(HIERARCHIES), help="default: flat and node")
     parser.add_argument("--micro", type=Path, help="record of make micro, for the time of compression on this device")
     parser.add_argument("--record", type=Path, help="record of a cell of the model, for the time of its passes")
-    parser.add_argument("--compute-seconds", type=float, help="or that time: forward and backward pass of one rank")
+    parser.add_argument("--compute-seconds", type=float, help="or: seconds of a rank's forward and backward pass")
     parser.add_argument("--own-stream", action="store_true", help="compression does not delay the backward pass")
     parser.add_argument("--where-it-pays", action="store_true", help="also: each tensor sent dense if that is faster")
-    parser.add_argument("--ragged-largest", type=float, default=1.0, help="largest payload / planned, if sizes differ")
-    parser.add_argument("--gradients", default="streamed", help="for what fits in memory (default: %(default)s)")
+    parser.add_argument("--ragged-largest", type=float, default=1.0, help="largest payload / planned one (default: 1)")
+    parser.add_argument("--gradients", default="streamed", help="kept, streamed: what must fit (default: %(default)s)")
     parser.add_argument("--records", type=Path, help="a run: only combinations whose accuracy it supports")
-    parser.add_argument("--most-lost", type=float, default=0.01, help="share of the metric (default: %(default)s)")
+    parser.add_argument("--most-lost", type=float, default=0.01, help="by these, a share (default: %(default)s)")
     parser.add_argument(
         "--top", type=int, default=SHOWN, help="rows shown, each with its best merging (default: %(default)s)"
     )
-    parser.add_argument("--published", action="store_true", help="what papers say of speed, beside it simulated: alone")
-    text = "record of a testbed: its steps, and what is simulated of them: alone"
+    parser.add_argument("--published", action="store_true", help="instead: speeds of papers, beside simulated ones")
+    text = "instead: the steps in a record of a testbed, beside simulated ones"
     parser.add_argument("--measured", type=Path, metavar="FILE", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, all results")
     parser.add_argument("--output", type=Path, help="folder for simulated.json, .csv, .md, step.svg and scaling.svg")
