@@ -52,7 +52,7 @@ class Hole:
 
     @property
     def why(self) -> str:
-        """The reason, with the doubt."""
+        """Why there is no result; with a doubt, also why the record does not show that."""
         return f"{self.reason}; not shown: {self.doubt}" if self.doubt else self.reason
 
 

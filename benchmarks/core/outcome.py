@@ -60,11 +60,11 @@ class Outcome(Measured):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
+        """Read an outcome from the file that `save` wrote."""
         return cls(**load_json(path))
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the outcome to `path`, as JSON."""
         save_json(self.to_dict(), path)
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ MAKE = "make it with: python -m benchmarks testbed"
 
 
 class One(NamedTuple):
-    """A single value."""
+    """The form of one value in a record: what is allowed, in words, and a function that says whether a value is."""
 
     allowed: str
     is_allowed: Check

@@ -70,7 +70,7 @@ def _copy(like: Tensor, density: float) -> Step:
 
 
 def _topk(like: Tensor, density: float) -> Step:
-    """Selection alone."""
+    """Only select, by plain torch: what no exact top-k can do without."""
     k = share(density, like.numel())
     return lambda gradients, _: torch.topk(gradients[0].view(-1).abs(), k, sorted=False).indices
 

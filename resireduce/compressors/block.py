@@ -72,7 +72,7 @@ class Block8(Inexact):
 
     @property
     def _most(self) -> int:
-        """The greatest level."""
+        """The greatest whole number that the bits of an element hold beside its sign."""
         return 2 ** (self.bits - 1) - 1
 
     def _scales(self, flat: Tensor) -> Tensor:

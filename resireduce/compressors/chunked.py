@@ -77,7 +77,7 @@ class Chunked(Selecting, Inexact):
 
 
 def _width(size: int) -> int:
-    """Bits of a place in a chunk."""
+    """Return how many bits a place within a chunk of `size` elements takes on the wire."""
     return max((size - 1).bit_length(), 1)
 
 

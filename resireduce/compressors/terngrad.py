@@ -35,7 +35,7 @@ class TernGrad(Inexact):
 
     @property
     def unbiased(self) -> bool:
-        """Whether nothing is clipped."""
+        """Whether the mean over all draws is the gradient: only if nothing is clipped."""
         return self.clip is None
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:

@@ -23,12 +23,12 @@ class Filling:
 
     @property
     def start(self) -> Array:
-        """When it would leave."""
+        """Return when the message would be launched: its last tensor is ready, and the link is free."""
         return np.maximum(self.ready, self.free)
 
     @property
     def end(self) -> Array:
-        """When it would have arrived."""
+        """Return when the message would have arrived at all ranks."""
         return self.start + self.latency + self.transfer
 
 

@@ -46,7 +46,7 @@ class Intake(RowIntake):
         self.restart()
 
     def restart(self) -> None:
-        """Forget the last step."""
+        """Begin a step anew: no gradient has arrived, and none is known to be infinite."""
         self.arrived: list[Slot] = []
         self.holds = False  # whether an earlier pass of this step left gradients in .grad
         self.has_begun, self.non_finite, self._inverse_scale = False, None, None

@@ -45,7 +45,7 @@ class Scatter:
         return self.feedback.timeline
 
     def restart(self) -> None:
-        """Forget the last step."""
+        """Begin a step anew: no average has been launched, and none is under way or held."""
         self._launched = self.held_bytes = 0
         self._under_way: deque[tuple[list[Slot], Polled[Tensor]]] = deque()
         self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one

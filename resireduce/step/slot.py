@@ -120,7 +120,7 @@ class Slot:
         self.stage = stage
 
     def restart(self) -> None:
-        """Forget the last step."""
+        """Begin a step anew: drop a streamed parameter's `.grad`, and what was made, sent and received."""
         if self.is_guarded:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None

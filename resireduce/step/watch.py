@@ -35,7 +35,7 @@ class Watch:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the last step."""
+        """Begin a step anew: no parameter has been updated early, and no option been used for it."""
         self._used: list[dict[str, object]] | None = None  # options of the groups, at the first early update
         self._updated: dict[Slot, tuple[object, object]] = {}  # updated early: parameter and state as they were then
 

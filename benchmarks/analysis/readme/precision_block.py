@@ -105,5 +105,5 @@ def _verdict(gains: dict[str, Gain]) -> str:
 
 
 def settled_claim(measured: Measured) -> str:
-    """The verdict alone."""
+    """Return the verdict on bits against sharing, without the figures it rests on."""
     return _verdict(_gains(measured))

@@ -45,7 +45,7 @@ class CudaMarks(Marks):
         self._device, self._cuda = device, cuda
 
     def mark(self) -> Any:
-        """Record an event."""
+        """Record an event in the current stream, and return it."""
         event = self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream(self._device))
         return event
@@ -55,7 +55,7 @@ class CudaMarks(Marks):
         return float(start.elapsed_time(end)) / 1000
 
     def wait(self) -> None:
-        """Wait for the device."""
+        """Return once the device has done all that was launched, so that times between events are known."""
         self._cuda.synchronize(self._device)
 
 

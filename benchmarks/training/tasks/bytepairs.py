@@ -87,7 +87,7 @@ def blocks(symbols: Symbols) -> Tensor:
 
 
 class BytePairs:
-    """Which symbol comes next?"""
+    """Predict the next symbol of a text: training windows, and held-out ones for the perplexity."""
 
     metric = "perplexity"
     higher_is_better = False
