@@ -1,6 +1,7 @@
 """Runs for `python -m benchmarks check`, measured well by arithmetic, and changes of their records."""
 
 import json
+from zlib import crc32
 
 from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
@@ -49,8 +50,9 @@ def sound(record):
     record["in_flight_bytes"] = max(record["peak_states_bytes"] - record["total_bytes"], 0)
     record["peak_states_bytes"] = record["total_bytes"] + record["in_flight_bytes"]
     held = {name: record[name] for name in BYTE_FIELDS}
-    seconds = [1 / speed] * (steps if steps < 2 * STRETCHES else STRETCHES)
-    phases = {"forward_backward": 0.9 / speed, "update": 0.1 / speed, "step": 1 / speed}
+    own = 1e-5 * (1 + crc32(cell.name.encode()) % 499)  # no two trainings take the same seconds
+    seconds = [(1 + own * (-1) ** one) / speed for one in range(steps if steps < 2 * STRETCHES else STRETCHES)]
+    phases = {"forward_backward": (0.9 - own) / speed, "update": (0.1 + own) / speed, "step": 1 / speed}
     source = record["provenance"]
     if isinstance(source, dict):
         if source.get("device") not in (None, "cpu"):

@@ -15,6 +15,7 @@ from benchmarks.analysis.check.check_screen import HINT, diff_text, junit, verdi
 from benchmarks.analysis.check.check_speeds import RECORD, check_speeds
 from benchmarks.analysis.check.compare import Outcome, compare, measured_on
 from benchmarks.analysis.check.reference import Reference, find_reference, path_of, provenance_of
+from benchmarks.analysis.claims.evidence import ambiguous
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
@@ -105,7 +106,7 @@ def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None
     for name in ("device", "torch"):
         if now[name] != reference.provenance.get(name):
             print(f"Note: {name} is {now[name]}, that of the reference {reference.provenance.get(name)}")
-    for note in [*_code_notes(run), *run.notes]:
+    for note in [*_code_notes(run), *run.notes, *ambiguous(run)]:
         print(f"Note: {note}")
     text = diff_text(outcomes)
     print("\n".join([*(["", text, "", HINT] if text else []), verdict_text(outcomes)]))

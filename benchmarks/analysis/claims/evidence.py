@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -93,7 +93,16 @@ def doubts(run: Run, shown: str = "Tables show it") -> list[str]:
     """Return a line for each record of a run that its ledger does not take as it is, but others do, who are `shown`."""
     evidence = gather([run])
     broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
-    found = list(dict.fromkeys([*broken, *evidence.twice.values()]))
+    return _lines([*broken, *evidence.twice.values()], shown)
+
+
+def ambiguous(run: Run) -> list[str]:
+    """Return such lines of sound records that another record, or a log, contradicts: copies, and figures changed."""
+    return _lines(gather([run]).twice.values(), "The check counts it")
+
+
+def _lines(texts: Iterable[str], shown: str) -> list[str]:
+    found = list(dict.fromkeys(texts))
     more = [f"{len(found) - MOST} more records like these"] if len(found) > MOST else []
     return [f"{text}. {shown}, the ledger does not count it." for text in (*found[:MOST], *more)]
 

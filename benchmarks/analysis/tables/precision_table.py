@@ -15,7 +15,7 @@ from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.statistics import interval, paired
 from benchmarks.analysis.table import by_seed, finished_like
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import save_json
+from benchmarks.core.files import save_json, writable
 from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 
@@ -35,10 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the figures and print them as a Markdown table. Raises ConfigError if a model has no baseline."""
     run = load_run(args.run)
+    output = args.output or args.run / "precision.json"
+    writable("output", output)
     rows = [_row(run, setting, results) for setting, results in run.settings().items() if results]
     if not rows:
         raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=precision")
-    output = args.output or args.run / "precision.json"
     save_json({"rows": rows, "measured": dict(provenance_rows(run.results.values()))}, output)
     print_doubts(run)
     print(READING)

@@ -14,7 +14,7 @@ from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.statistics import interval, paired
 from benchmarks.analysis.table import by_seed
-from benchmarks.core.files import load_json, save_json
+from benchmarks.core.files import load_json, save_json, writable
 from benchmarks.core.paths import ROOT
 from resireduce.errors import ConfigError
 
@@ -40,10 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the verdicts and print them. Raises ConfigError if a model lacks records."""
     run = load_run(args.run)
+    output = args.output or args.run / "tell.json"
+    writable("output", output)
     if not run.results:
         raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=tell")
     models = {model: measure_tell(run, model) for model in dict.fromkeys(cell.model for cell in run.cells)}
-    output = args.output or args.run / "tell.json"
     save_json({"models": models, "measured": dict(provenance_rows(run.results.values()))}, output)
     print_doubts(run)
     for model, entry in models.items():

@@ -194,6 +194,22 @@ def test_records_of_other_code_are_a_note(folder, check, monkeypatch):
     assert f"Note: commit of records is {'1' * 40}, that of this checkout {'0' * 40}" in check(status=0)
 
 
+def test_copies_and_records_that_are_not_as_their_logs_say_are_a_note(folder, check, monkeypatch):
+    here = {"commit": MEASURED["commit"], "dirty": False}
+    monkeypatch.setattr("benchmarks.analysis.check.check_command.provenance", lambda: here)
+    (folder / "logs").mkdir()
+    log = folder / "logs" / f"{VGG.name}.log"
+    log.write_text(f"{VGG.name}: accuracy 12.345, model states 1.00 MiB, normalised 80.0%, 9.9 steps/s, 1 s\n")
+    said = f"Note: the log of {VGG.name} ends with other figures than its record has; run it again. The check counts it"
+    assert said in check(status=0)
+    log.unlink()
+    first, second = (path_of(folder, Cell(model="vgg-digits", scheme="none", seed=seed)) for seed in (0, 1))
+    values = json.loads(first.read_text())
+    values["cell"]["seed"] = values["provenance"]["content"]["cell"]["seed"] = 1
+    second.write_text(json.dumps(values))
+    assert "took the same seconds in every step: one training, not 2. The check counts it" in check(status=0)
+
+
 def test_a_seed_with_fewer_bytes_than_the_others_is_named(folder, check):
     cell = Cell(model="vgg-digits", scheme="none", seed=1)
     change(folder, cell, parameters_bytes=1)
