@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -189,6 +190,11 @@ def _savings(whole: int, saved: dict[str, int]) -> list[str]:
     return lines + [f"  {n / MIB:10,.2f} MiB {n / max(1, whole):6.1%}  {'/'.join(names)}" for n, names in alike.items()]
 
 
+def _tell(message: Warning | str, *_: object) -> None:
+    """Print a warning in one line, without the line of code that it comes from, which is not the user's."""
+    print(f"warning: {in_one_line(message)}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` gives; return 0, or 2 after one line about what was wrong with it."""
     if argv is None:
@@ -199,7 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_given(given)
         args = parser().parse_args(given)
-        print({"plan": _plan, "groups": _groups}[args.command](args))
+        with warnings.catch_warnings():
+            warnings.showwarning = _tell
+            print({"plan": _plan, "groups": _groups}[args.command](args))
     except (ConfigError, UsageError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         return 2

@@ -131,6 +131,8 @@ def _check_places(args: argparse.Namespace) -> None:
         if given is not None and os.path.realpath(given) == os.path.realpath(args.output):
             raise ConfigError(f"output: {args.output} is the file given as --{name}; give another one")
     writable("output", args.output)
+    if args.keep is not None:
+        writable("keep", args.keep)
     if args.checkpoints is not None and args.checkpoints.exists() and not args.checkpoints.is_dir():
         raise ConfigError(f"checkpoints: {args.checkpoints} is not a folder; give one, or the name of a new one")
 

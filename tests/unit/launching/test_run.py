@@ -205,6 +205,11 @@ def test_an_output_that_cannot_be_written_is_named_before_training(spec, capsys,
         assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
+def test_a_copy_that_cannot_be_kept_is_named_before_training(spec, capsys, tmp_path):
+    assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "x.json"), "--keep", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: keep: {tmp_path} is not a file; give the name of one\n"
+
+
 def test_what_is_read_is_not_written_over(spec, capsys):
     content = spec.read_bytes()
     assert main(["run", "--cell", str(spec), "--output", str(spec)]) == 2

@@ -159,3 +159,10 @@ def test_groups_show_what_schemes_save(capsys):
 def test_groups_of_a_model_without_compressed_tensors(capsys):
     assert main(["groups", "--model", "torch.nn:ReLU"]) == 0
     assert "  0.0%  a/w/member/d/2d/w+2d/partial" in capsys.readouterr().out
+
+
+def test_a_warning_of_plan_is_one_line_without_code(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--arg", "in_features=200", "--arg", "out_features=300"]
+    assert main(["plan", "--model", "torch.nn:Linear", *size]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning: scheme 'w+2d' saves nothing in this model: ") and said.count("\n") == 1
