@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_given(given)
         args = parser().parse_args(given)
         with warnings.catch_warnings():
-            warnings.showwarning = _tell
+            warnings.showwarning = _tell  # type: ignore[assignment]
             print({"plan": _plan, "groups": _groups}[args.command](args))
     except (ConfigError, UsageError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
