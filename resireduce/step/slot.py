@@ -135,7 +135,8 @@ class Slot:
             self.go(Stage.GUARDED)
 
     def uncover(self) -> None:
-        """Remove the guard. UsageError if it has been replaced or dropped in the meantime."""
+        """Remove the guard. UsageError if it was replaced or dropped, or the parameter moved, in the meantime."""
+        self.check_kind()
         if not self.is_guarded:
             raise UsageError(
                 f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "

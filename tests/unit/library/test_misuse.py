@@ -3,6 +3,8 @@
 import copy
 import pickle
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -392,10 +394,45 @@ def test_an_error_after_which_a_trainer_moves_the_model_is_named() -> None:
     try:
         loss(model).backward()
     except UsageError:
-        with pytest.raises(UsageError, match=r"used \(cpu\).*after another error, UsageError: a second backward"):
-            model.cpu()
-    with pytest.raises(UsageError, match=r"\.grad was used \(cpu\).*distribute that one$"):
-        model.cpu()
+        with pytest.raises(UsageError, match=r"used \(half\).*after another error, UsageError: a second backward"):
+            model.half()
+    with pytest.raises(UsageError, match=r"\.grad was used \(half\).*distribute that one$"):
+        model.half()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("move", [nn.Module.cpu, lambda model: model.to("cpu"), lambda model: model.to(torch.float32)])
+def test_a_model_may_be_moved_to_where_it_is_before_step(move: Callable[[nn.Module], Any]) -> None:
+    model, moved = seeded(Net), seeded(Net)
+    for each, act in ((model, None), (moved, move)):
+        optimizer = distributed(each)
+        loss(each).backward()
+        if act is not None:
+            act(each)
+            assert isinstance(each.head.weight.grad.cpu(), StreamedAway)
+            with pytest.raises(UsageError, match=r"\.grad was used \(norm\)"):
+                each.head.weight.grad.to("cpu").norm()
+        optimizer.step()
+        optimizer.close()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), moved.parameters(), strict=True))
+
+
+def test_a_model_converted_between_backward_and_step_is_refused() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    loss(model).backward()
+    model.to(torch.float64)
+    with pytest.raises(UsageError, match=r"float64 on cpu now .*convert or move the model before"):
+        optimizer.step()
+    optimizer.close()
+
+
+def test_a_guard_takes_the_memory_of_no_gradient() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    loss(model).backward()
+    with pytest.raises(UsageError, match=r"\.grad was used \(data\)"):
+        model.head.weight.grad.data = torch.zeros_like(model.head.weight)
     optimizer.close()
 
 
