@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.analysis.check.reference_rows import PEAKS, QUANTITY_WORDS
 from benchmarks.analysis.labels import percent
+from benchmarks.core.cell import Cell
 
 CPU = "cpu"
 GPU_BYTES = 0.0025
@@ -49,9 +50,13 @@ class Bands:
             same_machine=all(same.values()),
         )
 
-    def of(self, quantity: str, compressor: str = "topk") -> float | None:
-        """Return the band of a quantity, absolute for savings, else relative; None if it is not compared."""
-        exact_peaks = self.exact_bytes and self.same_torch and compressor not in UNEVEN
+    def of(self, quantity: str, setting: Cell | None = None) -> float | None:
+        """Return the band of a quantity of a setting, or of those with the narrowest bands.
+
+        It is absolute for savings, else relative; None if the quantity is not compared.
+        """
+        uneven = setting is not None and (setting.compressor in UNEVEN or _by_time(setting))
+        exact_peaks = self.exact_bytes and self.same_torch and not uneven
         if quantity == "saving":
             return 0.0 if self.exact_bytes else GPU_SAVING
         if quantity == "throughput_ratio":
@@ -69,6 +74,11 @@ class Bands:
         told = ("total_bytes", "peak_states_bytes", "throughput_ratio", "metric")
         lines = [f"{names.get(one, QUANTITY_WORDS[one])} {_how(self.of(one))}" for one in told]
         return [*lines[:-1], lines[-1] + (", and exactly, which is told" if self.same_machine else "")]
+
+
+def _by_time(setting: Cell) -> bool:
+    """Return whether it is a matter of time which messages are under way at the fullest moment of a step."""
+    return setting.update == "in_backward" and setting.world_size > 1
 
 
 def _how(band: float | None) -> str:

@@ -152,7 +152,7 @@ def _missing(run: Run, old: Row, label: str) -> list[Outcome]:
 
 def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: str) -> Outcome:
     old, new = getattr(old_row, quantity), getattr(new_row, quantity)
-    band = bands.of(quantity, old_row.setting.compressor)
+    band = bands.of(quantity, old_row.setting)
     outcome = Outcome(name=old_row.setting.name, label=label, quantity=quantity, verdict="skipped", old=old, new=new)
     short = f"fewer than {SHORT_STEPS} steps say nothing of it"
     why_none = "there is no record of its baseline" if quantity in SAVINGS else short
