@@ -27,6 +27,7 @@ from resireduce.plan import plan
 from resireduce.planning.item import STATES, Item, sums
 from resireduce.planning.itemise import itemise_states
 from resireduce.planning.memory import measure_states
+from resireduce.planning.optimizer_zoo import without_storage
 from resireduce.scheme import COMPRESSORS, SCHEMES, load
 from tests.records import make_result
 from tests.worlds import Net, loss_of, seeded, sgd_for, train
@@ -77,9 +78,10 @@ def small(model: str, **options: object) -> tuple[nn.Module, DistributedOptimize
     corrects = COMPRESSORS[str(options.get("compressor", "topk"))].corrects_momentum
     wrapped = make_optimizer(WORKLOADS[model], built, corrects)
     optimizer = resireduce.distribute(built, wrapped, backend=PretendCommunicator(1), **options)  # type: ignore[arg-type]
-    for parameter in reversed(list(built.parameters())):
-        parameter.sum().backward()
-    optimizer.step()
+    with without_storage(wrapped, "the recipe's"):
+        for parameter in reversed(list(built.parameters())):
+            parameter.sum().backward()
+        optimizer.step()
     return built, optimizer
 
 

@@ -93,12 +93,12 @@ def without_a_message() -> nn.Module:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that the command ends with."""
+    """What the command says on its way out: one line about the error, after one for each warning."""
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
+    *warned, said = printed.err.splitlines()
+    assert said.startswith("error: ") and all(line.startswith("warning: ") for line in warned)
     return printed.err
 
 

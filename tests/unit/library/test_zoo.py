@@ -13,6 +13,7 @@ from resireduce.__main__ import main
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning.zoo import find_builder, offered_models
+from tests.unit.library.test_main import refused
 
 HERE = "tests.unit.library.test_zoo"
 net = nn.Linear(4, 4)
@@ -33,13 +34,6 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, in
     assert main(["plan", "--json", *arguments]) == 0
     found: dict[str, int] = json.loads(capsys.readouterr().out)
     return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.startswith("error: ") and printed.err.count("\n") == 1
-    return printed.err
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
