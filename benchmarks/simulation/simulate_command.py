@@ -33,7 +33,7 @@ UNPLANNED = ("threshold",)
 """Compressors whose message sizes are unknown before they see gradients."""
 SHOWN = 20
 LONGEST_SECONDS = 1e6
-"""Of the passes of one rank: longer ones overflow in sums over messages."""
+"""The most seconds that the passes of one rank may be said to take: sums over messages of longer ones overflow."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -90,14 +90,14 @@ def _rank(hole: Hole) -> tuple[bool, bool]:
 
 
 def doubts(run: Run, shown: str = "Tables show it") -> list[str]:
-    """Return a line for each record of a run that its ledger does not take as it is, but others do, who are `shown`."""
+    """Return a line for each record of a run that its ledger does not count; `shown` says, as words, what does."""
     evidence = gather([run])
     broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
     return _lines([*broken, *evidence.twice.values()], shown)
 
 
 def ambiguous(run: Run) -> list[str]:
-    """Return such lines of sound records that another record, or a log, contradicts: copies, and figures changed."""
+    """Return a line for each record of a run that is sound, but a copy of another, or unlike the end of its log."""
     return _lines(gather([run]).twice.values(), "The check counts it")
 
 
@@ -108,7 +108,7 @@ def _lines(texts: Iterable[str], shown: str) -> list[str]:
 
 
 def print_doubts(run: Run) -> None:
-    """Print these lines to stderr, for a command whose figures are of all records that a run has."""
+    """Print to stderr which records of a run the ledger does not count, for a command whose figures are of them all."""
     for line in doubts(run, "These figures count it"):
         print(f"Note: {line}", file=sys.stderr)
 
@@ -161,15 +161,12 @@ def _twice(run: Run) -> dict[Cell, str]:
         with suppress(OSError, RecordError):
             if (other := load_failed(path, cell)).status in OUTCOMES and not other.failure.get("interrupted"):
                 found[cell] = f"{path.name} says that {cell.name} ended as {other.status}; delete the wrong one"
-    return (
-        found
-        | _logged_otherwise(run)
-        | {
-            other.cell: f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
-            for path, other in strays(run)
-            if (own := run.results.get(other.cell)) and other.status == "ok" and _measured(own) != _measured(other)
-        }
-    )
+    others = {
+        other.cell: f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
+        for path, other in strays(run)
+        if (own := run.results.get(other.cell)) and other.status == "ok" and _measured(own) != _measured(other)
+    }
+    return found | _logged_otherwise(run) | others
 
 
 def _logged_otherwise(run: Run) -> dict[Cell, str]:
