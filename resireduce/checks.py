@@ -80,7 +80,7 @@ def check_update(settings: Settings, compressor: Compressor, optimizer: torch.op
     for field, allowed in (right | {"backward_passes_per_step": 1}).items():
         given = getattr(settings, field)
         if field == "compressor":
-            given = "none" if compressor.lossless else type(compressor).__name__
+            given = "none" if compressor.lossless else given if isinstance(given, str) else type(compressor).__name__
         if given != allowed:
             raise ConfigError(
                 f"update: 'in_backward' is not allowed with {field}={given!r}, only with {allowed!r}: "

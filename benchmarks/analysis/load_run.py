@@ -1,5 +1,6 @@
 """Read a run's folder: what was measured, and what is missing and why."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -61,6 +62,10 @@ class Run:
     def hole_of(self, setting: Cell) -> Hole | None:
         """Return the first missing cell of a setting."""
         return next((self.holes[cell] for cell in self._cells.get(setting, []) if cell in self.holes), None)
+
+    def why_missing(self) -> list[tuple[str, int]]:
+        """Return each status of missing cells and how many have it, the most frequent first."""
+        return Counter(hole.status for hole in self.holes.values()).most_common()
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Return the cached result of `make` under `name`, for values that all rows of a table look up."""

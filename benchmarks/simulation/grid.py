@@ -7,9 +7,8 @@ from itertools import product
 from benchmarks.simulation.cluster import Cluster
 from resireduce.errors import check_share, choose
 from resireduce.merging import RULES
-from resireduce.scheme import COMPRESSORS, SCHEMES
+from resireduce.scheme import COMPRESSORS, HIERARCHIES, SCHEMES
 
-HIERARCHIES = ("flat", "node")
 LOSSLESS = "none"
 """The compressor that sends gradients unchanged."""
 
@@ -42,13 +41,15 @@ class Case:
     def makes_sense(self) -> bool:
         """Whether the combination can be built and does not repeat another one.
 
-        Halves of an all-reduce need dense gradients and flat ranks; one node, or one rank per node, has no levels.
+        Halves of an all-reduce need dense gradients and flat ranks; payloads that ranks make in rounds travel alone;
+        one node, or one rank per node, has no levels.
         """
         dense = self.compressor == LOSSLESS
         nodes_and_ranks = self.cluster.ranks_per_node > 1 and self.ranks > self.cluster.ranks_per_node
         halves = not RULES[self.rule].in_halves or (dense and self.hierarchy == "flat")
+        alone = self.rule == "none" or not COMPRESSORS[self.compressor].in_rounds
         pointless = dense and self.where_it_pays
-        return halves and not pointless and (self.hierarchy == "flat" or nodes_and_ranks)
+        return halves and alone and not pointless and (self.hierarchy == "flat" or nodes_and_ranks)
 
 
 def grid(

@@ -115,8 +115,8 @@ def _piece(lane: str, part: str, start: float, end: float, text: str) -> dict[st
     return {"lane": lane, "part": part, "start_seconds": start, "end_seconds": end, "text": text}
 
 
-def efficiencies(results: Sequence[Result], settings: Settings, most: int = 6) -> list[dict[str, Any]]:
-    """Return points of how training scales, for `most` compressors and levels: without compression, then the fastest.
+def efficiencies(results: Sequence[Result], settings: Settings) -> list[dict[str, Any]]:
+    """Return points of how training scales, for six compressors and levels: without compression, then the fastest.
 
     The order is that at the largest number of ranks. Each point has the fastest merging rule at its number of ranks;
     efficiency is the share of the speed of a rank that computes alone, without compression.
@@ -132,7 +132,7 @@ def efficiencies(results: Sequence[Result], settings: Settings, most: int = 6) -
     names = sorted(names, key=lambda name: best[name][largest].step_seconds)
     kept = [name for name in names if name.startswith("no compression")] + names
     points = []
-    for name in list(dict.fromkeys(kept))[:most]:
+    for name in list(dict.fromkeys(kept))[:6]:
         for ranks, one in sorted(best[name].items()):
             device = one.case.cluster.device
             forward, backward = settings.layers.seconds(device, settings.compute_seconds)

@@ -19,7 +19,7 @@ class BertAdam(ParameterwiseOptimizer):
         v <- b2 * v + (1 - b2) * g * g
         p <- p - lr * (m / (sqrt(v) + eps) + weight_decay * p)
 
-    This follows the code released with Devlin et al. (2019), except that it clips by the norm of all gradients
+    This follows the code released with Devlin et al. (2019), except that theirs clips by the norm of all gradients
     together; clipping each on its own follows the paper's scripts. Parameters without a gradient are left unchanged.
     Gradients are clipped in place; parameters share no state, so they can come in any order and in several calls.
 

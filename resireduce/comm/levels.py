@@ -14,8 +14,8 @@ NOT_BETWEEN = (
     "nothing: give hierarchy='flat', or the ranks of each node if they are on several"
 )
 ONE_EACH = (
-    "hierarchy: each of the {ranks} ranks is on a node of its own by its host name, so that residuals are whole, as "
-    "with hierarchy='flat'; if several share a machine, give the ranks of each node, such as [[0, 1], [2, 3]]"
+    "hierarchy: each of the {ranks} ranks is on a node of its own by {source}, so that residuals are whole, as with "
+    "hierarchy='flat'; if several share a machine, give the ranks of each node, such as [[0, 1], [2, 3]]"
 )
 
 
@@ -40,7 +40,8 @@ class Levels:
         if not nodes or world.world_size == 1:
             return cls(world, None, world)
         if len(nodes[0]) == 1:
-            warn(ONE_EACH.format(ranks=world.world_size))
+            source = "its host name" if hierarchy == "node" else "what was given"
+            warn(ONE_EACH.format(ranks=world.world_size, source=source))
             return cls(world, None, world)
         if len(nodes) == 1:
             warn(NOT_BETWEEN.format(ranks=world.world_size))

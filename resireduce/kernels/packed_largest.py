@@ -11,7 +11,7 @@ from resireduce.kernels.candidates import GROUP, room_for
 from resireduce.kernels.codes import BITS, Coded
 from resireduce.kernels.largest import by_candidates, piece_of, sample_of
 from resireduce.kernels.native import library, threads, with_members
-from resireduce.kernels.submatrix import IN_C, Crossing, crossing_in_c
+from resireduce.kernels.submatrix import IN_C, Crossing, crossing_in_c, suits_c
 
 BYTES = 8
 """Bytes of a packed element: a float32 value and an int32 index."""
@@ -42,7 +42,7 @@ def packed_largest(
     check: raise FloatingPointError if the sum is not finite.
     """
     n = flat.numel()
-    if not (0 < k < n < 1 << 31 and _suits(flat) and (not isinstance(added, Tensor) or _suits(added))):
+    if not (0 < k < n < 1 << 31 and suits_c(flat) and (not isinstance(added, Tensor) or suits_c(added))):
         return None
     found, sizes = library("candidates"), _sizes(n, k)
     if found is None or sizes is None:
@@ -86,10 +86,6 @@ def _addend(added: Addend | None, n: int, room: Tensor) -> tuple[int, ...] | Non
         return 0, added.codes.data_ptr(), added.scales.data_ptr(), BITS[added.kind], *NO_CROSSING
     told = crossing_in_c(added, n, room)
     return None if told is None else (0, *NO_CODES, *told)
-
-
-def _suits(flat: Tensor) -> bool:
-    return flat.dtype == torch.float32 and flat.is_cpu and flat.is_contiguous()
 
 
 def _packed(flat: Tensor, indices: Tensor, takes: bool) -> Tensor:

@@ -93,7 +93,7 @@ def cut_largest(matrix: Tensor, n_rows: int, n_columns: int) -> tuple[Tensor, Te
     `largest_norms`; the copy is that of `cut_crossing`. Compiled code does all of it in one call.
     """
     height, width = matrix.shape
-    compiled = library("submatrix") if _suits(matrix) and height > 1 and width > 1 else None
+    compiled = library("submatrix") if suits_c(matrix) and height > 1 and width > 1 else None
     if compiled is None:
         norms_of = l1_norms(matrix, torch.promote_types(matrix.dtype, torch.float32))
         rows, columns = map(largest_norms, norms_of, (n_rows, n_columns))
@@ -134,8 +134,9 @@ def _in_triton(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) ->
 def _suit(rows: Tensor, columns: Tensor, *numbers: Tensor) -> bool:
     """Whether compiled code takes these tensors: indices of int32, and `numbers` of float32, contiguous, on a CPU."""
     known = rows.dtype == columns.dtype == torch.int32 and rows.is_contiguous() and columns.is_contiguous()
-    return known and rows.is_cpu and columns.is_cpu and all(map(_suits, numbers))
+    return known and rows.is_cpu and columns.is_cpu and all(map(suits_c, numbers))
 
 
-def _suits(numbers: Tensor) -> bool:
+def suits_c(numbers: Tensor) -> bool:
+    """Return whether compiled code takes these `numbers`: contiguous float32 on a CPU."""
     return numbers.dtype == torch.float32 and numbers.is_cpu and numbers.is_contiguous()

@@ -154,11 +154,11 @@ def counted_states(parameters: Iterable[Tensor]) -> Callable[[Tensor], bool]:
 
     It must be called while the operation that makes the tensor runs, since it looks at the callers.
     """
-    shapes = {_squeezed(parameter) for parameter in parameters}
-    return lambda tensor: _squeezed(tensor) in shapes or _called_by_library()
+    shapes = {squeezed(parameter) for parameter in parameters}
+    return lambda tensor: squeezed(tensor) in shapes or _called_by_library()
 
 
-def _squeezed(tensor: Tensor) -> tuple[int, ...]:
+def squeezed(tensor: Tensor) -> tuple[int, ...]:
     """Return the shape without ones: autograd makes some gradients of vectors as matrices of one row."""
     return tuple(size for size in tensor.shape if size != 1)
 

@@ -73,7 +73,8 @@ class Bands:
         names = {"total_bytes": "model states"}
         told = ("total_bytes", "peak_states_bytes", "throughput_ratio", "metric")
         lines = [f"{names.get(one, QUANTITY_WORDS[one])} {_how(self.of(one))}" for one in told]
-        return [*lines[:-1], lines[-1] + (", and exactly, which is told" if self.same_machine else "")]
+        smaller = "; on this machine any smaller difference is named too" if self.same_machine else ""
+        return [*lines[:-1], lines[-1] + smaller]
 
 
 def _by_time(setting: Cell) -> bool:

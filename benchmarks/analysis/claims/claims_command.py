@@ -58,7 +58,8 @@ def _note(text: str) -> None:
 
 def _load(path: Path) -> Run:
     if not path.is_dir():
-        raise ConfigError(f"run: {str(path)!r} is not a folder; give one of results/runs, or none for arithmetic alone")
+        cure = "give one of results/runs; without --run the claims are held against arithmetic alone"
+        raise ConfigError(f"run: {str(path)!r} is not a folder; {cure}")
     try:
         return load_run(path)
     except ConfigError as error:

@@ -7,7 +7,6 @@ this module refuses records that no training can have left, as they are no evide
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from statistics import median
 
 from benchmarks.analysis.claims.contradictions import contradictions
@@ -54,13 +53,13 @@ def setting_name(scheme: str, residual_dtype: str | None) -> str:
 
 
 @lru_cache
-def load_planned(path: Path = STATES_FILE) -> dict[str, Planned]:
+def load_planned() -> dict[str, Planned]:
     """Return the table by model. Raises ConfigError, one line, if it is damaged."""
     try:
-        return {model: Planned(**entry) for model, entry in load_json(path)["models"].items()}
+        return {model: Planned(**entry) for model, entry in load_json(STATES_FILE)["models"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"states: {path} cannot be read ({error}); write it with python -m benchmarks states"
+            f"states: {STATES_FILE} cannot be read ({error}); write it with python -m benchmarks states"
         ) from None
 
 

@@ -22,7 +22,7 @@ from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.origin import is_mixed, provenance_rows
 from benchmarks.analysis.page.html_rows import groups_of, head_of, is_empty, is_of_paper, measured_words
 from benchmarks.analysis.page.ledger_part import SIGNS, by_family, by_test, counts, measured_on, number
-from benchmarks.analysis.page.sentences import sentences, why_missing
+from benchmarks.analysis.page.sentences import sentences
 from benchmarks.analysis.table import Table
 from benchmarks.core.paths import ROOT
 
@@ -60,7 +60,7 @@ def render_page(
         same=same_figures(charts),
         trade_off=TRADE_OFF_READING,
         holes=list(run.holes.values()),
-        why=why_missing(run),
+        why=run.why_missing(),
         provenance=provenance_rows(results),
         mixed=is_mixed(results),
         deviations=deviations(),

@@ -1,6 +1,5 @@
 """Five sentences on what a run shows, computed from its records; without records they say so."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,14 +32,9 @@ def sentences(run: Run, tables: Sequence[Table], judged: Sequence[LedgerRow]) ->
     ]
 
 
-def why_missing(run: Run) -> list[tuple[str, int]]:
-    """Return each status of missing cells and how many have it, the most frequent first."""
-    return Counter(hole.status for hole in run.holes.values()).most_common()
-
-
 def what_ran(run: Run) -> str:
     """Say how many cells finished, what they cover, and why others did not."""
-    missing = f": {listed([f'{count} {status}' for status, count in why_missing(run)])}" if run.holes else ""
+    missing = f": {listed([f'{count} {status}' for status, count in run.why_missing()])}" if run.holes else ""
     if not run.results:
         return f"Nothing has been measured: none of {_counted(len(run.cells), 'cell')} has finished{missing}."
     finished = {setting: results for setting, results in run.settings().items() if results}

@@ -6,7 +6,6 @@ from pathlib import Path
 from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.origin import provenance_rows
-from benchmarks.analysis.page.sentences import why_missing
 from benchmarks.analysis.rivals.rivals_rows import check_observed
 from benchmarks.analysis.rivals.systems_rows import systems_rows
 from benchmarks.analysis.rivals.systems_view import links_words, systems_table
@@ -29,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     if set(run.parts) <= {WHOLE}:
         raise ConfigError(f"run: {str(args.run)!r} has no parts, which are systems; {again}")
     if not run.results:
-        why = ", ".join(f"{count} {status}" for status, count in why_missing(run))
+        why = ", ".join(f"{count} {status}" for status, count in run.why_missing())
         raise ConfigError(f"run: {str(args.run)!r} has no finished cell ({why}); {again}")
     rows = systems_rows(run)
     check_observed(run.results.values())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.provenance import DIGEST_VARIABLE
 from benchmarks.launching.containers.entry import ImageEntry
 from benchmarks.launching.containers.environment import TMP, Bind, for_apptainer, passed
 
@@ -12,8 +13,6 @@ SHARED_MEMORY = "1g"
 """Shared memory of all ranks of a cell together, for NCCL and data loaders; an engine's default is 64 MiB."""
 SUPERVISED = ("python", "-m", "benchmarks.launching.supervise")
 HOSTS = "hosts"
-DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
-"""Read by `benchmarks.core.provenance`."""
 
 
 @dataclass(frozen=True, kw_only=True)

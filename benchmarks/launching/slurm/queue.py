@@ -86,11 +86,15 @@ def wait_until_gone(find: Callable[[], Sequence[QueuedJob]]) -> float:
     return time.monotonic() - start
 
 
-def name_jobs(jobs: Sequence[QueuedJob], most: int = 8) -> str:
+NAMED_JOBS = 8
+"""How many numbers of jobs a sentence has at most."""
+
+
+def name_jobs(jobs: Sequence[QueuedJob]) -> str:
     """Return how many jobs there are, their states, and the first numbers: 3 jobs (2 pending, 1 running): 4, 5, 6"""
     states = [job.state.lower() for job in jobs]
     counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-    numbers = ", ".join(job.number for job in jobs[:most]) + (", ..." if len(jobs) > most else "")
+    numbers = ", ".join(job.number for job in jobs[:NAMED_JOBS]) + (", ..." if len(jobs) > NAMED_JOBS else "")
     return f"{len(jobs)} job{'s' if len(jobs) != 1 else ''} ({counted}): {numbers}"
 
 

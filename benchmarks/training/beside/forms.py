@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.training.beside.builders import Loop
 from resireduce.grouping import Grouping, compressible, find_groups
-from resireduce.planning.memory import LiveBytes
+from resireduce.planning.memory import LiveBytes, squeezed
 
 DENSITY = 0.01
 BETA = GAMMA = 1.0
@@ -160,17 +160,13 @@ def _loop(model: nn.Module, form: Form) -> Loop:
         residuals = [tensor for tensors in form.stored.values() for tensor in tensors]
         return {"parameters": list(model.parameters()), "gradients": gradients, "residuals": residuals}
 
-    shapes = {_squeezed(parameter) for parameter in model.parameters()}
+    shapes = {squeezed(parameter) for parameter in model.parameters()}
 
     def follow() -> LiveBytes:
         now = [tensor for tensors in held().values() for tensor in tensors]
-        return LiveBytes(lambda tensor: _squeezed(tensor) in shapes or _made_here(), now)
+        return LiveBytes(lambda tensor: squeezed(tensor) in shapes or _made_here(), now)
 
     return Loop(model, step, optimizer.zero_grad, held, follow)
-
-
-def _squeezed(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(size for size in tensor.shape if size != 1)
 
 
 def _made_here() -> bool:

@@ -26,7 +26,7 @@ DATA = ("wikitext-2", "wikitext-103")
 class WikiText(FromSource):
     """Which token comes next? Under "rank-perplexity" perplexity is what the released code prints.
 
-    Batches have tokens, (batch, length), int64.
+    Batches have input_ids, (batch, length), int64.
     """
 
     metric = "perplexity"

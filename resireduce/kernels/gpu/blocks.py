@@ -48,15 +48,15 @@ def _encode(values, drawn, codes, scales, n, TINY: tl.constexpr, BITS: tl.conste
         tl.store(codes + pair, (low | (high << 4)).to(tl.uint8), mask=pair * 2 < n)
 
 
-def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int, tile: int = TILE) -> None:
+def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
     """Add the numbers that `codes` of 8 or 4 `bits` and float32 `scales` encode to contiguous `target`.
 
     target: float32, float16 or bfloat16, of 2^30 elements at most. codes: int8, or uint8 with two of 4 bits each, the
-    first below. tile: elements of one program, a power of two.
+    first below.
     """
     n = target.numel()
     with on_device(target):
-        _decode_add[(-(-n // tile),)](target, codes, scales, n, bits, tile, **EXACT)
+        _decode_add[(-(-n // TILE),)](target, codes, scales, n, bits, TILE, **EXACT)
 
 
 def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int, rows: int = ROWS) -> None:

@@ -45,19 +45,17 @@ def add_weighted(
     weights: Tensor | None,
     is_one: bool,
     is_last: bool,
-    tile: int = TILE,
 ) -> None:
     """Write total + weight x more to `into`, and add `weight` to `weights`, if there is such a sum of weights.
 
     into, total, more: contiguous, of one size and dtype, float32, float16 or bfloat16, of 1 to 2^30 elements; `into`
     may be `total`. weight, weights: 0-D, of that dtype. is_one: `total` is multiplied by what `weights` were, first.
-    is_last: the sum is divided by what they become, or by the smallest normal number if that is more. tile: elements
-    of one program, a power of two.
+    is_last: the sum is divided by what they become, or by the smallest normal number if that is more.
     """
     n, tiny, known = into.numel(), torch.finfo(into.dtype).tiny, weights is not None
     so_far = weight if weights is None else weights
     with on_device(into):
-        numbers = (n, tiny, tile, known and is_one, known and is_last)
-        _add_weighted[(-(-n // tile),)](into, total, more, weight, so_far, *numbers, **EXACT)
+        numbers = (n, tiny, TILE, known and is_one, known and is_last)
+        _add_weighted[(-(-n // TILE),)](into, total, more, weight, so_far, *numbers, **EXACT)
     if weights is not None:
         weights.add_(weight)

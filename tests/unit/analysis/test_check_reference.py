@@ -1,11 +1,14 @@
 """References of the regression check: what becomes one, and what is refused as one."""
 
 import json
+import re
+from unittest.mock import ANY
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.check.reference import Reference
+from benchmarks.core.paths import ROOT
 from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, change_all, residuals
 from tests.records import path_of
 
@@ -14,6 +17,16 @@ def test_a_run_of_several_devices_is_no_reference(folder, capsys):
     change(folder, provenance=MEASURED | {"device": "NVIDIA H100"})
     assert main(["check", "--run", str(folder), "--reference", str(folder)]) == 2
     assert "has records of several: device ['NVIDIA H100', 'cpu']" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_the_reference_of_this_version_has():
+    shown = (ROOT / "docs/check.md").read_text().partition("w+2d, kept on vgg-digits:")[2].partition("```")[0]
+    before = {key: int(value.replace(",", "")) for key, value in re.findall(r"(\w+) ([\d,]+) -> ", shown)}
+    rows = json.loads((ROOT / "results/reference/memory-cpu.json").read_text())["rows"]
+    assert before == {"residuals": ANY, "total": ANY, "moment": ANY}
+    kept = next(row for row in rows if row["residuals_bytes"] == before["residuals"] and ".kept." in row["name"])
+    assert kept["cell"]["model"] == "vgg-digits" and kept["cell"]["scheme"] == "w+2d"
+    assert (kept["total_bytes"], kept["peak_states_bytes"]) == (before["total"], before["moment"])
 
 
 def test_a_run_is_a_reference_too(folder, capsys):

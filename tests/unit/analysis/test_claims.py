@@ -130,8 +130,8 @@ def test_the_command_line_prints_the_ledger(tmp_path: Path, capsys: pytest.Captu
     file.touch()
     for path in (file, misspelt):
         assert main(["claims", "--run", str(path)]) == 2
-        said = f"error: run: {str(path)!r} is not a folder; give one of results/runs, or none for arithmetic alone\n"
-        assert capsys.readouterr() == ("", said)
+        cure = "give one of results/runs; without --run the claims are held against arithmetic alone"
+        assert capsys.readouterr() == ("", f"error: run: {str(path)!r} is not a folder; {cure}\n")
         said = f"error: gpus: {str(path)!r} is not a folder; give one that holds a folder for each GPU\n"
         assert (main(["claims", "--gpus", str(path)]), capsys.readouterr().err) == (2, said)
 

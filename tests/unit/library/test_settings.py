@@ -178,7 +178,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"max_local_grad_norm": 1.0, "overlap": True, **KEPT}, "overlap: True is not allowed with max_local_grad_norm"),
     ({"overlap": False}, "overlap: False is not allowed with gradients='streamed'"),
     ({"overlap": 1.5}, r"overlap: 1\.5 is not allowed"),
-    ({**EARLY, "compressor": "topk"}, "update: 'in_backward' is not allowed with compressor='TopK', only with 'none'"),
+    ({**EARLY, "compressor": "topk"}, "update: 'in_backward' is not allowed with compressor='topk', only with 'none'"),
     ({**EARLY, **KEPT}, "gradients='kept', only with 'streamed'"),
     ({**EARLY, "max_grad_norm": 1.0}, r"max_grad_norm=1\.0, only with None"),
     ({**EARLY, "backward_passes_per_step": 2}, "backward_passes_per_step=2, only with 1"),

@@ -59,7 +59,7 @@ def test_with_several_starts_the_interval_is_over_their_means(tmp_path: Path, mo
     assert (row["against"]["step_seconds"], row["step_seconds"]) == (1.0, 1.0)
 
 
-def test_what_compression_costs_is_is_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_compression_costs_is_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "pace.json"
     options = ["--models", "gpt2-bytes", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
     assert main(["pace", "--pairs", "compression", *options]) == 0

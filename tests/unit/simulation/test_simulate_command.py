@@ -10,8 +10,12 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.simulation.break_even import break_even_bandwidth, break_even_density
-from benchmarks.simulation.grid import Case
+from benchmarks.simulation.grid import Case, grid
 from benchmarks.simulation.sweep import simulate
+from resireduce.errors import ConfigError
+from resireduce.merge_checks import check_merge
+from resireduce.merging import RULES
+from resireduce.scheme import COMPRESSORS, MERGES, build_compressor
 from tests.records import make_result
 from tests.simulated import EXACT, FAST, drawn_layers, make_cluster, make_settings
 
@@ -37,6 +41,18 @@ def test_it_answers_in_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     answer = found["answers"][0]
     assert (answer["cluster"], answer["ranks"], answer["fastest"]) == ("mine", 4, found["results"][0])
     assert answer["fastest_that_fits"] == answer["fastest"] and answer["needed_bytes"] < 16e9
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_only_what_can_be_trained_is_simulated(compressor: str) -> None:
+    found = {case.rule for case in grid([make_cluster(1e-4, 1e9)], [4], [compressor], [0.01], [*RULES], ["flat"])}
+    for rule in {*RULES} & {*MERGES} - {"dear"}:
+        try:
+            check_merge(rule, build_compressor(compressor, 0.01), {})
+        except ConfigError:
+            assert rule not in found, "it would be refused"
+        else:
+            assert rule in found
 
 
 def test_its_files_say_that_they_are_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
