@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 
 import torch
@@ -40,10 +40,17 @@ class Outside:
     there at the start, as an average of an earlier stage, counts only once something is added to it. A parameter that a
     hook updates in the backward pass, and that has no gradient afterwards, is found by its version, or by its first
     row, as fused optimizers leave the version. `reason`, for the warning, says why they are not averaged, and the cure.
+    Those of which `passes_over` is true, of a name and a parameter, are not looked at.
     """
 
-    def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter], reason: str = NOT_HELD):
-        self._model, self._reason = weakref.ref(model), reason
+    def __init__(
+        self,
+        model: nn.Module,
+        held: Mapping[str, nn.Parameter],
+        reason: str = NOT_HELD,
+        passes_over: Callable[[str, Tensor], bool] = lambda name, parameter: False,
+    ):
+        self._model, self._reason, self._passes_over = weakref.ref(model), reason, passes_over
         self._held = {id(one) for one in held.values()}
         self._told, self._before, self._then = (WeakTensorKeyDictionary() for _ in range(3))
         self._looks = 0
@@ -68,7 +75,8 @@ class Outside:
         warn(f"{next(iter(found))!r}{more}: trained, but {self._reason}")
 
     def _others(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-        return ((name, one) for name, one in model.named_parameters() if id(one) not in self._held)
+        named = model.named_parameters()
+        return ((name, one) for name, one in named if id(one) not in self._held and not self._passes_over(name, one))
 
     def _has_new(self, parameter: Tensor) -> bool:
         """Whether `.grad` of `parameter` holds something that it did not hold at the start."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from resireduce.agreement import agree, check_agreement
 from resireduce.comm.base import Communicator
@@ -18,12 +19,18 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, check_count, warn
 from resireduce.grouping import Grouping
+from resireduce.left_out import Outside
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
 from resireduce.wrappers.fsdp_unit import Unit
 from resireduce.wrappers.fsdp_units import READS, find_units, likes, shard_group
+
+UNKNOWN = (
+    "unfrozen or added after fully_shard(...), which does not hold it, so that each rank has its own gradient of it: "
+    "do that before the model is sharded, or average it yourself"
+)
 
 
 def compress_fsdp(
@@ -70,7 +77,11 @@ def compress_fsdp(
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
     _agree(settings.agreed(compressor=lossy), units, parameters, shards, replicas)
     feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
-    return ShardedCompressionHook(units, feedback, shards)
+    hook = ShardedCompressionHook(units, feedback, shards)
+    known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of its shards at times.
+    hook.outside = Outside(model, {}, UNKNOWN, lambda name, one: name in known or isinstance(one, DTensor))
+    return hook
 
 
 def _check_model(model: object) -> None:

@@ -11,6 +11,7 @@ from resireduce.agreement import STEP, agree
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
+from resireduce.left_out import Outside
 from resireduce.payload import Payload
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.sending.message import Round
@@ -53,6 +54,8 @@ class ShardedCompressionHook(ShardState):
             feedback.register(slot.name, slot.parameter)
         self._watched = smallest_shards(self.units)[:WATCHED]
         self._first_steps = FirstSteps([shard for _, shard in self._watched])
+        self.outside: Outside | None = None
+        """Warns, at the end of a pass, of parameters that no unit holds."""
         self._early = {unit: Early(unit) for unit in self.units}
         for unit in self.units:
             unit.set_hook(partial(_reduce, self, unit))
@@ -152,6 +155,8 @@ class ShardedCompressionHook(ShardState):
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)
+        if self.outside is not None:
+            self.outside.warn()
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
@@ -119,6 +120,44 @@ def test_what_is_trained_outside_of_all_units(mesh: DeviceMesh) -> None:
     assert {slot.name.rpartition(".")[0] for slot in hook.slots} == {"blocks.0.up", "blocks.0.down"}
     with pytest.raises(ConfigError, match="no parameter that fully_shard holds is trained"):
         resireduce.compress_fsdp(shard(Sharded().requires_grad_(False), mesh["shard"]), mesh["replicate"])
+
+
+class Adapted(Sharded):
+    """Adds what an adapter makes of the input, which is frozen at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter: nn.Module = nn.Linear(64, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.adapter(x.flatten(1)[:, :64]).mean()
+
+
+def test_what_is_added_or_unfrozen_outside_of_all_units_later(
+    mesh: DeviceMesh, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = Adapted()
+    shard(model, mesh["shard"], ignored_params={*model.adapter.parameters()})
+    resireduce.compress_fsdp(model, mesh["replicate"], "baseline", density=0.05)
+    train(model, steps=2)
+    model.adapter.weight.requires_grad_(True)  # type: ignore[union-attr, operator]
+    train(model, steps=2)
+    model.adapter = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4))
+    train(model, steps=2)
+    said = [str(one.message) for one in recwarn if "trained, but" in str(one.message)]
+    after = "trained, but unfrozen or added after fully_shard(...), which does not hold it"
+    assert len(said) == 2 and said[0].startswith(f"'adapter.weight': {after}")
+    assert said[1].startswith(f"'adapter.0.weight' and 3 more: {after}")
+
+
+def test_names_that_wrappers_change_later_are_no_new_parameters(
+    mesh: DeviceMesh, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, _ = compressed(mesh)
+    model.blocks[0].up = checkpoint_wrapper(model.blocks[0].up)  # type: ignore[index]
+    train(model, steps=2)
+    assert "blocks.0.up._checkpoint_wrapped_module.weight" in dict(model.named_parameters())
+    assert not [one for one in recwarn if "trained, but" in str(one.message)]
 
 
 class Branching(Sharded):
