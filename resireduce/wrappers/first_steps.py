@@ -52,7 +52,8 @@ class FirstSteps:
         self._parameters = tuple(parameters[:WATCHED])
         self._looks, self._dropped, self._moved = LOOKS, 0, False
         self._then: list[tuple[int, Tensor] | None] = []
-        self._resumed: list[Resumed] = []
+        self._resumed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Resumed] = weakref.WeakKeyDictionary()
+        self._has_begun = False
         self._steps, self._steps_then = 0, 0
         """How many steps of optimizers have ended, and how many had when averages were last looked for."""
         hook = register_optimizer_step_post_hook(_Count(weakref.ref(self)))
@@ -68,7 +69,7 @@ class FirstSteps:
         if self._looks == LOOKS:
             _warn_of_scaler()
             self._find_optimizers()
-        forgotten = [one.has_forgotten() for one in self._resumed]
+        forgotten = [one.has_forgotten() for one in self._resumed.values()]
         if is_new and any(forgotten):
             warn(FORGOTTEN)
         if self._looks:
@@ -80,7 +81,14 @@ class FirstSteps:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped."""
+        """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped.
+
+        Before the first gradient of all, optimizers are found: one that only probes by it, within `no_sync()`, may fill
+        its state before the first exchange.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self._find_optimizers()
         then, self._then = self._then, []
         if not then:
             return
@@ -103,13 +111,13 @@ class FirstSteps:
         self._steps += any(id(one) in own for group in optimizer.param_groups for one in group["params"])
 
     def _find_optimizers(self) -> None:
-        """Find the optimizers of these parameters, before the first average, and watch from which state they go on."""
+        """Find optimizers of these parameters that are new, and watch from which state they go on."""
         own = {one() for one in self._parameters}
         for optimizer in objects(torch.optim.Optimizer):
             # An optimizer that passes on another's groups has none of its own.
             groups = vars(optimizer).get("param_groups") or ()
-            if any(not own.isdisjoint(group["params"]) for group in groups):
-                self._resumed.append(Resumed(optimizer, own))
+            if optimizer not in self._resumed and any(not own.isdisjoint(group["params"]) for group in groups):
+                self._resumed[optimizer] = Resumed(optimizer, own)
 
 
 class _Count:

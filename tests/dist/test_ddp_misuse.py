@@ -276,6 +276,30 @@ def test_several_gradients_for_a_step(alone: None, by: str, recwarn: pytest.Warn
     assert not told(recwarn, "were dropped, by zero_grad(), before a step")
 
 
+@pytest.mark.parametrize("loads", [False, True])
+def test_an_optimizer_that_fills_its_state_where_it_probes(
+    alone: None, loads: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """As SAM keeps parameters there before the first average: it does not go on from that, but from a loaded state."""
+    parallel, _, optimizer = hooked(seeded(Branch))
+    if loads:
+        model = seeded(Branch)
+        earlier = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        loss(model, 0).backward()
+        earlier.step()
+        optimizer.load_state_dict(earlier.state_dict())
+    for step in range(2):
+        with parallel.no_sync():
+            back = climb(parallel, step)
+        for one in parallel.parameters():
+            optimizer.state[one]["old_p"] = one.detach().clone()
+        loss(parallel, step).backward()
+        back()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert told(recwarn, "but not the residuals") == loads
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) -> None:
     parallel, _, optimizer = hooked(seeded(Branch))
