@@ -110,9 +110,9 @@ class DistributedOptimizer(OptimizerView):
                 "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. If they "
                 "came from a loss of another model (a GAN's generator, through the discriminator): call "
                 "requires_grad_(False) on this one while that is computed. If the loss was for the gradient of an "
-                "input: use torch.autograd.grad(loss, input). To leave passes out that are added up already: take "
-                "the step. After a backward pass that failed: build "
-                "model and optimizer anew, on every rank, from a checkpoint"
+                "input: use torch.autograd.grad(loss, input). To leave out passes that are added up already, as "
+                "those left over at the end of an epoch: gradients='kept' (without overlap=True), or take the step. "
+                "After a backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()
         if self.streamed and not set_to_none:

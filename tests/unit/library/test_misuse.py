@@ -47,6 +47,30 @@ def test_gradients_that_are_dropped_before_the_step(options: dict[str, object]) 
         optimizer.step()
 
 
+def test_passes_that_are_left_over_and_dropped() -> None:
+    """As by a trainer at the end of an epoch: streamed ones are in residuals; kept ones leave no trace."""
+    model = seeded(Net)
+    optimizer = distributed(model)
+    with optimizer.no_sync():
+        loss(model).backward()
+    with pytest.raises(
+        UsageError, match=r"left over at the end of an epoch: gradients='kept' \(without overlap=True\)"
+    ):
+        optimizer.zero_grad()
+    models = [seeded(Net), seeded(Net)]
+    for model, drops in zip(models, (False, True), strict=True):
+        optimizer = distributed(model, gradients="kept")
+        for _ in range(3):
+            if drops:
+                with optimizer.no_sync():
+                    (5 * loss(model)).backward()
+                optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert same(*models)
+
+
 def test_kept_gradients_may_be_changed_where_they_only_add_up() -> None:
     model = seeded(Net)
     optimizer = distributed(model, gradients="kept")
