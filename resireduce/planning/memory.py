@@ -159,7 +159,7 @@ def counted_states(parameters: Iterable[Tensor]) -> Callable[[Tensor], bool]:
 
 
 def squeezed(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape without ones: autograd makes some gradients of vectors as matrices of one row."""
+    """Return the shape of `tensor` without ones: autograd makes some gradients of vectors as matrices of one row."""
     return tuple(size for size in tensor.shape if size != 1)
 
 
