@@ -16,10 +16,10 @@ from resireduce.errors import warn
 from resireduce.orphaned import objects
 from resireduce.resumed import FORGOTTEN, Resumed
 
-LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
+LOOKS, TELLS, WATCHED, SHARE, UNUSED = 60, 3, 16, 0.25, 8
 """LOOKS: exchanges that are looked at. TELLS: how many of them must have been dropped for a warning. WATCHED: how many
 parameters show it. SHARE: the share of these that must show it, since some may have averages of zero or a learning rate
-of 0."""
+of 0. UNUSED: how many steps of an optimizer before the first exchange are too many."""
 DROPPED = (
     "averages of a backward pass were dropped, by zero_grad(), before a step of the optimizer, while residuals keep "
     "what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's generator "
@@ -34,10 +34,18 @@ PROBED = (
     "you update parameters by hand, nothing is wrong"
 )
 
+NOT_USED = (
+    "{steps} steps of an optimizer, and no average has come: all backward passes were within no_sync(), or of the "
+    "model without its wrapper (wrapper.module), so that nothing is compressed, and each rank has gradients of its own "
+    "unless the script averages them itself. Call the wrapper, and leave the last pass of a step outside no_sync(); "
+    "where parameters are averaged instead (local SGD), no gradient is left to compress"
+)
+
 
 class FirstSteps:
     """Warns if `zero_grad()` has dropped averages several times before a step used them, if a GradScaler is used, and
-    if an optimizer goes on from a checkpoint, at any time, whose residuals were not loaded.
+    if an optimizer goes on from a checkpoint, at any time, whose residuals were not loaded. And if an optimizer takes
+    steps, but nothing is ever exchanged.
 
     If parameters have moved all the same, they count as dropped once optimizers of torch take the steps, and none has.
 
@@ -54,6 +62,8 @@ class FirstSteps:
         self._then: list[tuple[int, Tensor] | None] = []
         self._resumed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Resumed] = weakref.WeakKeyDictionary()
         self._has_begun = False
+        self._before: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        """Steps of each optimizer before the first exchange."""
         self._steps, self._steps_then = 0, 0
         """How many steps of optimizers have ended, and how many had when averages were last looked for."""
         hook = register_optimizer_step_post_hook(_Count(weakref.ref(self)))
@@ -106,9 +116,14 @@ class FirstSteps:
             warn(PROBED if self._moved else DROPPED)
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that a step of `optimizer` has ended, if it holds one of the parameters."""
+        """Note that a step of `optimizer` has ended, if it holds one of the parameters; warn if none was exchanged."""
         own = {id(one()) for one in self._parameters}
-        self._steps += any(id(one) in own for group in optimizer.param_groups for one in group["params"])
+        held = [one for group in optimizer.param_groups for one in group["params"] if id(one) in own]
+        self._steps += bool(held)
+        if self._looks == LOOKS and any(one.grad is not None for one in held):
+            self._before[optimizer] = self._before.get(optimizer, 0) + 1
+            if self._before[optimizer] == UNUSED:
+                warn(NOT_USED.format(steps=UNUSED))
 
     def _find_optimizers(self) -> None:
         """Find optimizers of these parameters that are new, and watch from which state they go on."""

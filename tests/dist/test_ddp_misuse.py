@@ -300,6 +300,22 @@ def test_an_optimizer_that_fills_its_state_where_it_probes(
     assert told(recwarn, "but not the residuals") == loads
 
 
+@pytest.mark.parametrize("by", ["no_sync", "module", "last pass", "accumulation"])
+def test_steps_before_which_nothing_is_averaged(alone: None, by: str, recwarn: pytest.WarningsRecorder) -> None:
+    parallel, hook, optimizer = hooked(seeded(Branch))
+    for step in range(10):
+        with parallel.no_sync() if by in ("no_sync", "last pass") else nullcontext():
+            loss(parallel.module if by == "module" else parallel, step).backward()
+        if by == "last pass":
+            loss(parallel, step).backward()
+        if by != "accumulation" or step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    is_never_used = by in ("no_sync", "module")
+    assert (hook.steps == 0) == is_never_used
+    assert told(recwarn, "8 steps of an optimizer, and no average has come") == is_never_used
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) -> None:
     parallel, _, optimizer = hooked(seeded(Branch))
@@ -534,4 +550,4 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert len(said) == 15 and [one for one in said if one not in library] == []
+    assert len(said) == 16 and [one for one in said if one not in library] == []
