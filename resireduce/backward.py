@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from resireduce.attach import Attachment
-from resireduce.left_out import Bypassed
+from resireduce.bypassed import Bypassed
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
 from resireduce.slices.row_gradients import RowGradient

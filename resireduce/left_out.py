@@ -7,12 +7,13 @@ from types import FrameType
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
 from resireduce.errors import caller, warn
-from resireduce.orphaned import Orphans, objects
+from resireduce.orphaned import Orphans
 
 FIRST_LOOKS, INTERVAL = 16, 61
 """The model is checked at each of the first FIRST_LOOKS steps, and then at every INTERVAL-th, an odd number: so both
@@ -21,13 +22,6 @@ NOT_HELD = (
     "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
     "distribute the optimizer that holds it too, or average it yourself"
 )
-BYPASSED = (
-    "parameters have changed after a backward pass, but not by step() of what resireduce.distribute(...) returned"
-    ": another optimizer updates them by the gradients of this rank alone, so that ranks differ. Call the step() of "
-    "that one, or distribute the other; if you change them yourself, alike on all ranks, nothing is wrong"
-)
-BYPASS_WATCHED = 4
-"""How many parameters are watched: the smallest ones."""
 ASKS = frozenset({"grad", "average_parameters"})
 """What the step of an outer optimizer uses if it goes on with the parameters that have a gradient: `.grad` itself, or
 torch's model averagers, as PostLocalSGDOptimizer."""
@@ -39,8 +33,10 @@ class Outside:
     Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
     there at the start, as an average of an earlier stage, counts only once something is added to it. A parameter that a
     hook updates in the backward pass, and that has no gradient afterwards, is found by its version, or by its first
-    row, as fused optimizers leave the version. `reason`, for the warning, says why they are not averaged, and the cure.
-    Those of which `passes_over` is true, of a name and a parameter, are not looked at.
+    row, as fused optimizers leave the version. Steps of other optimizers than `wrapped` are looked at, too: where they
+    train a phase of their own, as an adapter that was added later, nothing of `held` has gradients, and nobody calls
+    `warn`. `reason`, for the warning, says why they are not averaged, and the cure. Those of which `passes_over` is
+    true, of a name and a parameter, are not looked at.
     """
 
     def __init__(
@@ -48,12 +44,16 @@ class Outside:
         model: nn.Module,
         held: Mapping[str, nn.Parameter],
         reason: str = NOT_HELD,
+        wrapped: torch.optim.Optimizer | None = None,
         passes_over: Callable[[str, Tensor], bool] = lambda name, parameter: False,
     ):
         self._model, self._reason, self._passes_over = weakref.ref(model), reason, passes_over
+        self._wrapped = None if wrapped is None else weakref.ref(wrapped)
         self._held = {id(one) for one in held.values()}
         self._told, self._before, self._then = (WeakTensorKeyDictionary() for _ in range(3))
-        self._looks = 0
+        self._looks, self._steps = 0, 0
+        hook = register_optimizer_step_post_hook(_AfterStep(weakref.ref(self)))
+        weakref.finalize(self, hook.remove).atexit = False
         for _, one in self._others(model):
             self._is_used_up(one)
             if one.grad is not None and not is_distributed(one) and not one.grad.is_inference():
@@ -64,9 +64,26 @@ class Outside:
         """Warn once about each that has a gradient now, unless another optimizer of the library averages it."""
         self._looks += 1
         model = self._model()
-        if model is None or (self._looks > FIRST_LOOKS and self._looks % INTERVAL):
+        if model is not None and _is_due(self._looks):
+            self._tell({name: one for name, one in self._others(model) if self._has_new(one) or self._is_used_up(one)})
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """After a step of `optimizer`: warn once about each parameter that it has trained, and that is not held.
+
+        Steps within a backward pass, as hooks take them, are left to `warn`.
+        """
+        model, is_wrapped = self._model(), self._wrapped is not None and self._wrapped() is optimizer
+        if model is None or is_wrapped or torch._C._current_graph_task_id() >= 0:
             return
-        new = {name: one for name, one in self._others(model) if self._has_new(one) or self._is_used_up(one)}
+        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if trained <= self._held:
+            return
+        self._steps += 1
+        if _is_due(self._steps):
+            self._tell({name: one for name, one in self._others(model) if id(one) in trained and self._has_new(one)})
+
+    def _tell(self, new: Mapping[str, Tensor]) -> None:
+        """Warn about those of the `new` that no other optimizer of the library averages."""
         found = {name: one for name, one in new.items() if not is_distributed(one) and one not in self._told}
         if not found:
             return
@@ -92,68 +109,25 @@ class Outside:
             return False
         version, row = self._then.get(parameter, (None, None))
         self._then[parameter] = parameter._version, _first_row(parameter)
-        return version is not None and (version != parameter._version or _differ(self._then[parameter][1], row))
+        return version is not None and (version != parameter._version or differ(self._then[parameter][1], row))
 
 
-class Bypassed:
-    """Warns once if parameters change after a backward pass, but not by a step that averages their kept gradients.
+class _AfterStep:
+    """The hook after each step of any optimizer; it holds its Outside weakly."""
 
-    A few small ones are watched, by their version and, in the first passes on a CPU, by their values too: fused
-    optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values.
+    def __init__(self, place: weakref.ref[Outside]):
+        self._place = place
 
-    Args:
-        parameters: those whose gradients are averaged.
-        wrapped: the optimizer whose steps average them.
-    """
-
-    def __init__(self, parameters: Iterable[Tensor], wrapped: torch.optim.Optimizer):
-        plain = [one for one in parameters if not is_traceable_wrapper_subclass(one)]
-        self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
-        self._wrapped = wrapped
-        self._looks = FIRST_LOOKS
-        self._then: dict[int, tuple[Tensor, int, Tensor | None]] = {}
-
-    def note(self, parameter: Tensor) -> None:
-        """Look at `parameter`, whose gradient autograd has finished."""
-        if id(parameter) not in self._watched:
-            return
-        if id(parameter) not in self._then:
-            values = parameter.detach().clone() if self._looks and parameter.is_cpu else None
-            self._then[id(parameter)] = parameter, parameter._version, values
-        else:
-            self._look(self._then[id(parameter)])
-
-    def note_step(self) -> None:
-        """Look whether another optimizer has taken a step before this one; parameters may be changed by hand."""
-        if any(map(_has_changed, self._then.values())) and self._others_hold():
-            self._warn()
-
-    def restart(self, by_step: bool) -> None:
-        """Begin the next step, or, if not `by_step`, let the gradients of this one go."""
-        for one in () if by_step else tuple(self._then.values()):
-            self._look(one)
-        self._looks -= bool(self._looks and self._then)
-        self._then.clear()
-
-    def _look(self, then: tuple[Tensor, int, Tensor | None]) -> None:
-        if self._watched and _has_changed(then):
-            self._warn()
-
-    def _warn(self) -> None:
-        self._watched.clear()
-        warn(BYPASSED)
-
-    def _others_hold(self) -> bool:
-        """Whether an optimizer that does not just pass calls on to this one has parameters that are looked at."""
-        lists = (getattr(one, "param_groups", []) for one in objects(torch.optim.Optimizer))
-        groups = [group for one in lists if one is not self._wrapped.param_groups for group in one]
-        return any(id(one) in self._watched for group in groups for one in group["params"])
+    @torch.compiler.disable
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Have the step of `optimizer` looked at."""
+        if (outside := self._place()) is not None:
+            outside.note_step(optimizer)
 
 
-def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
-    """Whether a parameter has another version, or other values where they are known, than it had."""
-    parameter, version, values = then
-    return parameter._version != version or (values is not None and _differ(parameter, values))
+def _is_due(count: int) -> bool:
+    """Whether the model is checked at the step of this number."""
+    return count <= FIRST_LOOKS or count % INTERVAL == 0
 
 
 def _first_row(parameter: Tensor) -> Tensor:
@@ -164,8 +138,9 @@ def _first_row(parameter: Tensor) -> Tensor:
     return row.clone()
 
 
-def _differ(parameter: Tensor, values: Tensor) -> bool:
-    is_converted = (values.dtype, values.device) != (parameter.dtype, parameter.device)  # which is refused elsewhere
+def differ(parameter: Tensor, values: Tensor) -> bool:
+    """Whether `parameter` has other `values` than it had; False once it was converted, which is refused elsewhere."""
+    is_converted = (values.dtype, values.device) != (parameter.dtype, parameter.device)
     return not is_converted and not torch.equal(parameter, values)
 
 

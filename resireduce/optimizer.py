@@ -75,7 +75,7 @@ class DistributedOptimizer(OptimizerView):
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self._outside, self._resumed = Outside(model, parameters), Resumed(optimizer)
+        self._outside, self._resumed = Outside(model, parameters, wrapped=optimizer), Resumed(optimizer)
         # Last, as no hook may stay on a model that is refused. At the end of a pass `_outside` looks for gradients that
         # no optimizer averages, before the zero_grad() of another one clears them.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._outside.warn)

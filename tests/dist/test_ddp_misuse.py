@@ -416,6 +416,23 @@ def test_a_parameter_that_is_unfrozen_later(alone: None, ignored: bool, recwarn:
             model.first.weight.requires_grad_()
 
 
+def test_a_parameter_that_is_unfrozen_and_trained_in_turn(alone: None, recwarn: pytest.WarningsRecorder) -> None:
+    """As adapters of which one at a time is active: in its turn no gradient comes that the wrapper knows."""
+    model = nn.Sequential(nn.Linear(120, 120), nn.Linear(120, 4))
+    model[1].requires_grad_(False)
+    parallel = DistributedDataParallel(model, find_unused_parameters=True)
+    compressed = resireduce.compress_ddp(parallel, scheme="baseline")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        assert told(recwarn, "'1.weight' and 1 more: trained, but unfrozen or added after") == (step > 1)
+        for place, layer in enumerate(model):
+            layer.requires_grad_(place == step % 2)
+        optimizer.zero_grad()
+        parallel(torch.ones(2, 120)).square().mean().backward()
+        optimizer.step()
+    assert compressed.steps
+
+
 @pytest.mark.parametrize("assign", [False, True])
 def test_parameters_that_a_loaded_state_replaces(alone: None, assign: bool, recwarn: pytest.WarningsRecorder) -> None:
     """The wrapper averages those from before, and is not called any more if none of them is left."""

@@ -196,6 +196,35 @@ def test_parameters_that_a_hook_updates_in_the_backward_pass(by: str, recwarn: p
     assert [text.partition(":")[0] for text in said] == ["'2.weight' and 1 more"] * (by in ("torch", "hook", "fused"))
 
 
+@pytest.mark.parametrize("gradients", ["streamed", "kept"])
+def test_a_layer_that_an_optimizer_of_its_own_trains_in_a_phase_of_its_own(gradients: str) -> None:
+    """As an adapter that was added later: no gradient of what was distributed comes, and its step() is not called."""
+    model = net()
+    first = torch.optim.SGD(model[0].parameters(), 0.1)
+    optimizer = distributed(model, LocalCommunicator(), optimizer=first, gradients=gradients)
+    model[0](torch.ones(2, 6)).square().mean().backward()
+    optimizer.step()
+    model[0].requires_grad_(False)
+    second = torch.optim.SGD(model[2].parameters(), 0.1)
+    loss_of(model, 0).backward()
+    with pytest.warns(UserWarning, match=r"'2.weight' and 1 more: trained, but not by the optimizer given to"):
+        second.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second.step()
+
+
+def test_an_optimizer_of_another_model_is_no_stranger() -> None:
+    model, other = net(), net()
+    optimizer = distributed(model, LocalCommunicator())
+    plain = torch.optim.SGD(other.parameters(), 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for one, takes in ((model, optimizer), (other, plain)):
+            loss_of(one, 0).backward()
+            takes.step()
+
+
 def test_parameters_that_nobody_averages_are_looked_for_for_ever() -> None:
     model = net()
     optimizer = distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
