@@ -6,6 +6,12 @@ import torch
 
 from resireduce.errors import UsageError
 
+REPLACED = (
+    "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "
+    "copy.deepcopy(optimizer.residual_state_dict()) of what resireduce.distribute(...) returned, close() that, "
+    "distribute the other, and give it what was kept by load_residual_state_dict(...)"
+)
+
 
 def _forwarded(name: str) -> Any:
     """Return a method that calls the wrapped optimizer's of that name."""
@@ -25,8 +31,13 @@ class OptimizerWrapper(torch.optim.Optimizer):
         super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what only the wrapped optimizer has there, as it is read from there."""
+        """Set what only the wrapped optimizer has there, as it is read from there.
+
+        Raises UsageError for another optimizer in the place of the wrapped one.
+        """
         wrapped = self.__dict__.get("wrapped")
+        if name == "wrapped" and wrapped is not None and value is not wrapped:
+            raise UsageError(REPLACED)
         known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
         if not known and wrapped is not None and hasattr(wrapped, name):
             setattr(wrapped, name, value)

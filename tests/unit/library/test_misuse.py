@@ -71,6 +71,31 @@ def test_passes_that_are_left_over_and_dropped() -> None:
     assert same(*models)
 
 
+def test_another_optimizer_in_the_place_of_the_wrapped_one() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    with pytest.raises(UsageError, match=r"^wrapped: another optimizer .* distribute the other, and give it what was"):
+        optimizer.wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    loss(model).backward()
+    optimizer.step()
+
+
+def test_training_goes_on_with_another_optimizer_and_the_residuals() -> None:
+    """As when Adam gives way to SGD: two steps of one optimizer, and two of another, are as of one residual."""
+    model, right = seeded(Net), seeded(Net)
+    optimizer, plain = distributed(model), distributed(right)
+    for step in range(4):
+        if step == 2:
+            kept = copy.deepcopy(optimizer.residual_state_dict())
+            optimizer.close()
+            optimizer = distributed(model)
+            optimizer.load_residual_state_dict(kept)
+        for one, takes in ((model, optimizer), (right, plain)):
+            loss(one).backward()
+            takes.step()
+    assert same(model, right)
+
+
 def test_kept_gradients_may_be_changed_where_they_only_add_up() -> None:
     model = seeded(Net)
     optimizer = distributed(model, gradients="kept")
