@@ -9,6 +9,7 @@ from torch.autograd import Variable
 
 from resireduce.attach import Attachment
 from resireduce.bypassed import Bypassed
+from resireduce.errors import UsageError
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
 from resireduce.slices.row_gradients import RowGradient
@@ -17,6 +18,12 @@ from resireduce.slices.takers import is_used_again
 from resireduce.step.exchange import Exchange
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
+from resireduce.streamed_away import SECOND_BACKWARD
+
+FAILED = (
+    "; and if the pass before failed half-way, as for want of memory, its gradients cannot be taken back: go on from a "
+    "checkpoint, or close() the optimizer on every rank and distribute it anew, without what residuals had kept"
+)
 
 
 class BackwardPasses:
@@ -43,6 +50,8 @@ class BackwardPasses:
         self._syncing = True
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
+        self._task = -1
+        """Which run of autograd's engine the last backward pass that has begun belongs to."""
         self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else (), wrapped)
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
@@ -149,7 +158,7 @@ class BackwardPasses:
         refuse_capture(slot.parameter.device)
         self._exchange.refuse_if_failed()
         if not self.under_way:
-            self.under_way = True
+            self.under_way, self._task = True, torch._C._current_graph_task_id()
             self._flush()
             self._exchange.begin_backward()
             Variable._execution_engine.queue_callback(self._end)
@@ -160,6 +169,8 @@ class BackwardPasses:
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
         if not is_clear and (comes or slot.by_rows):
             self._exchange.refuse_if_failed()
+            if slot.is_over and self.under_way and self._task != torch._C._current_graph_task_id():
+                raise UsageError(SECOND_BACKWARD.format(name=slot.name) + FAILED)
             self._exchange.expect(slot)
 
     def _on_finished(self, slot: Slot) -> None:

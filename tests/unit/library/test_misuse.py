@@ -96,6 +96,31 @@ def test_training_goes_on_with_another_optimizer_and_the_residuals() -> None:
     assert same(model, right)
 
 
+def test_a_pass_after_one_that_failed_half_way() -> None:
+    """As when a trainer tries a smaller batch after it ran out of memory: the error names that."""
+    model = seeded(Net)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, wrapped, "baseline", backend="local")
+
+    def fail(_: torch.Tensor) -> None:
+        raise MemoryError
+
+    first = next(iter(model.parameters())).register_hook(fail)
+    with pytest.raises(MemoryError):
+        loss(model).backward()
+    first.remove()
+    with pytest.raises(UsageError, match=r"a second backward\(\).*failed half-way, as for want of memory.*close\(\)"):
+        loss(model).backward()
+    optimizer.close()
+    optimizer = resireduce.distribute(model, wrapped, "baseline", backend="local")
+    loss(model).backward()
+    optimizer.step()
+    with pytest.raises(UsageError) as told:
+        for _ in range(2):
+            loss(model).backward()
+    assert "failed half-way" not in str(told.value)
+
+
 def test_kept_gradients_may_be_changed_where_they_only_add_up() -> None:
     model = seeded(Net)
     optimizer = distributed(model, gradients="kept")
