@@ -80,9 +80,7 @@ def compress_fsdp(
     hook = ShardedCompressionHook(units, feedback, shards)
     known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of its shards at times.
-    hook.outside = Outside(
-        model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor)
-    )
+    hook.outside = Outside(model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor))
     return hook
 
 
