@@ -3,19 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from resireduce.compressors.asked import AllGather, AllToAll
+from resireduce.compressors.declared import Declared
 from resireduce.errors import check_share
 from resireduce.kernels.largest import LargestOfParts
 from resireduce.kernels.packed_largest import Addend
 from resireduce.payload import Payload
 
-Collective = Literal["all_reduce", "all_gather", "rounds"]
-"""How payloads of several ranks are combined: summed elementwise, gathered, or in the rounds that made them."""
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
 Rounds = Generator[Tensor | AllGather | AllToAll, Any, Payload]
@@ -23,17 +22,7 @@ Rounds = Generator[Tensor | AllGather | AllToAll, Any, Payload]
 in the tensor's own memory, and returns the payload. `AllGather` and `AllToAll` ask for other rounds."""
 
 
-@dataclass(frozen=True)
-class Momentum:
-    """How a compressor wants momentum corrected: Lin et al., "Deep gradient compression", ICLR 2018, section 3."""
-
-    factor: float
-    nesterov: bool = False
-    masking: bool = True
-    """Whether the velocity is set to zero where it was sent (the paper's momentum factor masking)."""
-
-
-class Compressor(ABC):
+class Compressor(Declared, ABC):
     """A lossy map Q of one gradient. Subclasses are frozen dataclasses: their fields are hyperparameters, not state.
 
     A compressor declares by `state` what it must remember of a tensor from step to step: the pipeline holds, counts and
@@ -42,31 +31,6 @@ class Compressor(ABC):
     Contract, for every gradient g: `decompress(compress(g))` is what the other ranks learn of it, and
     `error_(g, payload)` = g - decompress(payload) is what they do not.
     """
-
-    collective: ClassVar[Collective] = "all_gather"
-    """How payloads are combined: summed elementwise, or gathered and decompressed one after the other. With "rounds",
-    the rounds have exchanged everything, and `known` is one payload, the sum of all."""
-
-    equal_sizes: ClassVar[bool] = True
-    """Whether payloads of one tensor have the same size on all ranks; otherwise only their size may differ."""
-
-    same_draw: ClassVar[bool] = False
-    """Whether all ranks must make the same random choices; otherwise each makes its own."""
-
-    lossless: ClassVar[bool] = False
-    """True if the error is always zero: then no residual is kept."""
-
-    state_of_ranks: ClassVar[bool] = False
-    """Whether its state depends on the number of ranks: with another number it starts anew."""
-
-    turns: ClassVar[int] = 1
-    """After how many steps payloads return to their first form; other than 1 if forms alternate."""
-
-    has_rounds: ClassVar[bool] = False
-    """Whether ranks make payloads together, in rounds: `agree` asks for sums."""
-
-    source_feeds_back: ClassVar[bool] = True
-    """Whether its paper or released code keeps what is not sent (error feedback); here the scheme decides that."""
 
     @property
     def cuts(self) -> bool:
@@ -106,31 +70,6 @@ class Compressor(ABC):
         is raised if the sum holds NaN or infinity. NotImplementedError unless the compressor `adds`.
         """
         raise NotImplementedError(f"{type(self).__name__} compresses sums that are there")
-
-    @property
-    def exact(self) -> bool:
-        """Whether the values sent are the gradient's own, so that sent + error = gradient bit for bit."""
-        return True
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the mean of what is sent, over all random choices, is the gradient."""
-        return self.lossless
-
-    @property
-    def momentum(self) -> Momentum | None:
-        """Momentum that is formed on each rank before compression, in place of the optimizer's, if any."""
-        return None
-
-    @property
-    def varies(self) -> bool:
-        """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
-        return self.turns > 1
-
-    @property
-    def memory(self) -> str:
-        """What decides the meaning of its state and velocities, in words: they are loaded only where this is equal."""
-        return f"{type(self).__name__} with {self.momentum or 'no momentum'}"
 
     @classmethod
     def from_density(cls, density: float) -> Self:

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor
+from resireduce.compressors.base import Compressor
+from resireduce.compressors.declared import Collective
 from resireduce.payload import Payload
 
 
