@@ -42,7 +42,7 @@ class Half:
 class HalvesQueue(LaunchQueue):
     """Launches the reduce-scatter of each message as soon as all of its gradients have come.
 
-    Messages never change; their launch order is learnt as in `LaunchQueue`.
+    Messages never change; their launch order is learnt as in `OrderedQueue`.
 
     Args:
         slots, feedback, levels: as for `LaunchQueue`.

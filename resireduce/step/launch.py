@@ -1,45 +1,34 @@
-"""The order in which messages are launched, and how many bytes of them are under way at once."""
+"""When messages are launched, and how many bytes of them are under way at once."""
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
 from resireduce.sending.packing import packed_nbytes
-from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets
-from resireduce.step.merge import merged
-from resireduce.step.receive import ReceiveQueue
+from resireduce.step.order import OrderedQueue
 from resireduce.step.slot import Slot
 
 
-class LaunchQueue(ReceiveQueue):
-    """Launches every tensor's message in every step, in one order that all ranks share, and receives in that order.
+class LaunchQueue(OrderedQueue):
+    """Launches every tensor's message in every step, in the order of `OrderedQueue`, and receives in that order.
 
-    In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
-    gradients arrived in the first step. A gathered message takes world size x payload bytes from launch to receipt: if
-    all of them would take more than `gathered_limit`, the next waits. A single larger message goes alone or, with
-    `parts` and a compressor that `divides`, in parts that stay within the limit, in `step()`; nothing is launched
-    between these. With two `levels` messages carry slices, and the averages are then gathered within the node.
+    A gathered message takes world size x payload bytes from launch to receipt: if all of them would take more than
+    `gathered_limit`, the next waits. A single larger message goes alone or, with `parts` and a compressor that
+    `divides`, in parts that stay within the limit, in `step()`; nothing is launched between these. With two `levels`
+    messages carry slices, and the averages are then gathered within the node.
 
     Where ranks make payloads in rounds, the first round takes a message's place. The others follow in `step()`, after
     the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
     the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
 
-    Dense tensors are in buckets, which never change: how an all-reduce rounds an element depends on its place in the
-    message. The others may be merged into messages of several, which leave when the last tensor is there.
-
     Args:
-        slots: one for each parameter.
-        feedback: compresses and averages.
+        slots, feedback, levels, merge: as for `OrderedQueue`.
         gathered_limit: in bytes.
-        levels: the ranks of this one's node, and of its place in all nodes.
         remembers: whether to keep a copy of what is sent, for a step that is skipped.
-        merge: which tensors travel together, as in `resireduce.distribute`.
         parts: whether large messages are gathered in parts, at most two of them at once.
     """
 
@@ -53,34 +42,11 @@ class LaunchQueue(ReceiveQueue):
         merge: object = None,
         parts: bool = False,
     ):
-        super().__init__(slots, feedback, levels)
+        super().__init__(slots, feedback, levels, merge)
         self.gathered_limit, self._remembers, self._parts = gathered_limit, remembers, parts
-        self.bucket_bytes = sum(slot.nbytes for slot in slots) if merge == "hybrid" else BUCKET_BYTES
-        """Largest message, in bytes, of dense tensors that may share one."""
-        self.buckets, self._order = list(buckets(reversed(slots), self.bucket_bytes)), list(reversed(slots))
-        """Lists of tensors that always share a message, often of one tensor, in the order of arrival."""
-        self._order_is_learnt = False
-        self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
         varies = feedback.compressor.varies or feedback.warm_up_steps > 0
         self._step_is_agreed = self.world.world_size == 1 or not varies
-        self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
-        self.merge(merge)
         self._restart()
-
-    @property
-    def compressed(self) -> list[Slot]:
-        """Tensors that are compressed, once warm-up is over, in the order of arrival."""
-        return [slot for bucket in self.buckets for slot in bucket if self.feedback.merges(slot.name)]
-
-    def merge(self, merge: object) -> None:
-        """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
-        together = merged(self.compressed, merge, self.feedback)
-        dense = [bucket for bucket in self.buckets if not self.feedback.merges(bucket[0].name)]
-        self.messages = self._in_order([*together, *dense])
-        """Which tensors travel together, in the order of their launch."""
-
-    def _in_order(self, messages: Iterable[list[Slot]]) -> list[list[Slot]]:
-        return list(arrange(messages, self._order))
 
     def _restart(self) -> None:
         self._launched = self._gathered_bytes = 0
@@ -91,14 +57,6 @@ class LaunchQueue(ReceiveQueue):
         self._in_rounds: list[Slot] = []  # whose message is a round, in the order of their launch
         self._alone: dict[Slot, int] = {}  # bytes of each message that might go in parts
         self._in_parts: Slot | None = None
-
-    def prefetch_after(self, slot: Slot) -> None:
-        """Start copying the residual that will be needed next, after that of `slot`, whose gradient has come."""
-        if self._next is None:
-            slots = [slot for bucket in self.buckets for slot in bucket]
-            self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
-        if slot in self._next:
-            self.feedback.residual.prefetch(self._next[slot].name)
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
@@ -212,12 +170,5 @@ class LaunchQueue(ReceiveQueue):
 
     def finish(self, arrived: list[Slot]) -> None:
         """End the step in which this rank's gradients came in the order `arrived`."""
-        if not self._order_is_learnt:
-            indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
-            order: Tensor = torch.tensor(indices, device=self.world.control_device)
-            self.world.broadcast_(order, "resireduce.order")
-            self._order = [self.slots[index] for index in order.tolist()]
-            self.buckets = list(arrange(self.buckets, self._order))
-            self.messages = self._in_order(self.messages)
-            self._order_is_learnt, self._next = True, None
+        self.learn_order(arrived)
         self._restart()

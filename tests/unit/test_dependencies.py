@@ -52,6 +52,7 @@ LAYERS = (
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing", "wrappers.earlier", "wrappers.layouts"),
     ("left_out", "resumed", "slices.layers", "step.gather", "step.scatter", "wrapped_step", "wrappers.under_way"),
     ("bypassed", "slices.copies", "slices.why_whole", "step.receive", "wrappers.first_steps"),
+    ("step.order",),
     ("step.launch",),
     ("slices.row_layers", "step.apply", "step.halves", "step.row_intake", "step.watch"),
     ("step.intake", "step.update"),
