@@ -7,12 +7,12 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from resireduce.errors import ConfigError, UsageError, check_given, in_one_line
-from resireduce.planning.item import Item
+from resireduce.planning.lines import figure_lines, group_lines, item_line, lines_by_reason
 from resireduce.planning.texts import arguments_in, as_count, as_number, as_pair, patterns_in
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
 from resireduce.settings import Settings
@@ -20,7 +20,6 @@ from resireduce.settings import Settings
 if TYPE_CHECKING:
     from torch import nn
 
-MIB = 2**20
 DEFAULTS = Settings()
 NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json")
 """What of the command line `plan` is not given by the same name."""
@@ -123,35 +122,10 @@ def _plan(args: argparse.Namespace) -> str:
         if choices:
             reasons |= {"choices": [*map(asdict, choices)], "advisable": advisable(choices).slices}
         return json.dumps(result | reasons | listed, indent=2)
-    lines = [*_by_reason("whole gradient", whole), *_by_reason("computed again", twice)]
+    lines = [*lines_by_reason("whole gradient", whole), *lines_by_reason("computed again", twice)]
     lines += [f"choice            {choice}" for choice in choices]
     lines += [f"advisable         slices={advisable(choices).slices}"] if choices else []
-    return "\n".join([*_figures(result), *lines, *map(_line, items)])
-
-
-def _figures(result: Mapping[str, float]) -> list[str]:
-    """Return a line for each of the figures of a plan: bytes, or shares."""
-    return [
-        f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
-        for key, value in result.items()
-    ]
-
-
-def _by_reason(title: str, reasons: Mapping[str, str]) -> list[str]:
-    """Return a line for each of the reasons why gradients are made so, and one for each tensor below its own."""
-    lines = []
-    for reason in dict.fromkeys(reasons.values()):
-        names = [name for name, own in reasons.items() if own == reason]
-        lines += [f"{title:<17} {reason}:", *(f"{'':<17} {name}" for name in names)]
-    return lines
-
-
-def _line(item: Item) -> str:
-    """Return a line about one tensor: whose, which, how many bytes, and with whom it is shared."""
-    shape = " x ".join(map(str, item.shape)) or "one number"
-    shared = f", shared by {len(item.members)}" if item.members else ""
-    part = f" ({item.part})" if item.part else ""
-    return f"{item.state:<17} {item.nbytes:12,} bytes  {item.name}{part}, {shape}, {item.dtype}{shared}"
+    return "\n".join([*figure_lines(result), *lines, *map(item_line, items)])
 
 
 def _groups(args: argparse.Namespace) -> str:
@@ -172,22 +146,7 @@ def _groups(args: argparse.Namespace) -> str:
     if args.json:
         kinds = {"groups": grouping.groups, "specific": grouping.specific, "others": others}
         return json.dumps({**kinds, "bytes": sizes, "residual_bytes": held, "saved_bytes": saved}, indent=2)
-    lines = [f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors"]
-    lines += [f"  {sizes[g[0]] / MIB:10,.2f} MiB x {len(g)}  {g[0]} ... {g[-1]}" for g in grouping.groups]
-    lines += [f"{len(grouping.specific)} specific"]
-    lines += [f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific]
-    lines += [f"{len(others)} others, {sum(sizes[name] for name in others) / MIB:,.2f} MiB, keep a full residual"]
-    return "\n".join([*lines, *_savings(held["baseline"], saved)])
-
-
-def _savings(whole: int, saved: dict[str, int]) -> list[str]:
-    """Return lines of what schemes save of `whole` bytes; those that save the same share one."""
-    alike: dict[int, list[str]] = {}
-    for scheme, nbytes in saved.items():
-        if scheme != "none":
-            alike.setdefault(nbytes, []).append(scheme)
-    lines = [f"Full residuals take {whole / MIB:,.2f} MiB. Of that is saved by"]
-    return lines + [f"  {n / MIB:10,.2f} MiB {n / max(1, whole):6.1%}  {'/'.join(names)}" for n, names in alike.items()]
+    return "\n".join(group_lines(grouping, others, sizes, held["baseline"], saved))
 
 
 def _tell(message: Warning | str, *_: object) -> None:
