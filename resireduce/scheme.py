@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from resireduce.errors import ConfigError, check_share, choose
@@ -120,9 +119,6 @@ RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3", "
 
 RESIDUAL_DEVICES = ("cpu",)
 
-COMMON = {"grouping", "dtype", "rank", "device"}
-"""Arguments that every residual takes."""
-
 
 def load(target: "str | type[Residual]") -> Any:
     """Return the object that `target`, "package.module:name", names; a class is returned as it is."""
@@ -167,6 +163,7 @@ def build_residual(
     gradient's device. `options` are arguments of the residuals that the scheme uses, each given to all that know it.
     Raises ConfigError for an unknown name, dtype or option, and for an option's value that cannot be used.
     """
+    from resireduce.residuals.base import options_of
     from resireduce.residuals.routed import RoutedResidual
 
     kinds = find_scheme(scheme)
@@ -177,24 +174,15 @@ def build_residual(
     classes = {kind: _residual_class(kind) for kind in dict.fromkeys((kinds.grouped, kinds.specific, kinds.other))}
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{'row_ratio': 0.25}}")
-    known = {kind: _options_of(residual) for kind, residual in classes.items()}
+    known = {kind: options_of(residual) for kind, residual in classes.items()}
     for option in options or {}:
         choose(f"options of scheme {scheme!r}", option, set().union(*known.values()))
+    own = {kind: {name: value for name, value in (options or {}).items() if name in known[kind]} for kind in known}
     residuals = {
-        kind: residual(
-            grouping=grouping,
-            dtype=dtype,
-            rank=rank,
-            device=device,
-            **{option: value for option, value in (options or {}).items() if option in known[kind]},
-        )
+        kind: residual(grouping=grouping, dtype=dtype, rank=rank, device=device, **own[kind])
         for kind, residual in classes.items()
     }
-    return RoutedResidual(
-        routes=dict.fromkeys(grouping.grouped, residuals[kinds.grouped])
-        | dict.fromkeys(grouping.specific, residuals[kinds.specific]),
-        other=residuals[kinds.other],
-    )
+    return RoutedResidual.by_kind(grouping, residuals[kinds.grouped], residuals[kinds.specific], residuals[kinds.other])
 
 
 def _residual_class(target: object) -> Any:
@@ -210,8 +198,3 @@ def _residual_class(target: object) -> Any:
     if not (isinstance(found, type) and issubclass(found, Residual)):
         raise ConfigError(f"scheme: {target!r} is no subclass of resireduce.residuals.base.Residual; give one")
     return found
-
-
-def _options_of(residual: type) -> set[str]:
-    """Return the keyword arguments that a residual adds to those of all residuals."""
-    return {name for name, p in signature(residual).parameters.items() if p.kind is Parameter.KEYWORD_ONLY} - COMMON

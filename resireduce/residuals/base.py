@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from inspect import Parameter, signature
 
 import torch
 from torch import Tensor
@@ -183,3 +184,9 @@ class Residual(InParts, ABC):
                 "give the gradients' own dtype, a narrower one, or None"
             )
         return Plain(shape, dtype, like.device)
+
+
+def options_of(residual: type[Residual]) -> set[str]:
+    """Return the names of the options of a `residual`: the keyword arguments that it adds to those of all residuals."""
+    keywords = {name for name, p in signature(residual).parameters.items() if p.kind is Parameter.KEYWORD_ONLY}
+    return keywords - signature(Residual).parameters.keys()

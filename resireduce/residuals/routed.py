@@ -19,6 +19,13 @@ class RoutedResidual(Residual):
         self._routes, self._other = dict(routes), other
         self._parts = list(dict.fromkeys([*self._routes.values(), other]))
 
+    @classmethod
+    def by_kind(cls, grouping: Grouping, grouped: Residual, specific: Residual, other: Residual) -> "RoutedResidual":
+        """Return it for the members of groups of `grouping`, which go to `grouped`, its specific layers, which go to
+        `specific`, and all else, which goes to `other`."""
+        routes = dict.fromkeys(grouping.grouped, grouped) | dict.fromkeys(grouping.specific, specific)
+        return cls(routes, other)
+
     def part_of(self, name: str) -> Residual:
         """Return the residual to which calls for tensor `name` are forwarded; where `update` may do more, this one."""
         return self._part(name) if type(self) is RoutedResidual and "update" not in vars(self) else self

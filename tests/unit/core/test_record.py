@@ -12,8 +12,8 @@ from benchmarks.core.matrix import expand_parts
 from benchmarks.core.record import BYTE_FIELDS, OPTIONAL, CellResult, RecordError, expand
 from benchmarks.core.scheme_options import CHECKS
 from resireduce.errors import ConfigError
+from resireduce.residuals.base import options_of
 from resireduce.scheme import SCHEMES, load
-from resireduce.scheme import _options_of as options_of
 from tests.records import make_result
 
 BAD_FIELDS = [
