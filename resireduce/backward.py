@@ -14,7 +14,6 @@ from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
 from resireduce.slices.row_gradients import RowGradient
 from resireduce.slices.row_layers import RowLayers
-from resireduce.slices.takers import is_used_again
 from resireduce.step.exchange import Exchange
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
@@ -117,15 +116,11 @@ class BackwardPasses:
             return False
         if not self._exchange.intake.takes_rows(slot):
             return self._on_use(slot, gradient)
-        if self._may_be_taken_back(slot):
+        if self._exchange.intake.may_be_taken_back(slot):
             return self._keep(slot, gradient)
         self._begin(slot)
         self._exchange.intake.absorb_rows(slot, gradient)
         return True
-
-    def _may_be_taken_back(self, slot: Slot) -> bool:
-        """Whether gradients of all uses of this weight in a pass must be kept, since an overflow in one drops all."""
-        return self._exchange.intake.scaler is not None and is_used_again(slot.parameter)
 
     def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
         """Keep the gradient of one use of a weight until the last, if all can then be compressed row by row."""
@@ -179,7 +174,7 @@ class BackwardPasses:
         if comes is None:
             self.attachment.before_gradient(slot, BackwardPasses._before)
             comes = slot.parameter.grad is not None and not slot.is_guarded
-        if (comes or slot.by_rows) and not _has_gone(slot):
+        if (comes or slot.by_rows) and not self._exchange.intake.has_gone(slot):
             self._on_gradient(slot)
 
     def _on_gradient(self, slot: Slot) -> None:
@@ -197,7 +192,7 @@ class BackwardPasses:
     def _take(self, slot: Slot) -> None:
         if slot.uses and self._exchange.feedback.absorbs(slot.name):
             self._exchange.intake.absorb_uses(slot)
-        if self.layers is not None and not self._may_be_taken_back(slot):
+        if self.layers is not None and not self._exchange.intake.may_be_taken_back(slot):
             self.layers.notice(slot)
         self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
 
@@ -206,17 +201,6 @@ class BackwardPasses:
         self.under_way = False
         self._exchange.end_backward()
         self._at_end()
-
-
-def _has_gone(slot: Slot) -> bool:
-    """Whether autograd has left no gradient: the parameter of `slot` was frozen after the forward pass, or a hook of
-    somebody has dropped it. What the residual has absorbed of earlier passes stays there."""
-    if slot.by_rows or slot.parameter.grad is not None:
-        return False
-    if slot.stage is Stage.ABSORBED and not slot.parameter.requires_grad:
-        slot.hide()
-        return True
-    return slot.stage is Stage.OPEN
 
 
 def _note_gradient(passes: BackwardPasses, slot: Slot) -> None:

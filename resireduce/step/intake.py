@@ -55,6 +55,16 @@ class Intake(RowIntake):
         for slot in self.slots:
             slot.restart()
 
+    def has_gone(self, slot: Slot) -> bool:
+        """Whether autograd has left no gradient: the parameter of `slot` was frozen after the forward pass, or a hook
+        of somebody has dropped it. What the residual has absorbed of earlier passes stays there."""
+        if slot.by_rows or slot.parameter.grad is not None:
+            return False
+        if slot.stage is Stage.ABSORBED and not slot.parameter.requires_grad:
+            slot.hide()
+            return True
+        return slot.stage is Stage.OPEN
+
     def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
         self.non_finite = self.non_finite or self.feedback.finiteness.failure()

@@ -11,6 +11,7 @@ from resireduce.finiteness import check_finite
 from resireduce.payload import Payload
 from resireduce.settings import Settings
 from resireduce.slices.row_gradients import RowGradient, SumRows
+from resireduce.slices.takers import is_used_again
 from resireduce.step.slicing import SliceBytes, rows_of
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
@@ -61,6 +62,10 @@ class RowIntake:
         """Whether the residual can absorb the gradient of `slot` row by row now, with nothing in the way in `.grad`."""
         grad_is_clear = slot.parameter.grad is None or (slot.stage is Stage.ABSORBED and slot.is_guarded)
         return grad_is_clear and not slot.is_over and self.feedback.absorbs(slot.name)
+
+    def may_be_taken_back(self, slot: Slot) -> bool:
+        """Whether gradients of all uses of `slot` in a pass must be kept, since an overflow in one drops all."""
+        return self.scaler is not None and is_used_again(slot.parameter)
 
     def absorb_rows(self, slot: Slot, gradient: RowGradient) -> None:
         """Have the residual absorb the `gradient` of `slot`, slice by slice of its rows.
