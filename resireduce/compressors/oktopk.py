@@ -14,17 +14,14 @@ from resireduce.compressors.asked import AllGather, AllToAll
 from resireduce.compressors.base import Rounds, Selecting, State
 from resireduce.compressors.declared import Collective
 from resireduce.compressors.reused import Threshold, is_due
-from resireduce.compressors.sparse import SparseCompressor
+from resireduce.compressors.sparse import SparseCompressor, narrowed
 from resireduce.errors import ConfigError, is_count, is_number
 from resireduce.kernels.largest import largest_magnitudes
-from resireduce.kernels.moments import not_above, planned
+from resireduce.kernels.moments import planned
 from resireduce.kernels.pairs import pairs, summed, unpaired
-from resireduce.kernels.reaching import few_reaching
 from resireduce.payload import Payload
 from resireduce.share import share
 
-RAISES, RAISE = 5, 1.03
-"""How often, and by what factor, a threshold is raised within a step while more than 4 k / 3 magnitudes pass."""
 PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
 Sums = tuple[Tensor, Tensor]
 """Values, in float32 at least, and their flat indices, int64 and ascending."""
@@ -146,15 +143,11 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
             return planned(flat, k)
         known, found = Threshold.of(memory), None
         if k < len(flat) and not known.is_due(k, step, self.local_every):
-            for _ in range(RAISES + 1):
-                found = few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)
-                if found is not None:
-                    known = known.adapted(len(found), 5 * k / 4, self.local_factor)
-                    break
-                known = replace(known, value=known.value * RAISE)
+            known, found = known.raised(flat, 4 * k // 3)
+            known = known if found is None else known.adapted(len(found), 5 * k / 4, self.local_factor)
         if found is None:
             found = _largest(flat, k)
-            known = Threshold(_least(flat[found]), k, step + 1)
+            known = Threshold.reached_by(flat[found], k, step)
         memory.copy_(known.remembered(memory.device))
         return found
 
@@ -172,16 +165,14 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         known = Threshold.of(memory)
         exact = memory.is_meta or k == numel or known.is_due(k, step, self.global_every)
         values, places = sums
-        chosen = (
-            _largest(values, k) if exact else (values.abs() >= not_above(known.value, values.dtype)).nonzero()[:, 0]
-        )
+        chosen = _largest(values, k) if exact else known.reaching(values)
         offered = AllGather(pairs(values[chosen], places[chosen], numel))
         parts = [unpaired(one, values.dtype) for one in (yield offered)]
         values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
         if exact:
             chosen = _largest(values, k)
             values, places = values[chosen], places[chosen]
-            known = Threshold(_least(values), k, step + 1) if len(values) else known
+            known = Threshold.reached_by(values, k, step) if len(values) else known
         elif not 0 < len(values) <= 2 * k:
             known = Threshold()
         else:
@@ -195,14 +186,8 @@ def _largest(values: Tensor, k: int) -> Tensor:
     return chosen if values.is_meta else chosen[values[chosen] != 0]
 
 
-def _least(values: Tensor) -> float:
-    """Return the least magnitude of 1-D `values`; 0 if there are none."""
-    return float(values.abs().amin()) if len(values) and not values.is_meta else 0.0
-
-
 def _packed(values: Tensor, places: Tensor, like: Tensor) -> Payload:
-    narrow = torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64
-    return Payload.pack(values, places.to(narrow), like=like, ragged=True)
+    return Payload.pack(values, narrowed(places, like), like=like, ragged=True)
 
 
 def _scaled(payload: Payload, scale: float) -> Payload:

@@ -50,8 +50,7 @@ class SparseCompressor(Compressor):
             if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
                 kept = values.nonzero().view(-1)
                 values, indices = values[kept], indices[kept]
-        narrow = torch.int32 if flat.numel() <= torch.iinfo(torch.int32).max else torch.int64
-        return Payload.pack(values, indices.to(narrow), like=grad, ragged=not self.equal_sizes)
+        return Payload.pack(values, narrowed(indices, grad), like=grad, ragged=not self.equal_sizes)
 
     def sent_indices(self, payload: Payload) -> Tensor:
         """Return the flat indices that the payload holds: 1-D, int64, ascending."""
@@ -123,8 +122,7 @@ class SentParts:
 
     def payload(self) -> Payload:
         """Return the payload, as `SparseCompressor.packed` makes it of the whole, once all parts have come."""
-        narrow = torch.int32 if self._like.numel() <= torch.iinfo(torch.int32).max else torch.int64
-        return Payload.pack(torch.cat(self._values), self._indices.to(narrow), like=self._like)
+        return Payload.pack(torch.cat(self._values), narrowed(self._indices, self._like), like=self._like)
 
     def _between(self, start: int, stop: int) -> Tensor:
         """Return the indices from `start` to `stop`; without storage they are assumed to be spread evenly."""
@@ -133,3 +131,8 @@ class SentParts:
             return self._indices[count * start // numel : count * stop // numel]
         borders = torch.tensor([start, stop], device=self._indices.device)
         return self._indices[slice(*torch.searchsorted(self._indices, borders).tolist())]
+
+
+def narrowed(indices: Tensor, like: Tensor) -> Tensor:
+    """Return flat `indices` of a tensor `like` this one as they travel: int32, and int64 from 2^31 elements on."""
+    return indices.to(torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64)
