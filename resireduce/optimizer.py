@@ -6,7 +6,6 @@ parameters. Kept gradients (the paper's): `.grad` stays, and receives the averag
 the backward pass, nothing is done before `step`.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
@@ -20,6 +19,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, warn
 from resireduce.left_out import Outside, warn_of_outer
 from resireduce.optimizer_view import FREED, OptimizerView
+from resireduce.optimizer_wrapper import takes_one
 from resireduce.orphaned import warn_of_scaler
 from resireduce.refusals import refuse_capture
 from resireduce.resumed import Resumed, only_makes_state
@@ -69,7 +69,7 @@ class DistributedOptimizer(OptimizerView):
         self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
-        self._closed, self._zeroes_as_asked = False, _takes_one(optimizer.zero_grad)
+        self._closed, self._zeroes_as_asked = False, takes_one(optimizer.zero_grad)
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         others = [one for name, one in model.named_parameters() if name not in parameters]
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
@@ -188,14 +188,3 @@ class DistributedOptimizer(OptimizerView):
     def __exit__(self, *_: object) -> None:
         """Close the optimizer."""
         self.close()
-
-
-def _takes_one(method: Callable[..., object]) -> bool:
-    """Whether `method` may be given one argument: `zero_grad()` of some optimizers takes none."""
-    try:
-        inspect.signature(method).bind(True)
-    except TypeError:
-        return False
-    except ValueError:  # not known
-        return True
-    return True

@@ -1,5 +1,7 @@
 """An optimizer around another one: the same parameter groups and state, so that schedulers work on either."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -101,3 +103,14 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise UsageError: residuals and groups are set up for the parameters known at the start."""
         raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")
+
+
+def takes_one(method: Callable[..., object]) -> bool:
+    """Whether `method` may be given one argument: `zero_grad()` of some optimizers takes none."""
+    try:
+        inspect.signature(method).bind(True)
+    except TypeError:
+        return False
+    except ValueError:  # not known
+        return True
+    return True

@@ -11,12 +11,12 @@ from torch import nn
 
 from resireduce.api import distribute
 from resireduce.checks import check_passes
-from resireduce.comm.local import PretendCommunicator
+from resireduce.comm.pretend import PretendCommunicator
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.merging.costs import TIMED
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.item import sums
-from resireduce.planning.memory import ModelStates, baseline_total, waiting_bytes
+from resireduce.planning.memory import ModelStates, baseline_total, outside_states, waiting_bytes
 from resireduce.planning.optimizer_zoo import Maker, make_optimizer, without_storage
 from resireduce.planning.shards import check_shards, shard_states
 from resireduce.planning.slice_price import price_of_slices
@@ -103,7 +103,7 @@ def plan(
     return {
         **states.as_dict(),
         "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
-        **_beside(model, wrapped),
+        **outside_states(model, wrapped),
         "baseline_total": baseline,
         "normalised": states.total / baseline,
         "peak_states": peak,
@@ -191,12 +191,3 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
     return model
-
-
-def _beside(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return the model's bytes outside the model states: parameters that `optimizer` does not hold, and buffers."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return {
-        "frozen": sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in held),
-        "buffers": sum(buffer.nbytes for buffer in model.buffers()),
-    }

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -94,6 +95,15 @@ def waiting_bytes(optimizer: DistributedOptimizer) -> int:
     """Return the bytes of streamed gradients that `optimizer` sends dense, so that they wait for `step()`."""
     waits = optimizer.streamed and not optimizer.updates_in_backward
     return sum(slot.template.nbytes for slot in optimizer.slots if slot.dense) if waits else 0
+
+
+def outside_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Return the model's bytes outside the model states: parameters that `optimizer` does not hold, and buffers."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {
+        "frozen": sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in held),
+        "buffers": sum(buffer.nbytes for buffer in model.buffers()),
+    }
 
 
 class LiveBytes(TorchDispatchMode):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from resireduce.comm.local import PretendCommunicator
+from resireduce.comm.pretend import PretendCommunicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, is_count
 from resireduce.grouping import compressible

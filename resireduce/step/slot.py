@@ -13,7 +13,7 @@ from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
 from resireduce.sending.parts import PartedMessage
 from resireduce.step.shared import is_shared
-from resireduce.step.stage import AFTER, Stage
+from resireduce.step.stage import AFTER, HERE, OVER, Stage
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ DROPPED = (
     "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
     "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
 )
-OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
-"""Stages after the last pass."""
-HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
-"""Stages in which this rank has a gradient."""
 
 
 @dataclass(eq=False)

@@ -28,3 +28,8 @@ AFTER = {
 }
 """Which stages may follow each stage within a step; a new step begins with OPEN. `step()` takes gradients that no
 backward pass has sent."""
+
+OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
+"""Stages after the last pass."""
+HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
+"""Stages in which this rank has a gradient."""

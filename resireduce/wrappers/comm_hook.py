@@ -66,7 +66,7 @@ class CompressionHook(HookState):
             feedback.register(slot.name, slot.parameter)
             slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(self), slot.index))
         for slot in self._watched:
-            slot.parameter.register_hook(partial(_look, weakref.ref(self._first_steps)))
+            self._first_steps.watch(slot.parameter)
 
     def _restart(self) -> None:
         self._under_way.drop()
@@ -193,10 +193,3 @@ class CompressionHook(HookState):
 def _mark_present(place: weakref.ref[CompressionHook], index: int, _: Tensor) -> None:
     if (hook := place()) is not None:
         hook.mark_present(hook.slots[index])
-
-
-@torch.compiler.disable
-def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
-    """Before a gradient is added to `.grad`: look whether the last averages there were used."""
-    if (first_steps := place()) is not None:
-        first_steps.begin()

@@ -7,6 +7,7 @@ moved for a moment, to compute another one there, as by SAM.
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -88,6 +89,10 @@ class FirstSteps:
                 self._end_count()
             pairs = zip(self._parameters, exchanged, strict=False)
             self._then = [(one()._version, _local(one()).clone()) if was else None for one, was in pairs]
+
+    def watch(self, parameter: Tensor) -> None:
+        """Have the next look taken before a gradient is added to the `.grad` of `parameter`."""
+        parameter.register_hook(partial(_look, weakref.ref(self)))
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -172,3 +177,10 @@ def _warn_of_scaler() -> None:
             "scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "
             "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
         )
+
+
+@torch.compiler.disable
+def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
+    """Before a gradient is added to `.grad`: look whether the last averages there were used."""
+    if (first_steps := place()) is not None:
+        first_steps.begin()

@@ -21,7 +21,8 @@ from benchmarks.launching.outcomes import to_result
 from benchmarks.training.measure.tracker import measure_memory
 from benchmarks.training.optimizers import make_optimizer
 from resireduce.__main__ import main
-from resireduce.comm.local import LocalCommunicator, PretendCommunicator
+from resireduce.comm.local import LocalCommunicator
+from resireduce.comm.pretend import PretendCommunicator
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.item import STATES, Item, sums

@@ -1,0 +1,43 @@
+"""Ranks that are only pretended, of which one is here: for planning."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from resireduce.comm.base import Communicator, Deferred, Handle, Partition
+
+
+class PretendCommunicator(Communicator):
+    """Rank 0 of `world_size` ranks, of which the others send the same. Nothing is sent."""
+
+    rank = 0
+
+    def __init__(self, world_size: int):
+        self.world_size = world_size
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Multiply `tensor` by `world_size` when it is waited for, as if all ranks had sent the same."""
+        return Deferred(lambda: tensor.mul_(self.world_size))
+
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
+        """Return `world_size` copies of the tensor, made at the launch, as a real collective takes its buffer then."""
+        gathered = tensor.repeat(self.world_size, 1)
+        return Deferred(lambda: list(gathered))
+
+    def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Return `world_size` copies of the tensor in one tensor, made at the launch."""
+        gathered = tensor.repeat(self.world_size)
+        return Deferred(lambda: gathered)
+
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        """Return `world_size` copies of the first part of `tensor`, of `sizes[0]` elements, made at the launch."""
+        received = tensor[: sizes[0]].repeat(self.world_size, 1)
+        return Deferred(lambda: list(received))
+
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return for each of `partitions` a communicator of as many ranks as the part of rank 0 has."""
+        return [PretendCommunicator(next(len(part) for part in parts if 0 in part)) for parts in partitions]
+
+    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
+        """Return `tensor` as it is: this is rank 0."""
+        return tensor
