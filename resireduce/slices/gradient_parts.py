@@ -35,14 +35,7 @@ def payload_of_parts(
         step: the step number, which seeds random rounding of the rest.
     """
     width = like.shape[1:].numel()
-    selection = compressor.selection(like)
-    for part in reversed(rows):
-        grad = gradient(part)
-        check_finite(grad, name)
-        selection.add(residual.compensate_part_(grad, name, part.start * width).view(-1), part.start * width)
-        del grad
-    indices = selection.indices()
-    del selection
+    indices = _selected(compressor, residual, gradient, rows, like, name)
     source = residual.source(name, like, step)
 
     def go_through(use: Callable[[Tensor, str, int], None]) -> SentParts:
@@ -57,3 +50,23 @@ def payload_of_parts(
         go_through(residual.look_at_part)
         residual.end_look(name, like, step)
     return go_through(partial(residual.update_part, source=source)).payload()
+
+
+def _selected(
+    compressor: Compressor,
+    residual: Residual,
+    gradient: Callable[[slice], Tensor],
+    rows: Sequence[slice],
+    like: Tensor,
+    name: str,
+) -> Tensor:
+    """Return the flat indices of what is sent of the gradient with its residual, whose parts are made from the last to
+    the first. Raises NonFiniteGradient."""
+    width = like.shape[1:].numel()
+    selection = compressor.selection(like)
+    for part in reversed(rows):
+        grad = gradient(part)
+        check_finite(grad, name)
+        selection.add(residual.compensate_part_(grad, name, part.start * width).view(-1), part.start * width)
+        del grad
+    return selection.indices()

@@ -70,6 +70,19 @@ class RowLayers:
         self._streams: dict[Slot, set[torch.cuda.Stream]] = defaultdict(set)
         self._modules: list[nn.Module] = []
         self._handles: list[RemovableHandle] = []
+        for slot, holders in self._able(model, slots, feedback, passes):
+            taker = _taker(slot, act, weakref.ref(owner))
+            self._take_over(slot, holders, taker, _after(slot, done, weakref.ref(owner)))
+        self._end = weakref.finalize(
+            owner, _restore, self._modules, [slot.parameter for slot in self.by_rows], self._handles
+        )
+        self._end.atexit = False
+
+    def _able(
+        self, model: nn.Module, slots: Sequence[Slot], feedback: ErrorFeedback, passes: int
+    ) -> Iterator[tuple[Slot, Holders]]:
+        """Yield the slots whose gradients can be made row by row, with the layers that hold their weight; note why the
+        others cannot, and which are made more than once."""
         for slot in slots:
             holders = [(m, key) for m in model.modules() for key, p in m._parameters.items() if p is slot.parameter]
             reason = why_whole(slot, holders, feedback, passes)
@@ -79,12 +92,7 @@ class RowLayers:
             if not feedback.residual.absorbs(slot.name):
                 times = THRICE if feedback.residual.looks_first(slot.name) else TWICE
                 self.twice[slot.name] = times + (SHARED if len(holders) > 1 else "")
-            taker = _taker(slot, act, weakref.ref(owner))
-            self._take_over(slot, holders, taker, _after(slot, done, weakref.ref(owner)))
-        self._end = weakref.finalize(
-            owner, _restore, self._modules, [slot.parameter for slot in self.by_rows], self._handles
-        )
-        self._end.atexit = False
+            yield slot, holders
 
     def _take_over(self, slot: Slot, holders: Holders, taker: Taker, after: Callable[..., None]) -> None:
         """Have `holders` make the gradient of `slot` row by row for `taker`; `after` is called at its last use."""

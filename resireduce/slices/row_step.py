@@ -74,11 +74,7 @@ def step_in_rows(
             shared |= _put_back(new, state, parameter, rows)
             view.grad = None
             del average  # before the next is made
-    for key, value in shared.items():
-        if isinstance(state.get(key), Tensor):
-            state[key].copy_(value)
-        else:
-            state[key] = value
+    _update(state, shared)
     if state or before is not None:
         optimizer.state[parameter] = state if before is None else before
         optimizer.state[parameter].update(state)
@@ -102,6 +98,15 @@ def _alone(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[list
 def _is_shared(value: object, parameter: Tensor) -> bool:
     """Whether `value` of a state is shared by all elements of `parameter`."""
     return not (isinstance(value, Tensor) and value.dim() == parameter.dim())
+
+
+def _update(state: dict[str, Any], shared: Mapping[str, Any]) -> None:
+    """Put the `shared` values into a `state`: into the tensors that it has, or in their place."""
+    for key, value in shared.items():
+        if isinstance(state.get(key), Tensor):
+            state[key].copy_(value)
+        else:
+            state[key] = value
 
 
 def _copied(value: Any) -> Any:

@@ -90,13 +90,7 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             f"{_place(model)}, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
     if model._comm_hooks:
-        if model._comm_hooks[0][0] is _reduce:
-            raise ConfigError("model: compress_ddp was called for it already; use the hook that it returned then")
-        name = getattr(model._comm_hooks[0][0], "__qualname__", "one")
-        raise ConfigError(
-            f"model: it has a communication hook already ({name}), and can have one only; wrap the model anew, without "
-            "that hook (and without mixed_precision=..., which is one)"
-        )
+        raise _has_hook(model._comm_hooks[0][0])
     parameters = {
         name: parameter
         for name, parameter in model.module.named_parameters()
@@ -113,6 +107,16 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             f"model: {CONVERTED.format(name=next(iter(parameters)), before='DistributedDataParallel(...)')}"
         )
     return parameters
+
+
+def _has_hook(hook: object) -> ConfigError:
+    """Return the error for a model that has a communication `hook` already."""
+    if hook is _reduce:
+        return ConfigError("model: compress_ddp was called for it already; use the hook that it returned then")
+    return ConfigError(
+        f"model: it has a communication hook already ({getattr(hook, '__qualname__', 'one')}), and can have one only; "
+        "wrap the model anew, without that hook (and without mixed_precision=..., which is one)"
+    )
 
 
 def _is_held(parameter: Tensor) -> bool:
