@@ -1,10 +1,9 @@
-"""Runs the ranks of a cell until they end, and finds out how they ended. Imports no torch."""
+"""Runs the ranks of a cell until they end. Imports no torch."""
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.core.cell import Cell
@@ -12,31 +11,15 @@ from benchmarks.core.files import save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.processes import (
-    LIMITS,
-    POLL_SECONDS,
-    RankProcess,
-    count_oom_kills,
-    holding_back,
-    how_ended,
-)
+from benchmarks.launching.endings import STOPPED, Rank, left_by, out_of_time, outcome_of, outcomes_of
+from benchmarks.launching.processes import LIMITS, POLL_SECONDS, count_oom_kills, holding_back
 from benchmarks.launching.ranks import rank_arguments, rank_variables, starting
 from benchmarks.launching.slurm.launcher import Job
-from benchmarks.launching.slurm.step import StepRank
 
-Rank = RankProcess | StepRank
-"""One rank as its launcher sees it: a process here, or one of many that another program has started."""
 TIMEOUT_SECONDS = 3600.0
 """Default time limit of a cell's ranks: many times what the slowest needs, so that only a hang is ended."""
 GRACE_SECONDS = 30.0
 """How long the other ranks may go on after one has failed, to write their own outcomes, on a disk that may be busy."""
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""Return codes of a killed process: as its parent sees it, and through a shell."""
-PRECEDENCE = ("oom", "diverged", "timeout", "node-fail", "error", "ok")
-"""If ranks end differently, the first of these statuses counts; the other ranks failed because of it."""
-DOCTOR = "python -m benchmarks doctor says what is wrong with the machine"
-STOPPED = Outcome(status="error", reason="stopped because another rank had failed")
-"""Outcome of a rank that was still running after the grace period; of two errors, the other one tells the cause."""
 
 
 def launch(
@@ -66,7 +49,7 @@ def launch(
                 ranks.append(process)
             in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
             running = [process.poll() is None for process in ranks]
-            late = _late(timeout_seconds, limits)
+            late = out_of_time(timeout_seconds, limits)
             if not in_time and not late.failure:
                 _ask_to_stop(ranks)
         finally:
@@ -74,34 +57,7 @@ def launch(
                 process.kill()
                 process.wait()
     killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
-    outcomes = [
-        _outcome(folder, rank, process, killed_by_kernel and not was)
-        for rank, (process, was) in enumerate(zip(ranks, running, strict=True))
-    ]
-    return [_explain(it, was, STOPPED if in_time else late, signals) for was, it in zip(running, outcomes, strict=True)]
-
-
-def _explain(outcome: Outcome, was_running: bool, ended: Outcome, signals: list[int]) -> Outcome:
-    """Return the outcome of a rank, with the reason for ending it if it was ended."""
-    if was_running and outcome.status == "error":
-        return ended
-    asked = ended is not STOPPED and not ended.failure
-    if was_running and asked and outcome.status == "timeout" and not signals:
-        # Keep what it had measured when it was asked to stop; only this process knows why it was asked.
-        where = {name: value for name, value in outcome.failure.items() if name != "interrupted"}
-        return replace(outcome, failure=where, status=ended.status, reason=ended.reason)
-    if signals and outcome.status == "error":
-        reason = f"stopped by {signal.Signals(signals[0]).name} before it could write a checkpoint; run again"
-        return replace(outcome, status="timeout", reason=reason, failure={"interrupted": True})
-    return outcome
-
-
-def _late(timeout_seconds: float, limits: Limits) -> Outcome:
-    """Return the outcome of ranks that ran out of time."""
-    if limits.seconds_left <= 0:
-        reason = "had not stopped by its deadline; run again"
-        return Outcome(status="timeout", reason=reason, failure={"interrupted": True})
-    return Outcome(status="timeout", reason=f"not done after {timeout_seconds:g} s; its log says how far it came")
+    return outcomes_of(folder, ranks, running, killed_by_kernel, STOPPED if in_time else late, signals)
 
 
 def _ask_to_stop(ranks: list[Rank]) -> None:
@@ -167,7 +123,7 @@ def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
         numbered = list(enumerate(ranks))
         if not last and (
             any(_has_failed(folder, rank, process) for rank, process in numbered)
-            or all(process.poll() is not None or _left(folder, rank).exists() for rank, process in numbered)
+            or all(process.poll() is not None or left_by(folder, rank).exists() for rank, process in numbered)
         ):
             last, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
@@ -176,35 +132,11 @@ def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
     return True
 
 
-def _left(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.json"
-
-
 def _has_failed(folder: Path, rank: int, process: Rank) -> bool:
     """Return whether the others wait for it in vain: a rank that diverged ends with exit status 0 too."""
-    return process.poll() is not None and (process.returncode != 0 or _outcome(folder, rank, process).status != "ok")
-
-
-def _outcome(folder: Path, rank: int, process: Rank, killed_by_kernel: bool = False) -> Outcome:
-    """Return the outcome of an ended rank; `killed_by_kernel`: whether the kernel killed any process to free memory."""
-    path = _left(folder, rank)
-    if path.exists():
-        return Outcome.load(path)
-    if killed_by_kernel and process.returncode in KILLED:
-        return Outcome(status="oom", reason=f"rank {rank} was killed by the kernel, whose memory was full")
-    if verdict := process.verdict():
-        return verdict
-    if said := process.complaint():
-        return Outcome(status="error", reason=f"rank {rank} was not started: {said}; {DOCTOR}")
-    assert process.returncode is not None
-    return Outcome(status="error", reason=f"rank {rank} {how_ended(process.returncode)}; its log says more")
+    return process.poll() is not None and (process.returncode != 0 or outcome_of(folder, rank, process).status != "ok")
 
 
 def _oom_kills(runtime: Runtime | None) -> int | None:
     """Return the number of OOM kills: of the whole machine for containers, which have control groups of their own."""
     return count_oom_kills() if runtime is None else count_oom_kills(cgroups=None)
-
-
-def overall(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome that explains the others."""
-    return min(outcomes, key=lambda it: (PRECEDENCE.index(it.status), it == STOPPED, bool(it.failure.get("lost_peer"))))

@@ -12,7 +12,7 @@ from benchmarks.core.files import file_hash
 from benchmarks.core.outcome import Measured, Outcome
 from benchmarks.core.provenance import job_facts, provenance
 from benchmarks.core.record import BYTE_FIELDS, CellResult, try_load
-from benchmarks.launching.launch import overall
+from benchmarks.launching.endings import overall
 from benchmarks.launching.slurm.working import keep
 
 MEASURED = tuple(field.name for field in fields(Measured))

@@ -16,7 +16,8 @@ from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.gpu.agreement import compare, disagreement
 from benchmarks.doctor.gpu.plans import Plans
 from benchmarks.doctor.gpu.steps import OUTPUT, Step
-from benchmarks.launching.launch import launch, overall
+from benchmarks.launching.endings import overall
+from benchmarks.launching.launch import launch
 
 LOG_CHARACTERS = 6000
 """Characters kept from the end of a failed command's output."""

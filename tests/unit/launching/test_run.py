@@ -19,7 +19,8 @@ from benchmarks.core.record import CellResult
 from benchmarks.core.stop_policy import Limits
 from benchmarks.core.workloads import SMALL, WORKLOADS
 from benchmarks.launching import launch as launch_module
-from benchmarks.launching.launch import launch, overall
+from benchmarks.launching.endings import overall
+from benchmarks.launching.launch import launch
 from benchmarks.launching.outcomes import summary, to_result
 from benchmarks.launching.processes import helping, holding_back, start_here
 from benchmarks.training.rank import run_rank

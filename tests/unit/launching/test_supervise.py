@@ -12,7 +12,7 @@ import pytest
 from benchmarks.launching.containers import containers as module
 from benchmarks.launching.containers.containers import Client
 from benchmarks.launching.containers.isolation import isolated
-from benchmarks.launching.launch import _outcome
+from benchmarks.launching.endings import outcome_of
 from resireduce.errors import ConfigError
 from tests.unit.launching.test_runtime import runtime
 
@@ -98,7 +98,7 @@ def test_what_an_engine_says_is_shown_and_is_the_reason_if_it_could_not_start(tm
     said = "Unable to find it\ndocker: Error response from daemon:  no  such thing\n\nRun 'docker run --help' for more"
     client = end(Client(["sh", "-c", f'echo "{said}" >&2; exit 125'], dict(os.environ), tmp_path / "log"))
     assert client.complaint() == "docker: Error response from daemon: no such thing"
-    outcome = _outcome(tmp_path, 1, client)
+    outcome = outcome_of(tmp_path, 1, client)
     assert outcome.status == "error" and outcome.reason == (
         "rank 1 was not started: docker: Error response from daemon: no such thing; "
         "python -m benchmarks doctor says what is wrong with the machine"
