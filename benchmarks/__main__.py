@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from resireduce.errors import ConfigError, check_given, choose, in_one_line, short
+from benchmarks.core.option_types import named_path, number, whole_number
+from resireduce.errors import ConfigError, check_given, choose, in_one_line
 
 GROUPS = {
     "To run cells": {
@@ -102,8 +103,6 @@ GROUPS = {
 }
 """Commands, each a module and a line about it, by what they are for: the order in which the help lists them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-LONGEST_NAME, LONGEST_PATH = 255, 4095
-"""Most bytes of a file's name and of a path on Linux."""
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
@@ -123,33 +122,6 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
             loaded.add_arguments(subparser)
             subparser.set_defaults(main=loaded.main, parser=subparser)
     return parser
-
-
-def named_path(text: str) -> Path:
-    """Return a path that an option names; what no path can be is refused, also "", which Path takes for this folder."""
-    if not text or "\0" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is no path; give the name of a file or folder, . for this one")
-    if len(os.fsencode(text)) > LONGEST_PATH or max(map(len, os.fsencode(text).split(b"/"))) > LONGEST_NAME:
-        raise argparse.ArgumentTypeError(
-            f"{text[:60]!r}... is too long; a name has up to {LONGEST_NAME} bytes, a path up to {LONGEST_PATH}"
-        )
-    return Path(text)
-
-
-def whole_number(text: str) -> int:
-    """Return the whole number that an option gives."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{short(text)} is no whole number; give one in digits, such as 8") from None
-
-
-def number(text: str) -> float:
-    """Return the number that an option gives."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{short(text)} is no number; give one, such as 0.5") from None
 
 
 def _overview() -> str:

@@ -3,29 +3,17 @@
 Each GPU with records is judged by itself: all of them must show a claim, and one that shows the contrary refutes it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from benchmarks.analysis.claims.claim import Claim
+from benchmarks.analysis.claims.gpu_cases import bytes_of, sound_case, sound_cases, unplanned
 from benchmarks.analysis.claims.judge import combined
-from benchmarks.analysis.claims.planned import planned_bytes
 from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided, Verdict, number, shown, unless_doubted
-from benchmarks.analysis.one_gpu.gpu_records import (
-    BASELINE,
-    NVML_PROCESS,
-    USUAL,
-    Case,
-    Device,
-    Unread,
-    bytes_at,
-    matching,
-    spoilt,
-)
+from benchmarks.analysis.one_gpu.gpu_records import BASELINE, NVML_PROCESS, USUAL, Case, Device, spoilt
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK
 from benchmarks.core.cell import CELL_FIELDS
-from benchmarks.core.record import STATE_FIELDS
 
 ONE_GPU = "one_gpu"
 """The kind of these claims, which need no cells of a run."""
@@ -68,17 +56,17 @@ def _judge(claim: Claim, device: Device) -> Found:
 def saving(claim: Claim, device: Device) -> Found:
     """Judge how much less than the baseline a setting takes at a rung: as published, or at least so much."""
     limits = claim.paper.limits
-    against = _case(device, limits["model"], BASELINE)
-    tested = _case(device, limits["model"], USUAL | limits["tested"])
+    against = sound_case(device, limits["model"], BASELINE)
+    tested = sound_case(device, limits["model"], USUAL | limits["tested"])
     if others := [
         name
         for name in CELL_FIELDS
         if name not in BASELINE and getattr(tested.cell, name) != getattr(against.cell, name)
     ]:
         raise Undecided(f"the cells compared differ in {', '.join(others)}")
-    if problem := next(chain(_unplanned(against), _unplanned(tested, or_more=True)), None):
+    if problem := next(chain(unplanned(against), unplanned(tested, or_more=True)), None):
         raise Undecided(problem)
-    mine, theirs = (_bytes(one, limits["rung"]) for one in (tested, against))
+    mine, theirs = (bytes_of(one, limits["rung"]) for one in (tested, against))
     value, published = 100 * (1 - mine / theirs), claim.published.get("value")
     if published is None:
         agrees, says = value >= limits["at_least"], f"at least {limits['at_least']:g} %"
@@ -91,23 +79,23 @@ def saving(claim: Claim, device: Device) -> Found:
     where = f"{limits['rung']} of {theirs / 2**20:,.1f} MiB, one rank on {device.source['device']}"
     reason, status = f"{number(value)} %, {text}; {where}", shown(agrees)
     verdict = Verdict(status=status, reason=reason, value=value, unit="%", tolerance=says, seeds=1)
-    return Found(unless_doubted(verdict, _unplanned(tested)), cells=(tested.cell.name, against.cell.name))
+    return Found(unless_doubted(verdict, unplanned(tested)), cells=(tested.cell.name, against.cell.name))
 
 
 def as_planned(claim: Claim, device: Device) -> Found:
     """Judge whether all cells of a model hold the model states that were planned, to the byte."""
-    cases = _cases(device, claim.paper.limits["model"])
-    wrong = [problem for one in cases for problem in _unplanned(one)]
+    cases = sound_cases(device, claim.paper.limits["model"])
+    wrong = [problem for one in cases for problem in unplanned(one)]
     text = wrong[0] if wrong else f"{len(cases)} cells as planned, to the byte"
     return _of_cases(cases, not wrong, f"{text}, on {device.source['device']}", "every byte")
 
 
 def added_up(claim: Claim, device: Device) -> Found:
     """Judge whether the allocator has given out what is known to be there: states, buffers, workspaces, rounding."""
-    cases, within = _cases(device, claim.paper.limits["model"]), float(claim.paper.limits["within"])
+    cases, within = sound_cases(device, claim.paper.limits["model"]), float(claim.paper.limits["within"])
     apart = {}
     for one in cases:
-        _bytes(one, ALLOCATED)
+        bytes_of(one, ALLOCATED)
         apart[one.cell.name] = max(_apart(memory["difference"]) for memory in one.ranks)
     most = max(apart, key=lambda name: apart[name])
     text = f"{len(cases)} cells, at most {apart[most]:.4f} % apart ({most}), on {device.source['device']}"
@@ -146,56 +134,6 @@ def _of_cases(cases: Sequence[Case], agrees: bool, text: str, says: str, value: 
     unit = None if value is None else "%"
     verdict = Verdict(status=shown(agrees), reason=text, value=value, unit=unit, tolerance=says, seeds=1)
     return Found(verdict, cells=tuple(one.cell.name for one in cases))
-
-
-def _cases(device: Device, model: str) -> list[Case]:
-    """Return all cells of a model. Raises Undecided unless each has finished, and could be measured."""
-    found = [one for one in device.cases if one.cell.model == model]
-    if not found:
-        raise Undecided(f"{device.name} has no cells of {model}", NOT_RUN)
-    for one in found:
-        _refuse(one)
-    return found
-
-
-def _case(device: Device, model: str, wanted: Mapping[str, Any]) -> Case:
-    """Return the cell of a model with these fields. Raises Undecided if there is no sound record of it."""
-    found = matching(device, model, wanted)
-    if not found:
-        setting = f"{wanted['scheme']}, {wanted['gradients']}"
-        raise Undecided(f"{device.name} has no cell of {model} with {setting}", NOT_RUN)
-    if len(found) > 1:
-        raise Undecided(f"{device.name} has {len(found)} cells for {found[0].cell.name}")
-    _refuse(found[0])
-    return found[0]
-
-
-def _refuse(one: Case) -> None:
-    if one.doubt or one.status != "ok":
-        raise Undecided(f"{one.cell.name}: {one.doubt or f'{one.status}, {one.reason}'}")
-
-
-def _bytes(one: Case, rung: str) -> int:
-    try:
-        return bytes_at(one, rung)
-    except Unread as why:
-        raise Undecided(str(why)) from None
-
-
-def _unplanned(one: Case, or_more: bool = False) -> Iterator[str]:
-    """Yield the states of a cell's ranks that are not those of the committed plan.
-
-    or_more: let residuals take more, since a scheme that saves less than it should is a result, if not a claim's proof.
-    """
-    planned = {name: nbytes for name in STATE_FIELDS if (nbytes := planned_bytes(one.cell, name)) is not None}
-    if len(planned) < len(STATE_FIELDS):
-        yield f"{one.cell.name} has no plan"
-        return
-    for memory in one.ranks:
-        for name, value in planned.items():
-            more = or_more and name == "residuals_bytes" and memory[name] > value
-            if memory[name] != value and not more:
-                yield f"{name} of {one.cell.name} is {memory[name]:,}, by plan {value:,}"
 
 
 MEASURES: dict[str, tuple[Callable[[Claim, Device], Found], tuple[str, ...]]] = {
