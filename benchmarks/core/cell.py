@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from benchmarks.core import merge_option, scheme_options
-from benchmarks.core.cell_checks import check_hierarchy, check_slices
+from benchmarks.core.cell_checks import check_hierarchy, check_momentum, check_nodes, check_slices
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
@@ -110,20 +110,10 @@ class Cell:
             object.__setattr__(self, "density", 1.0)
         if self.compressor == "none" and self.scheme != "none":
             raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
-        if COMPRESSORS[self.compressor].corrects_momentum and WORKLOADS[self.model].optimizer != "sgd":
-            others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
-            raise ConfigError(
-                f"compressor: {self.compressor!r} takes the place of SGD's momentum; {self.model!r} is trained by "
-                f"{WORKLOADS[self.model].optimizer}; allowed: {others}"
-            )
+        check_momentum(self.compressor, self.model)
         if self.backend == "local" and self.world_size != 1:
             raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
-        if self.nodes is not None and self.world_size % self.nodes:
-            allowed = ", ".join(str(count) for count in range(1, self.world_size + 1) if self.world_size % count == 0)
-            raise ConfigError(
-                f"nodes: {self.nodes} is not allowed with world_size {self.world_size}, which must be divided evenly; "
-                f"allowed: {allowed}"
-            )
+        check_nodes(self.nodes, self.world_size)
 
     def _check_observations(self) -> None:
         self._set_names("observe", OBSERVATIONS | WATCHES)

@@ -1,4 +1,4 @@
-"""Checks of a cell's hierarchy and slices, which depend on other fields. Standard library only."""
+"""Checks of fields of a cell that depend on other fields. Standard library only."""
 
 from benchmarks.core import merge_option
 from benchmarks.core.checks import integer
@@ -56,4 +56,31 @@ def check_slices(slices: int | bool | None, model: str, compressor: str, gradien
             f"slices: {slices} is not allowed with the optimizer of "
             f"{repr(compressor) if own else repr(model)}, which is not known to treat each element by "
             "itself; allowed: null"
+        )
+
+
+def check_momentum(compressor: str, model: str) -> None:
+    """Raise ConfigError, one line, if the compressor replaces a momentum that the optimizer of the recipe has not.
+
+    compressor, model: the cell's fields of these names.
+    """
+    optimizer = WORKLOADS[model].optimizer
+    if COMPRESSORS[compressor].corrects_momentum and optimizer != "sgd":
+        others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
+        raise ConfigError(
+            f"compressor: {compressor!r} takes the place of SGD's momentum; {model!r} is trained by {optimizer}; "
+            f"allowed: {others}"
+        )
+
+
+def check_nodes(nodes: int | None, world_size: int) -> None:
+    """Raise ConfigError, one line, if ranks cannot be spread over the machines evenly.
+
+    nodes, world_size: the cell's fields of these names.
+    """
+    if nodes is not None and world_size % nodes:
+        allowed = ", ".join(str(count) for count in range(1, world_size + 1) if world_size % count == 0)
+        raise ConfigError(
+            f"nodes: {nodes} is not allowed with world_size {world_size}, which must be divided evenly; "
+            f"allowed: {allowed}"
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from benchmarks.core.outcome import Outcome
 from benchmarks.training.deadline import Stopped
@@ -34,6 +35,13 @@ UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 class Diverged(ArithmeticError):
     """The loss is NaN or infinite: a result, not a failure of the program."""
+
+
+def check_parameters(model: nn.Module, steps: int) -> None:
+    """Raise Diverged if parameters are not finite after `steps` steps: no loss has shown the effect of the last one."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise Diverged(f"{name} held NaN or infinity after the last of {steps} steps")
 
 
 def outcome_of(

@@ -15,7 +15,7 @@ from benchmarks.core.progress import Progress, to_stderr
 from benchmarks.core.workloads import Schedule
 from benchmarks.training.checkpoint import State, capture, restore
 from benchmarks.training.deadline import Watch
-from benchmarks.training.failures import Diverged
+from benchmarks.training.failures import Diverged, check_parameters
 from benchmarks.training.measure.phases import StepClock
 from benchmarks.training.measure.probe import Probe
 from benchmarks.training.measure.tracker import measure_memory
@@ -161,7 +161,7 @@ class Trainer:
         """Return this rank's measurements. Raises Diverged if the last step left values that are not finite."""
         self.phase = "measuring"
         self.probe.stop()
-        self._check_parameters()
+        check_parameters(self.model, self.schedule.steps)
         self.probe.at_boundary(self.optimizer, self.model)
         observations = self.observing.result(self.model)  # before memory is measured, which takes one more step
         memory = self._measure_memory()
@@ -181,12 +181,6 @@ class Trainer:
             data_hash=self.task.data_hash(),
             threads=torch.get_num_threads(),
         )
-
-    def _check_parameters(self) -> None:
-        """Raise Diverged if parameters are not finite: no loss has shown the effect of the last step."""
-        for name, parameter in self.model.named_parameters():
-            if not parameter.isfinite().all():
-                raise Diverged(f"{name} held NaN or infinity after the last of {self.schedule.steps} steps")
 
     @property
     def where(self) -> dict[str, Any]:
