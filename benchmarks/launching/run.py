@@ -1,19 +1,18 @@
 """`python -m benchmarks run`: trains one cell, and always leaves a validated record. Imports no torch."""
 
 import argparse
-import math
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zipfile import is_zipfile
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import seconds
 from benchmarks.core.content import get_pretrained
 from benchmarks.core.devices import check_backend, wanted_device
-from benchmarks.core.files import load_json, writable
 from benchmarks.core.prepared import check_prepared, find_root
 from benchmarks.core.provenance import provenance
 from benchmarks.core.record import CellResult
@@ -21,7 +20,6 @@ from benchmarks.core.stop_policy import (
     RECORD_SECONDS,
     SAVE_EVERY_SECONDS,
     Limits,
-    checkpoint_folder,
     content_of,
     remove_checkpoint,
     room_for_checkpoint,
@@ -33,13 +31,13 @@ from benchmarks.launching.launch import TIMEOUT_SECONDS, launch
 from benchmarks.launching.outcomes import leave, to_result
 from benchmarks.launching.processes import how_ended
 from benchmarks.launching.ranks import run_python
+from benchmarks.launching.run_options import asked_limits, asked_timeout, check_places, read_cell
 from benchmarks.launching.slurm.launcher import Job
 from benchmarks.launching.slurm.site import Site, site_file
 from benchmarks.launching.slurm.working import find_kept, working_folder
 from resireduce.errors import ConfigError, choose
 
 LAUNCHERS = ("here", "srun")
-SPEC = 'give the JSON of a cell, such as {"model": "vgg-digits"}, or of results/runs/RUN/specs'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,27 +71,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Return 0 if the record is a result of the cell, 1 if the cell could not be run or is to be resumed."""
-    cell, job = read_cell(args.cell), None
-    if choose("launcher", args.launcher, LAUNCHERS) == "srun":
-        job = _find_job(args, cell)
-    elif cell.nodes is not None and cell.nodes > 1:
-        raise ConfigError(f"nodes: {cell.nodes} needs several machines; run it on a cluster: snakemake --profile slurm")
-    timeout_seconds, limits = _timeout(args), _limits(args, cell)
+    cell = read_cell(args.cell)
+    job = _job(args, cell)
+    timeout_seconds, limits = asked_timeout(args), asked_limits(args, cell)
     wanted_device()
     runtime = asked_runtime(args)
-    if job is not None and runtime is not None and runtime.network == "none" and cell.world_size > 1:
-        raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
+    _check_network(cell, job, runtime)
     image = runtime.facts() if runtime else None
     check_backend(cell.backend, image)
-    _check_places(args)
+    check_places(args)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
     try:
         weights = _weights(cell, args.weights, runtime)
     except subprocess.CalledProcessError as error:
-        how = f"was not started: {error.stderr}" if error.stderr else how_ended(error.returncode)
-        reason = f"pretraining of {cell.model} {how}; its log says more"
-        return leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image)), args.output)
+        return leave(_not_pretrained(cell, error, image), args.output)
     limits = replace(limits, content=content_of(cell, weights, image))
     started = time.monotonic()
     place = room_for_checkpoint(limits.folder if runtime else None)
@@ -102,14 +94,42 @@ def main(args: argparse.Namespace) -> int:
             return leave(kept, args.output, note=" (finished before, not trained again)")
         outcomes = launch(cell, folder, weights, root, timeout_seconds, limits, runtime, job)
     result = to_result(cell, outcomes, time.monotonic() - started, weights, image)
-    source = {"content": limits.content, "slurm": job.facts() if job else None}
-    result = replace(result, provenance=result.provenance | source)
-    if result.status == "error" and (step := saved_step(limits.folder)) is not None:
-        result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
+    result = _with_origin(result, limits, job)
     status = leave(result, args.output, outcomes[0].baseline_bytes, args.keep)
     if status == 0 and result.status != "timeout":  # with more time, a cell that was too slow can resume
         remove_checkpoint(limits.folder)
     return status
+
+
+def _with_origin(result: CellResult, limits: Limits, job: Job | None) -> CellResult:
+    """Return the result with what it was made from, and in which job; a failure says from which step it may go on."""
+    source = {"content": limits.content, "slurm": job.facts() if job else None}
+    result = replace(result, provenance=result.provenance | source)
+    if result.status == "error" and (step := saved_step(limits.folder)) is not None:
+        result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
+    return result
+
+
+def _not_pretrained(cell: Cell, error: subprocess.CalledProcessError, image: Mapping[str, Any] | None) -> CellResult:
+    """Return the result of a cell whose model could not be pretrained."""
+    how = f"was not started: {error.stderr}" if error.stderr else how_ended(error.returncode)
+    reason = f"pretraining of {cell.model} {how}; its log says more"
+    return CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image))
+
+
+def _check_network(cell: Cell, job: Job | None, runtime: Runtime | None) -> None:
+    """Raise ConfigError if the job's ranks would be in containers that cannot reach each other."""
+    if job is not None and runtime is not None and runtime.network == "none" and cell.world_size > 1:
+        raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
+
+
+def _job(args: argparse.Namespace, cell: Cell) -> Job | None:
+    """Return the Slurm job whose nodes the ranks are for; None if they are for this machine."""
+    if choose("launcher", args.launcher, LAUNCHERS) == "srun":
+        return _find_job(args, cell)
+    if cell.nodes is not None and cell.nodes > 1:
+        raise ConfigError(f"nodes: {cell.nodes} needs several machines; run it on a cluster: snakemake --profile slurm")
+    return None
 
 
 def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
@@ -122,51 +142,6 @@ def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
     if args.checkpoint_every is None:
         args.checkpoint_every = str(site.checkpoint_minutes * 60)
     return job
-
-
-def _check_places(args: argparse.Namespace) -> None:
-    """Raise ConfigError, one line, if an output that the options name cannot be written, or is also an input."""
-    for name in ("cell", "weights"):
-        given = getattr(args, name)
-        if given is not None and os.path.realpath(given) == os.path.realpath(args.output):
-            raise ConfigError(f"output: {args.output} is the file given as --{name}; give another one")
-    writable("output", args.output)
-    if args.keep is not None:
-        writable("keep", args.keep)
-    if args.checkpoints is not None and args.checkpoints.exists() and not args.checkpoints.is_dir():
-        raise ConfigError(f"checkpoints: {args.checkpoints} is not a folder; give one, or the name of a new one")
-
-
-def _limits(args: argparse.Namespace, cell: Cell) -> Limits:
-    """Return the limits that the options set for stopping and saving; seconds count from now."""
-    now = time.time()
-    seconds_left = math.inf if args.deadline is None else seconds("deadline", args.deadline) - RECORD_SECONDS
-    return Limits(
-        ends_at=now + seconds_left if math.isfinite(seconds_left) else None,
-        save_every_seconds=SAVE_EVERY_SECONDS
-        if args.checkpoint_every is None
-        else seconds("checkpoint-every", args.checkpoint_every),
-        folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
-        started_at=now,
-    )
-
-
-def _timeout(args: argparse.Namespace) -> float:
-    """Return the seconds after which training counts as hung: a deadline, if given, is the better limit."""
-    if args.timeout is not None:
-        return seconds("timeout", args.timeout)
-    return TIMEOUT_SECONDS if args.deadline is None else math.inf
-
-
-def read_cell(path: Path) -> Cell:
-    """Return the cell that a file describes. Raises ConfigError, one line, if it cannot be used."""
-    try:
-        values = load_json(path)
-    except OSError as error:
-        raise ConfigError(f"cell: {path}: {error.strerror}; {SPEC}") from None
-    except ValueError as error:
-        raise ConfigError(f"cell: {path} is no JSON: {error}; {SPEC}") from None
-    return Cell.from_dict(values)
 
 
 def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | None:

@@ -95,13 +95,8 @@ def _start(own: OwnEngine) -> None:
     with own.log.open("w") as log:
         # In a session of its own: Ctrl-C is meant for the processes that use it.
         process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + START_SECONDS
     try:
-        while not answers(f"unix://{own.socket}"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                said = (own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
-                raise ConfigError(f"engine: dockerd did not start; {own.log} ends with: {said}")
-            time.sleep(0.1)
+        _wait_for(own, process)
     except BaseException:  # also for Ctrl-C: nothing else would stop it
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with its child processes
@@ -111,6 +106,16 @@ def _start(own: OwnEngine) -> None:
         client = docker.DockerClient(base_url=f"unix://{own.socket}", timeout=START_SECONDS)
         with closing(client), suppress(*ENGINE_ERRORS):
             client.containers.prune()
+
+
+def _wait_for(own: OwnEngine, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the engine answers. Raises ConfigError, with what it said last, if its process ends or takes long."""
+    deadline = time.monotonic() + START_SECONDS
+    while not answers(f"unix://{own.socket}"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = (own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
+            raise ConfigError(f"engine: dockerd did not start; {own.log} ends with: {said}")
+        time.sleep(0.1)
 
 
 def _stop(own: OwnEngine) -> None:

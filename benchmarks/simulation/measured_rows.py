@@ -51,10 +51,7 @@ def _of_case(case: Case, work: Work, measured: Measured) -> dict[str, Any]:
     own = dense
     if work.lossy:
         own = measured.sending(level, GATHER if work.gathered else REDUCE_HALF)
-    compress = unpack = Curve.line(0.0, 0.0)
-    if work.lossy:
-        peers = place.peers if work.gathered else 1
-        compress, unpack = measured.compression(case.compressor, case.density, peers)
+    compress, unpack = _compression(case, work, place.peers, measured)
     payload, beside = work.payload / place.slices, work.dense_bytes / place.slices
     bucket = dense.curve(beside[None])[0]
     return {
@@ -73,6 +70,13 @@ def _of_case(case: Case, work: Work, measured: Measured) -> dict[str, Any]:
         "settle": measured.sending("flat", REDUCE).in_turn.latency
         + (measured.sending("in_node", REDUCE).in_turn.latency if by_node else 0.0),
     }
+
+
+def _compression(case: Case, work: Work, peers: int, measured: Measured) -> tuple[Curve, Curve]:
+    """Return the times of compression and of decompression of what `peers` have sent; zero without compression."""
+    if not work.lossy:
+        return Curve.line(0.0, 0.0), Curve.line(0.0, 0.0)
+    return measured.compression(case.compressor, case.density, peers if work.gathered else 1)
 
 
 def _in_node(work: Work, slices: int, measured: Measured | None) -> dict[str, Any]:

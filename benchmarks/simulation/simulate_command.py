@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.write import to_markdown, to_screen
-from benchmarks.core.checks import allow, first_twice, integer, is_number
 from benchmarks.core.files import finite, load_json
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.simulation.beside_measured import measured_table, sentence, shares
@@ -19,25 +18,30 @@ from benchmarks.simulation.fitting import Key, is_supported, records_in, support
 from benchmarks.simulation.grid import HIERARCHIES, Case, grid
 from benchmarks.simulation.measured_parts import read_measured
 from benchmarks.simulation.model_layers import layers_of, recorded_seconds
-from benchmarks.simulation.read_cluster import find_cluster
 from benchmarks.simulation.rows import Settings
+from benchmarks.simulation.simulate_checks import checked
 from benchmarks.simulation.sweep import Result, fastest_first, simulate
 from benchmarks.simulation.views import best_merged, table, write_files
 from benchmarks.simulation.what_pays import answers, sentences
-from resireduce.errors import ConfigError, check_share, choose
+from resireduce.errors import ConfigError, choose
 from resireduce.merging import RULES
-from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
+from resireduce.scheme import COMPRESSORS
 
 DENSITIES = (0.01, 0.001)
 UNPLANNED = ("threshold",)
 """Compressors whose message sizes are unknown before they see gradients."""
 SHOWN = 20
-LONGEST_SECONDS = 1e6
-"""The most seconds that the passes of one rank may be said to take: sums over messages of longer ones overflow."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    _add_combinations(parser)
+    _add_times(parser)
+    _add_views(parser)
+
+
+def _add_combinations(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that say what is combined."""
     usual = [name for name in COMPRESSORS if name not in UNPLANNED]
     known = "a preset of benchmarks/simulation/clusters.yaml, or a YAML file of your own"
     shares = f"shares sent (default: {', '.join(map(str, DENSITIES))})"
@@ -50,12 +54,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schemes", nargs="+", metavar="NAME", default=["baseline"], help="default: baseline")
     parser.add_argument("--rules", nargs="+", metavar="NAME", default=list(RULES), help=f"default: {', '.join(RULES)}")
     parser.add_argument("--levels", nargs="+", default=list(HIERARCHIES), help="default: flat and node")
+
+
+def _add_times(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that say what passes and compression take, and how."""
     parser.add_argument("--micro", type=Path, help="record of make micro, for the time of compression on this device")
     parser.add_argument("--record", type=Path, help="record of a cell of the model, for the time of its passes")
     parser.add_argument("--compute-seconds", type=float, help="or: seconds of a rank's forward and backward pass")
     parser.add_argument("--own-stream", action="store_true", help="compression does not delay the backward pass")
     parser.add_argument("--where-it-pays", action="store_true", help="also: each tensor sent dense if that is faster")
     parser.add_argument("--ragged-largest", type=float, default=1.0, help="largest payload / planned one (default: 1)")
+
+
+def _add_views(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that say which results are shown, and where."""
     parser.add_argument("--gradients", default="streamed", help="kept, streamed: what must fit (default: %(default)s)")
     parser.add_argument("--records", type=Path, help="a run: only combinations whose accuracy it supports")
     parser.add_argument("--most-lost", type=float, default=0.01, help="by these, a share (default: %(default)s)")
@@ -74,13 +86,10 @@ def main(args: argparse.Namespace) -> int:
     if args.published and args.measured:
         raise ConfigError("measured: --measured is not allowed with --published; give one of them")
     if args.published:
-        found = published_table()
-        plain = {"simulated": True, "beside_published": found.records}
-        print(json.dumps(finite(plain), indent=1) if args.json else to_markdown(found, []))
-        return 0
+        return _beside_published(args)
     if args.measured:
         return _beside_measured(args)
-    clusters = _checked(args)
+    clusters = checked(args)
     cases = _cases(args, clusters, args.ranks)
     if not cases:
         raise ConfigError("rules: nothing is left to simulate; dear needs compressor none and flat levels")
@@ -102,6 +111,14 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _beside_published(args: argparse.Namespace) -> int:
+    """Print speeds of papers beside simulated ones, and return 0."""
+    found = published_table()
+    plain = {"simulated": True, "beside_published": found.records}
+    print(json.dumps(finite(plain), indent=1) if args.json else to_markdown(found, []))
+    return 0
+
+
 def _beside_measured(args: argparse.Namespace) -> int:
     """Print a testbed's measurements beside their simulation, and return 0.
 
@@ -117,39 +134,6 @@ def _beside_measured(args: argparse.Namespace) -> int:
     plain = {"beside_measured": table_of.records, "shares": counted}
     print(json.dumps(finite(plain), indent=1) if args.json else f"{to_markdown(table_of, [])}\n{sentence(counted)}")
     return 0
-
-
-def _checked(args: argparse.Namespace) -> list[Cluster]:
-    """Return the clusters that the command line names. Raises ConfigError for the first invalid value."""
-    clusters = [find_cluster(one) for one in args.cluster]
-    if twice := first_twice(cluster.name for cluster in clusters):
-        raise ConfigError(f"cluster: {twice!r} is there twice; give each once, and files other names")
-    if (args.record or args.compute_seconds is not None) and len({cluster.device for cluster in clusters}) > 1:
-        raise ConfigError("cluster: a measured time is of one device; give clusters of the same")
-    for name in ("ranks", "densities", "batch"):
-        given = getattr(args, name)
-        for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-            check_share(name, one) if name == "densities" else integer(name, one, 1, 10**6)
-    for cluster in clusters:
-        for count in args.ranks or [cluster.ranks]:
-            integer("ranks", cluster.check_ranks(count), 2, MOST_RANKS)
-    for name, known in (("rules", RULES), ("levels", HIERARCHIES), ("compressors", COMPRESSORS), ("schemes", SCHEMES)):
-        for one in getattr(args, name):
-            choose(name, one, known)
-    choose("gradients", args.gradients, GRADIENTS)
-    integer("top", args.top, 1, 10**6)
-    for name, least in (("ragged_largest", 1.0), ("most_lost", 0.0)):
-        value = getattr(args, name)
-        allow(name, value, is_number(value) and least <= value < math.inf, f"a number, {least:g} or more")
-    if args.record and args.compute_seconds is not None:
-        raise ConfigError("compute_seconds: the record says it, too; give one of them")
-    if args.compute_seconds is not None:
-        fits = 0 < args.compute_seconds <= LONGEST_SECONDS
-        longest = f"seconds, more than 0, at most {LONGEST_SECONDS:g}"
-        allow("compute_seconds", args.compute_seconds, fits, longest)
-    if args.output and args.output.exists() and not args.output.is_dir():
-        raise ConfigError(f"output: {args.output} is no folder; give the name of one")
-    return clusters
 
 
 def _settings(args: argparse.Namespace) -> Settings:

@@ -60,9 +60,24 @@ def build(
         plans_single_rank="long-warmup" in cell.released,
     )
     model = make_model(cell, weights, root).to(device or torch.device("cpu"))
-    optimizer = resireduce.distribute(
+    optimizer = _distributed(cell, model, schedule, communicator, grad_scaler)
+    watch = watch or Watch()
+    watch.join(communicator, cell.name, task)
+    torch.manual_seed(rank_seed(cell.seed, communicator.rank))
+    return Trainer(cell, schedule, task, model, optimizer, communicator, probe=probe or Probe(), watch=watch)
+
+
+def _distributed(
+    cell: Cell,
+    model: nn.Module,
+    schedule: Schedule,
+    communicator: Communicator,
+    grad_scaler: resireduce.GradScaler | None,
+) -> resireduce.DistributedOptimizer:
+    """Return the optimizer of a cell's model, which averages gradients as the cell says."""
+    return resireduce.distribute(
         model,
-        make_optimizer(workload, model, COMPRESSORS[cell.compressor].corrects_momentum),
+        make_optimizer(WORKLOADS[cell.model], model, COMPRESSORS[cell.compressor].corrects_momentum),
         scheme=cell.scheme,
         compressor=make_compressor(cell, schedule),
         backend=communicator,
@@ -76,10 +91,6 @@ def build(
         merge=merge_option.thaw(cell.merge),
         slices=cell.slices,
     )
-    watch = watch or Watch()
-    watch.join(communicator, cell.name, task)
-    torch.manual_seed(rank_seed(cell.seed, communicator.rank))
-    return Trainer(cell, schedule, task, model, optimizer, communicator, probe=probe or Probe(), watch=watch)
 
 
 def rank_seed(seed: int, rank: int) -> int:

@@ -22,7 +22,7 @@ from benchmarks.core.prepared import find_root
 from benchmarks.core.progress import counted
 from benchmarks.training.build import build
 from benchmarks.training.inputs import Inputs
-from benchmarks.training.place import choose_place, settle_arithmetic
+from benchmarks.training.place import Place, choose_place, settle_arithmetic
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
@@ -45,13 +45,7 @@ def main() -> None:
     folder, rounds, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     cells = [Cell.from_dict(values) for values in load_json(folder / "cells.json")]
     rank, world_size, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), choose_place()
-    torch.set_num_threads(cells[0].threads)
-    if place.device.type == "cuda":
-        torch.cuda.set_device(place.device)
-        settle_arithmetic(place.device)
-    if world_size > 1:
-        meeting = f"file://{folder}/store"
-        dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
+    _set_up(folder, cells[0].threads, place, rank, world_size)
     trainers = _built(cells, place.device, rank)
     inputs = Inputs(cells, meet) if "inputs" in sys.argv[4:] else None
     if inputs is not None:
@@ -72,6 +66,17 @@ def main() -> None:
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _set_up(folder: Path, threads: int, place: Place, rank: int, world_size: int) -> None:
+    """Set threads and device, and have the ranks meet, at a file of the folder."""
+    torch.set_num_threads(threads)
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+        settle_arithmetic(place.device)
+    if world_size > 1:
+        meeting = f"file://{folder}/store"
+        dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
 
 
 def _built(cells: Sequence[Cell], device: torch.device, rank: int) -> list[Trainer]:

@@ -41,17 +41,11 @@ def render_page(
     results = list(run.results.values())
     filled = [table for table in tables if table.body and not is_empty(table)]
     charts = {name: figure for name, figure in figures.items() if figure.specification}
-    scripts = ["\n" + "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
-    scripts = [library(), *scripts] if charts else scripts
     return rendered(
         "page.html.j2",
         run=run,
         sentences=sentences(run, tables, judged),
-        ledgers=by_test(judged),
-        families=by_family(judged),
-        signs=SIGNS,
-        statuses=STATUSES,
-        counts=counts(judged),
+        **_of_ledger(judged),
         own=[table for table in filled if not is_of_paper(table)],
         paper=[table for table in filled if is_of_paper(table)],
         unmeasured=[table for table in tables if table.body and is_empty(table)],
@@ -64,11 +58,31 @@ def render_page(
         provenance=provenance_rows(results),
         mixed=is_mixed(results),
         deviations=deviations(),
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        scripts=[Markup(script) for script in scripts],
-        # Only these scripts may run and nothing may be fetched, even if a record holds what looks like a script.
-        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
+        **_style_and_scripts(bool(charts)),
     )
+
+
+def _of_ledger(judged: Sequence[LedgerRow]) -> dict[str, Any]:
+    """Return the template's values that are about the ledger."""
+    return {
+        "ledgers": by_test(judged),
+        "families": by_family(judged),
+        "signs": SIGNS,
+        "statuses": STATUSES,
+        "counts": counts(judged),
+    }
+
+
+def _style_and_scripts(has_charts: bool) -> dict[str, Any]:
+    """Return the template's values that browsers execute."""
+    scripts = ["\n" + "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
+    scripts = [library(), *scripts] if has_charts else scripts
+    return {
+        "style": Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        "scripts": [Markup(script) for script in scripts],
+        # Only these scripts may run and nothing may be fetched, even if a record holds what looks like a script.
+        "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
+    }
 
 
 def rendered(name: str, **values: Any) -> str:
