@@ -17,12 +17,7 @@ from resireduce.slices.row_layers import RowLayers
 from resireduce.step.exchange import Exchange
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
-from resireduce.streamed_away import SECOND_BACKWARD
-
-FAILED = (
-    "; and if the pass before failed half-way, as for want of memory, its gradients cannot be taken back: go on from a "
-    "checkpoint, or close() the optimizer on every rank and distribute it anew, without what residuals had kept"
-)
+from resireduce.streamed_away import AFTER_FAILURE, SECOND_BACKWARD
 
 
 class BackwardPasses:
@@ -47,10 +42,8 @@ class BackwardPasses:
         self.slots, self._exchange, self._at_end = exchange.slots, exchange, at_end
         self.passes_per_step = settings.backward_passes_per_step
         self._syncing = True
-        self.under_way = False
-        """Whether a backward pass has begun and not finished."""
-        self._task = -1
-        """Which run of autograd's engine the last backward pass that has begun belongs to."""
+        self.under_way, self._task = False, -1
+        """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
         self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else (), wrapped)
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
@@ -69,15 +62,8 @@ class BackwardPasses:
             self.attachment.on_forward(model)
 
     def _by_rows(self, model: nn.Module) -> RowLayers:
-        return RowLayers(
-            model,
-            self._exchange.intake.large,
-            self._exchange.feedback,
-            BackwardPasses._on_rows,
-            BackwardPasses._after_rows,
-            self,
-            self.passes_per_step,
-        )
+        exchange, hooks = self._exchange, (BackwardPasses._on_rows, BackwardPasses._after_rows)
+        return RowLayers(model, exchange.intake.large, exchange.feedback, *hooks, self, self.passes_per_step)
 
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
@@ -165,7 +151,7 @@ class BackwardPasses:
         if not is_clear and (comes or slot.by_rows):
             self._exchange.refuse_if_failed()
             if slot.is_over and self.under_way and self._task != torch._C._current_graph_task_id():
-                raise UsageError(SECOND_BACKWARD.format(name=slot.name) + FAILED)
+                raise UsageError(SECOND_BACKWARD.format(name=slot.name) + AFTER_FAILURE)
             self._exchange.expect(slot)
 
     def _on_finished(self, slot: Slot) -> None:

@@ -16,6 +16,10 @@ SECOND_BACKWARD = (
     "and requires_grad_(True) after it; if it was for the gradient of an input, use torch.autograd.grad(loss, input); "
     "if a checkpoint runs this layer several times, give it use_reentrant=False"
 )
+AFTER_FAILURE = (
+    "; and if the pass before failed half-way, as for want of memory, its gradients cannot be taken back: go on from a "
+    "checkpoint, or close() the optimizer on every rank and distribute it anew, without what residuals had kept"
+)
 
 
 MOVES = (Tensor.cpu, Tensor.cuda, Tensor.to)

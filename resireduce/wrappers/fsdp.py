@@ -78,10 +78,17 @@ def compress_fsdp(
     _agree(settings.agreed(compressor=lossy), units, parameters, shards, replicas)
     feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
     hook = ShardedCompressionHook(units, feedback, shards)
-    known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of its shards at times.
-    hook.outside = Outside(model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor))
+    hook.outside = _outside(model)
     return hook
+
+
+def _outside(model: nn.Module) -> Outside:
+    """Return what watches for parameters that are unfrozen or added later, in no unit of fully_shard.
+
+    Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of its shards at times.
+    """
+    known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return Outside(model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor))
 
 
 def _check_model(model: object) -> None:
