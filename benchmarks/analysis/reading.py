@@ -44,6 +44,8 @@ class Hole:
     """Why its record does not show that it ended so (`benchmarks.analysis.failed.unproven`); "" if it does."""
     seconds: tuple[float, ...] = ()
     """What each step took that it finished, if it diverged."""
+    record: CellResult | None = None
+    """What it left, if it diverged."""
 
     @property
     def has_diverged(self) -> bool:
@@ -155,8 +157,9 @@ def _why_missing(folder: Path, cell: Cell, start: str) -> Hole:
 
 def _ended(hole: Hole, record: CellResult) -> Hole:
     """Return the hole of a record that did not finish, with what its record shows of that."""
-    seconds = tuple(record.step_seconds) if record.status == "diverged" else ()
-    return replace(hole, doubt=unproven(record), seconds=seconds)
+    if record.status != "diverged":
+        return replace(hole, doubt=unproven(record))
+    return replace(hole, doubt=unproven(record), seconds=tuple(record.step_seconds), record=slim(record))
 
 
 def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again: str = "") -> Hole:

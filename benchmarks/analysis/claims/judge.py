@@ -1,6 +1,6 @@
 """The verdict on one scope of a claim: every group of cells must show it, with nothing odd about the records."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,12 +86,20 @@ def combined(verdicts: Sequence[Verdict], groups: Sequence[str]) -> Verdict:
 CONTENT = ("resireduce", "benchmarks", "packages")
 """Parts of `provenance: content`: hashes of the library's and the suite's code, and what the data come from."""
 NUMERIC: tuple[str, ...] = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
-NUMERIC += ("tf32", "deterministic")
+NUMERIC += ("tf32", "deterministic", "cudnn")
 NUMERIC += tuple(f"content: {name}" for name in CONTENT)
 """Provenance facts that can change a metric: other data, initial weights, order of sums or code."""
 NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores", "environment")
 """Further facts that are named, with `NUMERIC`, if they differ."""
-BEARING: dict[str, tuple[str, ...]] = {"nothing": (), "digits": NUMERIC, "times": (*NAMED, *NUMERIC)}
+JOINED = ("process_group",)
+"""What adds up the ranks' messages, which only claims of several ranks name: Gloo and NCCL add in other orders."""
+PLACED = ("link_rates", "ranks_per_host")
+"""What only claims of times name: links that were slowed down, and how many ranks share a host."""
+BEARING: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "digits": (*NUMERIC, *JOINED),
+    "times": (*NAMED, *NUMERIC, *JOINED, *PLACED),
+}
 """For each value of a kind's `bears`, the facts that leave a verdict open if they differ between its sides.
 
 Another commit may explain other digits, so a claim is then not refuted. It does not weaken a reproduced claim, because
@@ -108,13 +116,14 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
     missing: the cells of the matrix without a record. They count as failed, so that none can be left out to pass.
     """
     status, reasons = verdict.status, [verdict.reason]
-    if mixed := differing(verdict.results):
+    if mixed := differing(verdict.results, bears):
         reasons.append(DIFFER + ", ".join(mixed))
         bearing = (*BEARING[bears], *(("commit",) if bears == "digits" and status == NOT_REPRODUCED else ()))
         if status in (REPRODUCED, NOT_REPRODUCED) and set(bearing) & _between_sides(verdict.results, bears):
             status = INCONCLUSIVE
     cells = (record.cell for record in verdict.results)
-    open_for = [] if bears == "nothing" else [text for one in verdict.results if (text := mislabelled(one))]
+    finished = [one for one in verdict.results if bears != "nothing" and one.status == "ok"]
+    open_for = [text for one in finished if (text := mislabelled(one))]
     odd = evidence.twice | (evidence.shared if bears == "times" else {})
     open_for += [odd[cell] for cell in dict.fromkeys(cells) if cell in odd]
     if open_for or (missing and status == REPRODUCED):
@@ -125,24 +134,37 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
     )
 
 
-def differing(results: Iterable[CellResult]) -> list[str]:
-    """Return the facts of hardware, software and inputs that are not the same in all records."""
+def differing(results: Iterable[CellResult], bears: str) -> list[str]:
+    """Return the facts of hardware, software and inputs that are not the same in all records.
+
+    bears: a key of `BEARING`, whose facts count too.
+    """
     # Data and initial weights differ between models, but no comparison crosses models.
-    by_model = grouped((one.cell.model, one.provenance) for one in results).values()
-    facts = (*NAMED, *NUMERIC)
-    return [key for key in facts if any(len({str(_fact(one, key)) for one in those}) > 1 for those in by_model)]
+    by_model = grouped((one.cell.model, one) for one in results).values()
+    facts = dict.fromkeys((*NAMED, *NUMERIC, *BEARING[bears]))
+    return [key for key in facts if any(len(set(_values(those, key))) > 1 for those in by_model)]
+
+
+def _values(results: Iterable[CellResult], key: str) -> Iterator[str]:
+    """Yield the values of a fact; a training that diverged does not say all, such as the hash of its data."""
+    for one in results:
+        value = _fact(one.provenance, key)
+        if value is not None or one.status == "ok":
+            yield str(value)
 
 
 def _fact(source: Mapping[str, Any], key: str) -> Any:
     """Return a fact of a record's provenance; None if it does not say."""
     where, _, name = key.rpartition(": ")
     found = source.get(where) if where else source
-    return found.get(name) if isinstance(found, Mapping) else None
+    value = found.get(name) if isinstance(found, Mapping) else None
+    # Which hosts they are is another matter (`benchmarks.analysis.claims.speed`).
+    return sorted(map(str, value.values())) if key == "ranks_per_host" and isinstance(value, Mapping) else value
 
 
 def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:
     """Return the facts that differ between records of one seed or, for times, between any two."""
     by_seed = grouped(((one.cell.model, 0 if bears == "times" else one.cell.seed), one) for one in results)
-    found = {key for those in by_seed.values() for key in differing(those)}
+    found = {key for those in by_seed.values() for key in differing(those, bears)}
     on_gpus = not any(on_cpu(one) for those in by_seed.values() for one in those)
     return found - set(ON_GPU) if on_gpus and bears == "digits" else found

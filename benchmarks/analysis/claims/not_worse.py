@@ -9,7 +9,7 @@ more than all residuals are worth, which a metric in other units does.
 from dataclasses import replace
 
 from benchmarks.analysis.claims.margins import Derived, loss_between, margin_of, seeds_needed
-from benchmarks.analysis.claims.paired import BOTH, Loss, mean_loss
+from benchmarks.analysis.claims.paired import BOTH, Loss, left_by, mean_loss
 from benchmarks.analysis.claims.select import Case, Comparison
 from benchmarks.analysis.claims.verdict import (
     INCONCLUSIVE,
@@ -75,16 +75,17 @@ def _control(case: Case, found: Comparison, margin: Derived, gain: float) -> tup
     """
     if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
         return False, f"the control, no residuals, is missing: {case.scope.command}", ()
-    diverged = [seed for seed, hole in sorted(found.holes.get(CONTROL, {}).items()) if hole.has_diverged]
+    ended = {seed: hole for seed, hole in sorted(found.holes.get(CONTROL, {}).items()) if hole.has_diverged}
+    diverged, left = [*ended], left_by(ended.values())
     named = f"seed {', '.join(map(str, diverged))} of it diverged, " if diverged else ""
     if set(found.seeds(*BOTH)) <= set(diverged):  # where full residuals finished, it has lost everything
-        return True, f"control, no residuals: {named}where full residuals finished", ()
+        return True, f"control, no residuals: {named}where full residuals finished", left
     try:
         lost = mean_loss(case, found, CONTROL, "against")
     except Undecided as why:
-        return False, f"control, no residuals: {named}{why}", why.verdict.results
+        return False, f"control, no residuals: {named}{why}", (*why.verdict.results, *left)
     text = f"control: {named}without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
-    records = found.records(CONTROL, "against")
+    records = (*found.records(CONTROL, "against"), *left)
     if gain > lost.mean > 0:
         return (
             False,

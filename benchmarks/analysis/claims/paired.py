@@ -5,12 +5,13 @@ the metric counts. Intervals are Student's t over the seeds that both sides have
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.analysis.claims.copies import copied, same_histories
 from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
 from benchmarks.analysis.claims.verdict import NOT_REPRODUCED, Bounds, Undecided, bounds, number
+from benchmarks.analysis.load_run import Hole
 from benchmarks.analysis.near import FIGURE
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, t_quantile
 from benchmarks.core.record import CellResult
@@ -101,8 +102,13 @@ def check_diverged(found: Comparison, tested: str, against: str) -> None:
         if hole.has_diverged and seed in found.results.get(against, {}):
             record = found.results[against][seed]
             reason = f"seed {seed} of {hole.name} diverged ({hole.reason}), that of {record.cell.name} finished"
-            seeds = len(found.seeds(tested, against))
-            raise Undecided(reason, NOT_REPRODUCED, seeds=seeds, results=(record,))
+            results = (record, *left_by([hole]))
+            raise Undecided(reason, NOT_REPRODUCED, seeds=len(found.seeds(tested, against)), results=results)
+
+
+def left_by(holes: Iterable[Hole]) -> tuple[CellResult, ...]:
+    """Return the records of trainings that diverged: their origins count as those of others do."""
+    return tuple(hole.record for hole in holes if hole.record is not None)
 
 
 def unit_of(record: CellResult) -> str:

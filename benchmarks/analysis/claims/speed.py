@@ -21,6 +21,8 @@ BLOCKS = 10
 REST = 0.15
 """Largest difference between the two sides' times outside of steps, as a share of the shorter training. In smoke runs
 it was up to 0.06 on a machine that did nothing else, and 0.63 where other work came and went."""
+HOSTS = 3
+"""Most hosts of a side that are named."""
 UNIT = "%"
 
 
@@ -28,7 +30,7 @@ def lost_time(case: Case, name: str) -> Verdict:
     """Judge the loss of steps_per_second or the rise of wall_seconds; the whole interval must be below the margin."""
     found = case.only
     seeds = common_seeds(found, *BOTH)
-    if name == "wall_seconds" and (odd := _other_rest(found, seeds)):
+    if odd := _other_hosts(found, seeds) or (_other_rest(found, seeds) if name == "wall_seconds" else None):
         raise Undecided(odd, seeds=len(seeds), results=found.records(*BOTH))
     loss, how = _loss(found, seeds, name)
     margin, within = margin_of(case.book, case.limits), bounds(loss)
@@ -59,6 +61,25 @@ def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval,
     if name == "steps_per_second" and not any(map(on_cpu, pairs[0])) and (over_blocks := _block_interval(*pairs[0])):
         return over_blocks, f"one run each, over {BLOCKS} blocks of steps"
     return Interval(values[0], None, 1), "n = 1: no interval"
+
+
+def _other_hosts(found: Comparison, seeds: Sequence[int]) -> str | None:
+    """Return which hosts each side has for itself, if it is they that tell the sides apart.
+
+    Where each training has hosts of its own, as under Slurm, those of one side are no faster than those of the other
+    but by chance, which seeds show.
+    """
+    places = [[_hosts(found.results[role][seed]) for seed in seeds] for role in BOTH]
+    mine, others = (set().union(*side) for side in places)
+    if not mine or not others or mine & others or len({*places[0], *places[1]}) == 2 * len(seeds):
+        return None
+    names = " and ".join(", ".join(sorted(side)[:HOSTS]) for side in (mine, others))
+    return f"the two sides have no host in common, {names}: a faster one counts for its side"
+
+
+def _hosts(record: CellResult) -> frozenset[str]:
+    given = record.provenance.get("ranks_per_host")
+    return frozenset(given) if isinstance(given, dict) else frozenset()
 
 
 def _other_rest(found: Comparison, seeds: Sequence[int]) -> str | None:

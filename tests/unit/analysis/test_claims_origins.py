@@ -120,6 +120,46 @@ def test_a_total_time_needs_its_steps() -> None:
     assert "s outside of its steps, that of" in judged(TIME, found).reason
 
 
+def on_hosts(records: list[CellResult], *hosts: str) -> list[CellResult]:
+    """These trainings, one after the other on the hosts in turn."""
+    names = [hosts[place % len(hosts)] for place in range(len(records))]
+    return [replace(one, **source(ranks_per_host={name: 2})(one)) for one, name in zip(records, names, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("tested", "against", "status"),
+    [
+        (["fast"], ["slow"], "inconclusive"),
+        (["fast"], ["slow", "other"], "inconclusive"),
+        (["a"], ["a"], "reproduced"),
+        (["a", "b"], ["b", "a"], "reproduced"),
+        (["a1", "a2", "a3", "a4", "a5"], ["b1", "b2", "b3", "b4", "b5"], "reproduced"),
+    ],
+)
+def test_a_host_of_its_own_leaves_the_times_of_a_side_open(tested: list[str], against: list[str], status: str) -> None:
+    found = sides()
+    found |= {"w+2d": on_hosts(found["w+2d"], *tested), "baseline": on_hosts(found["baseline"], *against)}
+    for claim in (TIME, SPEED):
+        one = judged(claim, found)
+        assert one.status == status
+        said = f"the two sides have no host in common, fast and {', '.join(sorted(against))}: a faster one counts for"
+        assert (said in one.reason) == (status == "inconclusive")
+    assert judged(ACCURACY, found).status == "reproduced"
+
+
+@pytest.mark.parametrize("fact", ["link_rates", "ranks_per_host"])
+def test_other_places_of_ranks_leave_times_open(fact: str) -> None:
+    """Which hosts they are does not matter, but how many share the work."""
+    found = sides(world_size=4)
+    slower: dict[str, Any] = {"link_rates": {"a": "100Mbit"}, "ranks_per_host": {"a": 1, "b": 3}}
+    found["baseline"] = [replace(one, **source(**{fact: slower[fact]})(one)) for one in found["baseline"]]
+    one = judged(TIME, {name: those[:1] for name, those in found.items()})
+    assert f"the cells compared differ in {fact}" in one.reason
+    assert judged(ACCURACY, found).status == "reproduced" and fact not in judged(ACCURACY, found).reason
+    if fact == "link_rates":
+        assert judged(TIME, found).status == judged(SPEED, found).status == "inconclusive"
+
+
 @pytest.mark.parametrize(("model", "claim"), [("vgg-digits", ACCURACY), ("gpt2-bytes", "exp2-accuracy-gpt2-medium")])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_two_trainings_do_not_have_one_history(model: str, claim: str, shift: int) -> None:
@@ -245,11 +285,13 @@ def test_metrics_and_observed_steps_are_those_of_training() -> None:
 def test_a_damaged_table_is_told_in_one_line(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)
+    monkeypatch.setattr(planned, "STATES_FILE", path)
     with pytest.raises(ConfigError, match=r"^states: .*cannot be read .*; write it with python -m benchmarks states$"):
-        load_planned.__wrapped__(path)
+        load_planned.__wrapped__()
     monkeypatch.setattr(margins, "REFERENCE", path)
     with pytest.raises(ConfigError, match=r"^reference: .*table\.json cannot be read .*; restore it"):
         margins.reference_metrics.__wrapped__()
+    monkeypatch.undo()
     assert planned.STATES_FILE.exists()
 
 

@@ -140,6 +140,29 @@ def test_a_training_that_diverged_decides(tmp_path: Path, failed: bool) -> None:
     assert one.status == "reproduced" and "seed 0, 1, 2, 3, 4 of it diverged, where full residuals" in one.reason
 
 
+@pytest.mark.parametrize("failed", [True, False])
+@pytest.mark.parametrize("fact", ["packages", "content: benchmarks", "dirty", "data_hash"])
+def test_a_training_that_diverged_elsewhere_decides_nothing(tmp_path: Path, failed: bool, fact: str) -> None:
+    """Other code, or another machine, may be why; that it says less of its origin is no difference."""
+
+    def ended(cell: Cell, value: Any) -> str:
+        one = diverged(cell)
+        where, _, name = fact.rpartition(": ")
+        changed = {name: value} if not where else {where: {**one.provenance[where], name: value}}
+        return text_of(one, provenance={**one.provenance, **changed})
+
+    for value, statuses in (("other", ["inconclusive"] * 2), (None, ["not reproduced", "reproduced"])):
+        folder = filled(tmp_path / f"x{value}")
+        replaced(folder, cell_of("w+2d"), ended(cell_of("w+2d"), value), failed)
+        found = [accuracy(folder)]
+        folder = filled(tmp_path / f"y{value}", control=6)
+        for seed in SEEDS:
+            replaced(folder, cell_of("none", seed), ended(cell_of("none", seed), value), failed)
+        found += [accuracy(folder)]
+        assert [one.status for one in found] == statuses
+        assert all((f"the cells compared differ in {fact}" in one.reason) == (value == "other") for one in found)
+
+
 @pytest.mark.parametrize(("control", "status"), [(6, "inconclusive"), (0, "reproduced")])
 def test_one_seed_of_the_control_does_not_decide_for_all(tmp_path: Path, control: float, status: str) -> None:
     folder = filled(tmp_path / "x", control)
