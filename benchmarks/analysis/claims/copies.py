@@ -22,6 +22,8 @@ from resireduce.scheme import COMPRESSORS
 
 EVALUATIONS = 3
 """Fewest different values of a history that is compared: the first steps of many trainings end with one accuracy."""
+EXACT = 2
+"""Fewest of perplexities, which have so many digits that they are compared in all of them if there are fewer than 3."""
 FEWEST = 2
 """Fewest steps whose seconds tell two trainings apart."""
 
@@ -31,7 +33,7 @@ SIZED = ("baseline", "w", "2d", "w+2d")
 
 def copies(records: Sequence[CellResult]) -> list[list[CellResult]]:
     """Return the groups of records of one model that share a history, one record of each training in it."""
-    found = [grouped((_training(one), one) for one in those) for those in same_histories(records) if _tells(those[0])]
+    found = [grouped((_training(one), one) for one in those) for those in same_histories(records) if _are_one(those[0])]
     return [[one for same in trainings.values() for one in same] for trainings in found if len(trainings) > 1]
 
 
@@ -95,8 +97,17 @@ def _training(record: CellResult) -> Hashable:
     return cell.seed, residuals or cell.scheme, sent
 
 
+def _are_one(record: CellResult) -> bool:
+    """Return whether records with the history of this one, by `same_histories`, can only be one training."""
+    return _different(record) >= (EXACT if record.metric_name == "perplexity" else EVALUATIONS)
+
+
 def _tells(record: CellResult) -> bool:
-    return len({value for _, value in record.metric_history}) >= EVALUATIONS
+    return _different(record) >= EVALUATIONS
+
+
+def _different(record: CellResult) -> int:
+    return len({value for _, value in record.metric_history})
 
 
 def copied_divergences(holes: Mapping[Cell, Hole], results: Mapping[Cell, CellResult]) -> dict[Cell, Hole]:

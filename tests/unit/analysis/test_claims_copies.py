@@ -65,6 +65,16 @@ def copied_by(model: str, *schemes: str) -> bool:
     return bool(copied([*one, *(history_of(mine, theirs, 0.0) for mine, theirs in zip(other, one, strict=True))]))
 
 
+@pytest.mark.parametrize(("most", "status"), [(0.0, "inconclusive"), (1e-9, "reproduced")])
+def test_two_perplexities_are_compared_in_all_digits(most: float, status: str) -> None:
+    """A training of two epochs has no more; so few that are only near are no proof."""
+    pairs = [(scheme, seed) for scheme in ("baseline", "none", "w+2d") for seed in range(5)]
+    records = {one: make(Cell(model="gpt2-medium", scheme=one[0], seed=one[1], world_size=8)) for one in pairs}
+    records["w+2d", 0] = history_of(records["w+2d", 0], records["baseline", 0], most)
+    found = judged({one.cell: one for one in records.values()}, "exp2-accuracy-gpt2-medium")
+    assert found[0] == status and ("have the same history: they are one" in found[1]) == (status == "inconclusive")
+
+
 @pytest.mark.parametrize("most", [0.0, 1e-9, 0.4 * HISTORY])
 def test_seeds_whose_histories_are_one_with_noise_are_one_training(most: float) -> None:
     records = {cell: make(cell) for cell in cells("gpt2-bytes")}
