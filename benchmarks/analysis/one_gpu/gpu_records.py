@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class Device:
     """Readings of known allocations, a rung each."""
     commits: tuple[str, ...] = ()
     """Those at which its cells were measured, oldest first."""
+    uuids: frozenset[str] = frozenset()
+    """Identifiers of the GPU that its cases name."""
     notes: tuple[str, ...] = ()
     """What of its folder does not count, and why."""
 
@@ -80,10 +82,18 @@ def read_devices(folder: Path = REFERENCE) -> list[Device]:
     """Return the devices whose records lie below a folder, in the order of their names.
 
     A folder with neither of the two files is none of a device. One whose files are broken, or not those of a GPU, is
-    returned without cases, and its notes say why.
+    returned without cases, and its notes say why. So is one that names the GPU of another folder: at least one of the
+    two is a copy.
     """
     paths = sorted({path.parent for group in (MEMORY, KNOWN) for path in folder.glob(f"*/{group}.json")})
-    return [read_device(path) for path in paths]
+    found = [read_device(path) for path in paths]
+    return [_unless_copied(one, [other for other in found if other is not one]) for one in found]
+
+
+def _unless_copied(one: Device, others: Sequence[Device]) -> Device:
+    names = [other.name for other in others if other.uuids & one.uuids]
+    note = f"{one.name} does not count: its GPU has the identifier of that in {', '.join(names)}"
+    return replace(one, cases=(), known=(), notes=(*one.notes, note)) if names else one
 
 
 def read_device(folder: Path) -> Device:
@@ -99,6 +109,7 @@ def read_device(folder: Path) -> Device:
         cases=cases,
         known=tuple(_readings(known)),
         commits=tuple(dict.fromkeys(str(case.get("commit")) for case in dated)),
+        uuids=frozenset(uuid for case in (*trained, *known) if (uuid := str(case.get("device"))).startswith(UUID)),
         notes=(*filter(None, (note, more)), *doubts),
     )
 

@@ -1,5 +1,6 @@
 """Claims of one GPU: true records show them, contrary ones refute them, what is no evidence of a GPU never counts."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.gpu_records import UUID, known_file, memory_file, save
 
 BOOK = load_claims()
 CLAIMS = tuple(claim for claim in BOOK.claims if claim.kind == ONE_GPU)
+OTHER = UUID[:-1] + "2"
 FEW = ("exp1-one-gpu-states-vgg19", "exp1-one-gpu-allocated-vgg19", "ours-gpu-planned-vgg19", "ours-gpu-added-up-vgg19")
 FEW += ("ours-gpu-peak-vgg19", "ours-gpu-nvml-vgg19")
 BY_ARITHMETIC = {f"exp1-one-gpu-states-{model}" for model in ("resnet50", "vgg19", "gpt2-medium", "gpt2-large")}
@@ -243,10 +245,26 @@ def test_a_value_of_a_file_is_not_repeated_at_length(tmp_path: Path, capsys: pyt
     assert noted.startswith("note: nvidia-h200: memory.json does not count: ") and len(noted) < 1100
 
 
+def renamed(values: dict[str, Any], device: str, uuid: str = UUID) -> dict[str, Any]:
+    """The file as one of another device."""
+    text = json.dumps(values).replace("NVIDIA H200", device).replace(UUID, uuid)
+    return dict(json.loads(text))
+
+
+def test_a_gpu_under_two_names_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which of the two is a copy is not known."""
+    save(tmp_path, memory_file(), known_file())
+    save(tmp_path, renamed(memory_file(), "NVIDIA A100"), device="nvidia-a100")
+    save(tmp_path, renamed(memory_file(), "NVIDIA L4", OTHER), device="nvidia-l4")
+    assert main(["claims", "--gpus", str(tmp_path)]) == 0
+    said = "note: nvidia-h200 does not count: its GPU has the identifier of that in nvidia-a100\n"
+    assert said in capsys.readouterr().err
+    found = rows(tmp_path)["ours-gpu-planned-vgg19"]
+    assert found.status == "reproduced" and str(found.hardware).startswith("NVIDIA L4,") and ";" not in found.hardware
+
+
 def test_all_gpus_must_show_it(tmp_path: Path) -> None:
-    values, other = memory_file(), memory_file()
-    for one in (other["provenance"], *(rank["facts"] for found in other["cases"] for rank in found["ranks"])):
-        one["device"] = "NVIDIA A100"
+    values, other = memory_file(), renamed(memory_file(), "NVIDIA A100", OTHER)
     save(tmp_path, values)
     save(tmp_path, other, device="nvidia-a100")
     found = rows(tmp_path)["ours-gpu-planned-vgg19"]
