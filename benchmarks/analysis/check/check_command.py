@@ -16,6 +16,8 @@ from benchmarks.analysis.check.check_speeds import RECORD, check_speeds
 from benchmarks.analysis.check.compare import Outcome, compare, measured_on
 from benchmarks.analysis.check.reference import Reference, find_reference, path_of, provenance_of
 from benchmarks.analysis.claims.evidence import ambiguous
+from benchmarks.analysis.claims.print_doubts import mixed
+from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
@@ -98,16 +100,17 @@ def _check_measuring(run: Path, reference: Path, accepting: bool) -> None:
 
 
 def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None:
+    now = measured_on(run)
+    if reference is not None:
+        print(f"{run.folder} against {reference.path}: {len(reference.rows)} settings")
+        print(f"Compared: {'; '.join(Bands.between(reference.provenance, now).words())}")
+        for name, then in ((name, reference.provenance.get(name)) for name in ("device", "torch")):
+            if now[name] != then:
+                print(f"Note: {name} is {now[name]}, that of the reference {then}")
+    for note in [*_code_notes(run), *run.notes, *ambiguous(run), *mixed(run), *left_out(run)]:
+        print(f"Note: {note}")
     if reference is None:
         return
-    now = measured_on(run)
-    print(f"{run.folder} against {reference.path}: {len(reference.rows)} settings")
-    print(f"Compared: {'; '.join(Bands.between(reference.provenance, now).words())}")
-    for name in ("device", "torch"):
-        if now[name] != reference.provenance.get(name):
-            print(f"Note: {name} is {now[name]}, that of the reference {reference.provenance.get(name)}")
-    for note in [*_code_notes(run), *run.notes, *ambiguous(run)]:
-        print(f"Note: {note}")
     text = diff_text(outcomes)
     print("\n".join([*(["", text, "", HINT] if text else []), verdict_text(outcomes)]))
 

@@ -1,7 +1,6 @@
 """The records that claims are judged by, from one run or several, and what is odd about them."""
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,12 +104,6 @@ def _lines(texts: Iterable[str], shown: str) -> list[str]:
     found = list(dict.fromkeys(texts))
     more = [f"{len(found) - MOST} more records like these"] if len(found) > MOST else []
     return [f"{text}. {shown}, the ledger does not count it." for text in (*found[:MOST], *more)]
-
-
-def print_doubts(run: Run) -> None:
-    """Print to stderr which records of a run the ledger does not count, for a command whose figures are of them all."""
-    for line in doubts(run, "These figures count it"):
-        print(f"Note: {line}", file=sys.stderr)
 
 
 def _when(record: tuple[str, CellResult]) -> tuple[datetime, str, str]:

@@ -179,6 +179,42 @@ def test_seeds_of_which_only_logs_are_left_are_told(folder: Path, capsys: pytest
     assert told in capsys.readouterr().err
 
 
+def test_ranks_that_the_config_no_longer_names_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of other settings are of another matrix."""
+    for cell in (cell_of(world_size=4), cell_of("w", world_size=4)):
+        make(cell, worse=9).save(path_of(folder, cell))
+    told = (
+        f"ranks left out: 1 setting, e.g. {cell_of(seed=0, world_size=4).name}: cells has records of them, config.json "
+        "names them with other ranks, nodes or backends only."
+    )
+    for command in (["claims"], ["report", "--show"], ["intervals"], ["check", "--reference", str(folder)]):
+        main([command[0], "--run", str(folder), *command[1:]])
+        said = capsys.readouterr()
+        assert told in said.out + said.err, command
+
+
+@pytest.mark.parametrize("command", [["intervals"], ["check", "--reference"]])
+def test_figures_of_mixed_origin_are_told(folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A commit alone changes none."""
+    record, arguments = make(cell_of()), [command[0], "--run", str(folder), *command[1:]]
+    arguments += [str(folder)] if len(command) > 1 else []
+    told = "Note: records of vgg-digits differ in data_hash, cpu: so may their figures, whatever their settings are"
+    for change, is_told in (({"commit": "c2"}, False), ({"cpu": "Other CPU", "data_hash": "d2"}, True)):
+        replace(record, provenance={**record.provenance, **change}).save(path_of(folder, cell_of()))
+        main(arguments)
+        said = capsys.readouterr()
+        assert (told in said.out + said.err) == is_told and said.err.count(" differ in ") + said.out.count(
+            " differ in "
+        ) == is_told
+
+
+def test_what_was_measured_again_for_its_speed_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "earlier").mkdir()
+    make(cell_of(), slower=1.2).save(folder / "earlier" / path_of(folder, cell_of()).name)
+    assert main(["claims", "--run", str(folder)]) == 0
+    assert f"run again: 1 cell, e.g. {cell_of().name}: earlier has another speed" in capsys.readouterr().err
+
+
 def test_an_earlier_result_of_the_same_code_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It may have been run again until it pleased; on other code it is another result."""
     (folder / "earlier").mkdir()
@@ -242,6 +278,7 @@ def test_a_foreign_schema_version(folder: Path) -> None:
 
 FACTS = [("commit", "c2"), ("cpu", "Other CPU"), ("packages", {"torch": "2.12"})]
 FACTS += [("data_hash", "d2"), ("weights_hash", "w2"), ("dirty", True), ("deterministic", "no"), ("tf32", True)]
+FACTS += [("process_group", "nccl"), ("cudnn", 91002)]
 
 
 def test_other_settings_of_malloc_leave_times_open(folder: Path) -> None:
@@ -280,7 +317,8 @@ def test_mixed_provenance(folder: Path, fact: str, value: Any) -> None:
     expected = {ACCURACY: open_for, SAVING: "reproduced", SAME: open_for, SPEED: "inconclusive"}
     for name, status in expected.items():
         assert now[name].status == status
-        assert said(now[name])[1].endswith(f"; the cells compared differ in {fact}")
+        is_named = said(now[name])[1].endswith(f"; the cells compared differ in {fact}")
+        assert is_named or (name == SAVING and fact == "process_group"), "which no byte depends on"
     # Digits that differ refute nothing then.
     other = make(cell_of(), worse=0.3)
     replace(other, provenance={**record.provenance, fact: value}).save(path_of(folder, cell_of()))
