@@ -29,9 +29,13 @@ class _Stay:
 
 
 def at_once(records: Iterable[CellResult]) -> dict[Cell, str]:
-    """Return, for each of these sound records whose times cannot count, which trainings shared its cores or its GPU."""
+    """Return, for each of these sound records whose times cannot count, which trainings shared its cores or its GPU.
+
+    Records of several runs may be of one training. Two machines may have one name, but no two GPUs have one identifier.
+    """
     found: dict[Cell, str] = {}
-    for place, stays in grouped(pair for record in records for pair in _stays(record)).items():
+    trainings = {(one.cell, one.provenance.get("date"), one.wall_seconds): one for one in records}.values()
+    for place, stays in grouped(pair for record in trainings for pair in _stays(record)).items():
         stays.sort(key=lambda one: one.start)
         present: list[_Stay] = []
         for stay in stays:
@@ -50,6 +54,11 @@ def _text(one: _Stay, other: _Stay, where: str) -> str:
     return f"by their date and wall_seconds {names} ran at once on {where}: run them again one after the other"
 
 
+def on_gpu(record: CellResult) -> bool:
+    """Return whether a record names a GPU."""
+    return record.provenance.get("device") not in (None, "cpu")
+
+
 def _stays(record: CellResult) -> Iterator[tuple[str, _Stay]]:
     """Yield each place where a record was measured. One that was resumed was not there all the time."""
     source, date = record.provenance, date_of(record)
@@ -57,7 +66,7 @@ def _stays(record: CellResult) -> Iterator[tuple[str, _Stay]]:
         return
     end = date.timestamp()
     start = end - float(record.wall_seconds or 0)
-    if source.get("device") not in (None, "cpu"):
+    if on_gpu(record):
         given = source.get("gpu_uuids")
         for uuid in dict.fromkeys(str(one) for one in given if one) if isinstance(given, list) else ():
             yield uuid, _Stay(record.cell, start, end, 1, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 
-from benchmarks.analysis.claims.at_once import at_once
+from benchmarks.analysis.claims.at_once import at_once, on_gpu
 from benchmarks.analysis.claims.copies import copied_divergences, copies, not_by_chance, same_history
 from benchmarks.analysis.claims.origins import date_of
 from benchmarks.analysis.claims.planned import unsound
@@ -73,6 +73,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
     twice |= {cell: text for cell, text in ended.items() if cell in results}
     missing = {cell: hole for cell, hole in holes.items() if cell not in results}
+    shared |= at_once(result for records in found.values() for _, result in records if on_gpu(result))
     return Evidence(results, missing | copied_divergences(missing, results), twice, shared)
 
 

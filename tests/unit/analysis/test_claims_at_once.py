@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.analysis.claims.at_once import SLACK_SECONDS, at_once
+from benchmarks.analysis.claims.evidence import gather
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
@@ -67,6 +68,17 @@ def test_other_hosts_and_other_gpus_are_other_places() -> None:
     ):
         both = pair(apart=0)
         assert at_once([replace(o, provenance=o.provenance | p) for o, p in zip(both, places, strict=True)]) == {}
+
+
+def test_trainings_of_two_runs_are_told_from_each_other_by_their_gpu_alone() -> None:
+    """Two machines may have one name; and a record that both runs have is of one training."""
+    one_gpu = {"device": "Example GPU", "gpu_uuids": ["GPU-0", "GPU-1"], "process_group": "nccl", "cuda": "12.6"}
+    one_gpu |= {"device_memory_bytes": 2**36}
+    for source, count in ((one_gpu, 2), (TWO_CORES, 0)):
+        first, second = pair(apart=5, **source)
+        assert len(gather([run_of([first]), run_of([second])]).shared) == count
+        assert gather([run_of([first]), run_of([first])]).shared == {}
+    assert len(gather([run_of(pair(apart=5, **TWO_CORES))]).shared) == 2
 
 
 @pytest.mark.parametrize(("longer", "status"), [(1.0, "reproduced"), (1.3, "inconclusive")])
