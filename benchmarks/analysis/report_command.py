@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.analysis.claims.evidence import doubts
 from benchmarks.analysis.claims.ledger import ledger
+from benchmarks.analysis.claims.print_doubts import uncommitted
 from benchmarks.analysis.claims.show import to_csv as claims_csv
 from benchmarks.analysis.claims.show import to_json
 from benchmarks.analysis.claims.show import to_markdown as claims_markdown
@@ -86,4 +87,4 @@ def screen_text(run: Run) -> str:
 
 
 def _noted(run: Run) -> Run:
-    return replace(run, notes=[*run.notes, *doubts(run), *left_out(run)])
+    return replace(run, notes=[*run.notes, *doubts(run), *uncommitted(run), *left_out(run)])

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.analysis.claims.ledger import ledger
+from benchmarks.analysis.claims.print_doubts import uncommitted
 from benchmarks.analysis.claims.show import to_json, to_screen
 from benchmarks.analysis.labels import printable
 from benchmarks.analysis.left_out import left_out
@@ -37,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     """
     runs = [_load(path) for path in args.run]
     for run in runs:
-        for note in (*run.notes, *left_out(run)):
+        for note in (*run.notes, *uncommitted(run), *left_out(run)):
             _note(f"{run.name}: {note}")
     if args.gpus != REFERENCE and not args.gpus.is_dir():
         raise ConfigError(f"gpus: {str(args.gpus)!r} is not a folder; give one that holds a folder for each GPU")

@@ -91,14 +91,15 @@ NUMERIC += tuple(f"content: {name}" for name in CONTENT)
 """Provenance facts that can change a metric: other data, initial weights, order of sums or code."""
 NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores", "environment")
 """Further facts that are named, with `NUMERIC`, if they differ."""
-JOINED = ("process_group",)
-"""What adds up the ranks' messages, which only claims of several ranks name: Gloo and NCCL add in other orders."""
+TRAINED = ("process_group", "steps")
+"""What only claims of whole trainings and of times name: Gloo and NCCL, which add in other orders, and the steps, which
+the recipe leaves open where the number of samples depends on how texts are cut."""
 PLACED = ("link_rates", "ranks_per_host")
 """What only claims of times name: links that were slowed down, and how many ranks share a host."""
 BEARING: dict[str, tuple[str, ...]] = {
     "nothing": (),
-    "digits": (*NUMERIC, *JOINED),
-    "times": (*NAMED, *NUMERIC, *JOINED, *PLACED),
+    "digits": (*NUMERIC, *TRAINED),
+    "times": (*NAMED, *NUMERIC, *TRAINED, *PLACED),
 }
 """For each value of a kind's `bears`, the facts that leave a verdict open if they differ between its sides.
 
@@ -148,7 +149,7 @@ def differing(results: Iterable[CellResult], bears: str) -> list[str]:
 def _values(results: Iterable[CellResult], key: str) -> Iterator[str]:
     """Yield the values of a fact; a training that diverged does not say all, such as the hash of its data."""
     for one in results:
-        value = _fact(one.provenance, key)
+        value = _fact({**one.provenance, "steps": one.steps if one.status == "ok" else None}, key)
         if value is not None or one.status == "ok":
             yield str(value)
 

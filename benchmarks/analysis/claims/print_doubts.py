@@ -14,7 +14,7 @@ from benchmarks.core.cell import Cell
 def print_doubts(run: Run) -> None:
     """Print to stderr which records of a run the ledger does not count, how their origins differ, and what its folder
     has besides."""
-    for line in [*doubts(run, "These figures count it"), *mixed(run), *left_out(run)]:
+    for line in [*doubts(run, "These figures count it"), *mixed(run), *uncommitted(run), *left_out(run)]:
         print(f"Note: {line}", file=sys.stderr)
 
 
@@ -23,6 +23,12 @@ def mixed(run: Run) -> Iterator[str]:
     for (model, *_), records in grouped((_inputs(one.cell), one) for one in run.results.values()).items():
         if facts := [fact for fact in differing(records, "nothing") if fact in NUMERIC]:
             yield f"records of {model} differ in {', '.join(facts)}: so may their figures, whatever their settings are"
+
+
+def uncommitted(run: Run) -> Iterator[str]:
+    """Yield a line if code that no commit has made records of a run."""
+    if count := sum(one.provenance.get("dirty") is True for one in run.results.values()):
+        yield f"{count} of {len(run.results)} records are of code with changes that are not committed"
 
 
 def _inputs(cell: Cell) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from benchmarks.core.sample_counts import steps_per_second
 from benchmarks.training.measure import probe
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
-from tests.claim_records import distances, make, ranks, run_of
+from tests.claim_records import distances, make, ranks, run_of, times
 
 BOOK = load_claims()
 ACCURACY, TIME, SPEED = "exp2-accuracy-vgg19", "exp2-time-vgg19", "exp3-throughput-64-vgg19"
@@ -114,10 +114,24 @@ def test_other_code_on_one_side_is_named(name: str) -> None:
 
 def test_a_total_time_needs_its_steps() -> None:
     found = sides()
-    for times, status in ((0.95, "reproduced"), (1.3, "inconclusive")):
-        found["w+2d"] = [replace(one, wall_seconds=times * float(one.wall_seconds or 0)) for one in found["w+2d"]]
+    for share, status in ((0.95, "reproduced"), (1.3, "inconclusive")):
+        found["w+2d"] = [replace(one, wall_seconds=share * float(one.wall_seconds or 0)) for one in found["w+2d"]]
         assert judged(TIME, found).status == status
     assert "s outside of its steps, that of" in judged(TIME, found).reason
+
+
+def test_more_steps_on_one_side_are_named() -> None:
+    """Of texts the recipe has only the least number of samples."""
+    claim, found = "exp2-accuracy-bert-base", sides("bert-base", world_size=8)
+    assert judged(claim, found).status == "reproduced"
+    for place, one in enumerate(found["w+2d"]):
+        steps = one.steps + one.steps // 2
+        past = [[step * steps / one.steps, value] for step, value in one.metric_history]
+        seconds = times(one.cell, steps, 1.0)
+        each = [{**rank, "phase_seconds": seconds["phase_seconds"]} for rank in one.per_rank]
+        found["w+2d"][place] = replace(one, metric_history=past, per_rank=each, **seconds)
+    one = judged(claim, found)
+    assert one.status == "inconclusive" and "the cells compared differ in steps" in one.reason
 
 
 def on_hosts(records: list[CellResult], *hosts: str) -> list[CellResult]:

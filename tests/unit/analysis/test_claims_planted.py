@@ -208,6 +208,17 @@ def test_figures_of_mixed_origin_are_told(folder: Path, command: list[str], caps
         ) == is_told
 
 
+def test_records_of_code_that_no_commit_has_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where they are all, so that no two of them differ."""
+    for path in (folder / "cells").glob("*.json"):
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps(values | {"provenance": {**values["provenance"], "dirty": True}}))
+    for command in (["claims"], ["report", "--show"], ["intervals"]):
+        assert main([command[0], "--run", str(folder), *command[1:]]) == 0
+        said = capsys.readouterr()
+        assert "12 of 12 records are of code with changes that are not committed" in said.out + said.err
+
+
 def test_what_was_measured_again_for_its_speed_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "earlier").mkdir()
     make(cell_of(), slower=1.2).save(folder / "earlier" / path_of(folder, cell_of()).name)
