@@ -115,6 +115,7 @@ def known(claim: Claim, device: Device) -> Found:
     if not readings:
         raise Undecided(f"{device.name} has no readings of known allocations", NOT_RUN)
     errors: dict[str, float] = {}
+    read = {(one["rung"], str(one.get("expected_bytes"))) for one in readings}
     for one in readings:
         if flags := spoilt(one):
             raise Undecided(f"{one['rung']} is flagged {flags}")
@@ -122,8 +123,8 @@ def known(claim: Claim, device: Device) -> Found:
         if type(measured) is not int or type(expected) is not int or expected <= 0:
             raise Undecided(f"{one['rung']}: {one.get('reason') or 'not read'}")
         errors[one["rung"]] = max(errors.get(one["rung"], 0.0), 100 * abs(measured / expected - 1))
-    if missing := [rung for rung in RUNGS if rung not in errors]:
-        raise Undecided(f"{missing[0]} was not read")
+    if missing := [(rung, size) for _, size in sorted(read) for rung in RUNGS if (rung, size) not in read]:
+        raise Undecided(f"{missing[0][0]} of {missing[0][1]} bytes was not read")
     most = max(errors, key=lambda rung: errors[rung])
     text = f"{len(readings)} readings, at most {errors[most]:.2f} % off ({most}), on {device.source['device']}"
     verdict = Verdict(status=shown(errors[most] <= within), reason=text, value=errors[most], unit="%")

@@ -117,6 +117,17 @@ def test_known_allocations_are_judged_by_the_rung_that_is_most_off(tmp_path: Pat
         assert times == 1 or "at most 20.00 % off (peak_allocated)" in one.reason
 
 
+def test_each_rung_reads_each_known_allocation(tmp_path: Path) -> None:
+    """Else a reading that is off could be left out."""
+    values = known_file()
+    larger = json.loads(json.dumps(values["cases"][0]).replace(str(256 << 20), str(4096 << 20)))
+    values["cases"].append({**larger, "name": "known.4096-mib"})
+    assert rows(save(tmp_path, values))["ours-gpu-known"].status == "reproduced"
+    del values["cases"][1]["result"][2]
+    one = rows(save(tmp_path, values))["ours-gpu-known"]
+    assert one.status == "inconclusive" and "peak_allocated of 4294967296 bytes was not read" in one.reason
+
+
 def test_a_cell_without_a_plan_is_not_as_planned(tmp_path: Path) -> None:
     values = memory_file()
     one = case(values, "w+2d.kept")
