@@ -11,8 +11,8 @@ from benchmarks.analysis.check.bands import INEXACT_PEAKS
 from benchmarks.analysis.claims.planned import fewer_than_planned
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import percent
-from benchmarks.analysis.one_gpu.device import NVML_PROCESS, Case, Device, Unread, bytes_at
 from benchmarks.analysis.one_gpu.gpu_records import MEMORY, read_device
+from benchmarks.analysis.one_gpu.measured_device import NVML_PROCESS, Case, Device, Unread, bytes_at
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, PEAK
 from benchmarks.core.record import STATE_FIELDS
 from resireduce.errors import ConfigError

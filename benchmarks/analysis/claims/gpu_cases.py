@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.analysis.claims.planned import planned_bytes
 from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided
-from benchmarks.analysis.one_gpu.device import Case, Device, Unread, bytes_at, matching
+from benchmarks.analysis.one_gpu.measured_device import Case, Device, Unread, bytes_at, matching
 from benchmarks.core.record import STATE_FIELDS
 
 

@@ -18,7 +18,7 @@ from benchmarks.analysis.claims.one_gpu import ON_ONE_GPU, ONE_GPU, one_gpu
 from benchmarks.analysis.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, LedgerRow, Verdict
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.one_gpu.device import Device
+from benchmarks.analysis.one_gpu.measured_device import Device
 from benchmarks.analysis.statistics import CONFIDENCE
 from benchmarks.core.record import CellResult
 

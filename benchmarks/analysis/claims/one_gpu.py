@@ -11,7 +11,7 @@ from benchmarks.analysis.claims.claim import Claim
 from benchmarks.analysis.claims.gpu_cases import bytes_of, sound_case, sound_cases, unplanned
 from benchmarks.analysis.claims.judge import combined
 from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided, Verdict, number, shown, unless_doubted
-from benchmarks.analysis.one_gpu.device import BASELINE, NVML_PROCESS, USUAL, Case, Device, spoilt
+from benchmarks.analysis.one_gpu.measured_device import BASELINE, NVML_PROCESS, USUAL, Case, Device, spoilt
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK
 from benchmarks.core.cell import CELL_FIELDS
 

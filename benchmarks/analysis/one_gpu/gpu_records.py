@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.analysis.near import FIGURE, near_groups
-from benchmarks.analysis.one_gpu.device import Case, Device, Json
+from benchmarks.analysis.one_gpu.measured_device import Case, Device, Json
 from benchmarks.analysis.one_gpu.soundness import UUID, wrong_case, wrong_source
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.analysis.labels import ABSENT, markdown_table
-from benchmarks.analysis.one_gpu.device import BASELINE, USUAL, Case, Device, Unread, bytes_at, matching
 from benchmarks.analysis.one_gpu.gpu_records import read_devices
+from benchmarks.analysis.one_gpu.measured_device import BASELINE, USUAL, Case, Device, Unread, bytes_at, matching
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PEAK
 from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.readme.measured import Measured
