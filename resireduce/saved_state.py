@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError
+from resireduce.kernels.norms import is_finite
 
 RANKS_PER_NODE = "ranks_per_node"
 """A key that a state has only if its residuals are slices, with two levels."""
@@ -14,6 +15,8 @@ MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
 """Keys of a state's origin, which states of earlier versions lack: the compressor whose memory it holds; digests of the
 members of each group, named for the first; digests of how the places of each tensor that is stored in part were
 drawn."""
+PART = 1 << 20
+"""Elements of 8 bits that are widened at once, to be looked at."""
 LONGEST = 128
 """Bytes that are kept of the text in MADE_BY: torch.distributed.checkpoint loads tensors of one size only."""
 
@@ -111,8 +114,9 @@ def _alike(first: Tensor, second: object) -> bool:
 def _is_sound(tensor: Tensor) -> bool:
     """Whether the values are possible: floating-point numbers are finite, integers are counts or indices."""
     if tensor.is_floating_point():
-        wide = tensor.float() if tensor.element_size() == 1 else tensor  # of 8 bits there is no isfinite
-        return bool(wide.isfinite().all())
+        # Of 8 bits there are no sums. Nothing as large as the tensor is made: memory may be short.
+        parts = (one.float() for one in tensor.flatten().split(PART)) if tensor.element_size() == 1 else [tensor]
+        return all(map(is_finite, parts))
     if tensor.dtype == torch.int32 and not bool((tensor.diff() > 0).all()):  # numbers of rows and columns
         return False
     return tensor.dtype == torch.int8 or not bool((tensor < 0).any())

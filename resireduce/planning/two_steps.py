@@ -34,16 +34,21 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
     """Run backward passes that hand over one gradient after the other, last layer first, and a step.
 
     Autograd holds the gradient of a tied parameter from its last use in the model to its first: here, from the start.
-    There it adds the two up in a third tensor. A compiled graph holds every gradient like this. Batches are assumed to
-    be large: inputs of a use of a tied parameter are not kept.
+    There it adds the two up in a third tensor. A compiled graph holds every gradient like this. A layer with a bias
+    makes both of its gradients at once, and hands over that of the bias first. Batches are assumed to be large: inputs
+    of a use of a tied parameter are not kept.
     """
     tied = tied_parameters(model)
     twice = {id(slot.parameter) for slot in optimizer.slots if slot.name in optimizer.twice_gradients}
     trainable = [p for p in model.parameters() if p.requires_grad]
+    with_bias = _with_bias(model)
     for _ in range(optimizer.backward_passes_per_step):
         whole = [p for p in trainable if not is_by_rows(p) or id(p) in tied & twice]
         waiting = {id(p): torch.empty_like(p) for p in whole if compiled or id(p) in tied}
+        beside = {bias: weight for bias, weight in with_bias.items() if any(weight is p for p in whole)}
         for parameter in reversed(trainable):
+            if (weight := beside.get(id(parameter))) is not None:
+                waiting.setdefault(id(weight), torch.empty_like(weight))
             waited = waiting.pop(id(parameter), None)
             was_waiting = waited is not None
             if waited is not None and id(parameter) in tied - twice:
@@ -51,3 +56,19 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
             del waited
             planned_use(parameter, was_waiting).backward()
     optimizer.step()
+
+
+def _with_bias(model: nn.Module) -> dict[int, nn.Parameter]:
+    """Return the weight of each layer that has a bias too, which comes after it, by the `id` of the bias.
+
+    A parameter that `model` has in more than one place is neither.
+    """
+    tied = tied_parameters(model)
+    order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    pairs = ((layer._parameters.get("weight"), layer._parameters.get("bias")) for layer in model.modules())
+    return {
+        id(bias): weight
+        for weight, bias in pairs
+        if weight is not None and bias is not None and not {id(weight), id(bias)} & tied
+        if order[id(weight)] < order[id(bias)]
+    }

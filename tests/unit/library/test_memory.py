@@ -293,6 +293,23 @@ def test_tied_parameters_are_planned_with_the_gradient_that_autograd_holds() -> 
     assert tied["in_flight"] >= untied["in_flight"] + 72 * 144 * 2, "others are on their way while it is held"
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_planned_peak_of_updates_in_the_backward_pass(bias: bool) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*[nn.Linear(300, 300, bias=bias) for _ in range(5)])
+
+    options = {"scheme": "none", "compressor": "none", "update": "in_backward"}
+    planned = plan(build, optimizer="adamw", world_size=1, **options)
+    model = build()
+    optimizer = resireduce.distribute(model, torch.optim.AdamW(model.parameters()), backend="local", **options)
+    for step in range(2):
+        loss = model(torch.ones(2, 300)).sum()
+        with track_states(optimizer) if step else contextlib.nullcontext() as tracker:
+            loss.backward()
+            optimizer.step()
+    assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.002)
+
+
 class Parent(nn.Module):
     """A model with a part that refers back to the model, a circle; with `again`, the layer has a second name."""
 

@@ -11,6 +11,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.memory import LiveBytes
 from resireduce.scheme import SCHEMES
 from tests.worlds import Net, loaded, loss_of, same, saved, seeded, train, train_world
 
@@ -109,6 +110,20 @@ def test_a_damaged_state(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"'{name}' holds NaN, infinity or a number that cannot be"):
         optimizer.load_residual_state_dict(damaged)
     assert optimizer.steps == 0
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float8_e4m3", "int4"])
+def test_loading_makes_no_copy_of_the_largest_residual(monkeypatch: pytest.MonkeyPatch, dtype: str | None) -> None:
+    monkeypatch.setattr("resireduce.saved_state.PART", 1000)
+    model = torch.nn.Linear(600, 400)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, wrapped, "baseline", residual_dtype=dtype, backend="local")
+    model(torch.randn(4, 600)).sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.residual_state_dict())
+    with LiveBytes(lambda tensor: True) as made:
+        optimizer.load_residual_state_dict(state)
+    assert 0 < made.peak_bytes <= 600 * 400 / 2 + 1000, "one byte for each of two numbers in int4"
 
 
 def test_training_that_goes_on_is_resumed_bit_for_bit_later() -> None:
