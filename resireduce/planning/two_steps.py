@@ -8,6 +8,7 @@ from resireduce.planning.item import Item
 from resireduce.planning.itemise import itemise_states
 from resireduce.planning.memory import tied_parameters, track_states
 from resireduce.slices.takers import is_by_rows, planned_use
+from resireduce.step.slot import Slot
 
 
 def two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
@@ -35,14 +36,16 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
 
     Autograd holds the gradient of a tied parameter from its last use in the model to its first: here, from the start.
     There it adds the two up in a third tensor. A compiled graph holds every gradient like this. A layer with a bias
-    makes both of its gradients at once, and hands over that of the bias first. Batches are assumed to be large: inputs
-    of a use of a tied parameter are not kept.
+    makes both of its gradients at once, and hands over that of the bias first. What is added to the gradient of an
+    earlier pass lives until the sum has been taken. Batches are assumed to be large: inputs of a use of a tied
+    parameter are not kept.
     """
     tied = tied_parameters(model)
-    twice = {id(slot.parameter) for slot in optimizer.slots if slot.name in optimizer.twice_gradients}
+    slots = {id(slot.parameter): slot for slot in optimizer.slots}
+    twice = {one for one, slot in slots.items() if slot.name in optimizer.twice_gradients}
     trainable = [p for p in model.parameters() if p.requires_grad]
     with_bias = _with_bias(model)
-    for _ in range(optimizer.backward_passes_per_step):
+    for number in range(optimizer.backward_passes_per_step):
         whole = [p for p in trainable if not is_by_rows(p) or id(p) in tied & twice]
         waiting = {id(p): torch.empty_like(p) for p in whole if compiled or id(p) in tied}
         beside = {bias: weight for bias, weight in with_bias.items() if any(weight is p for p in whole)}
@@ -54,18 +57,29 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
             if waited is not None and id(parameter) in tied - twice:
                 torch.add(waited, torch.empty_like(waited))
             del waited
+            added = torch.empty_like(parameter) if number and _has_more(slots.get(id(parameter))) else None
             planned_use(parameter, was_waiting).backward()
+            del added
     optimizer.step()
+
+
+def _has_more(slot: Slot | None) -> bool:
+    """Whether a whole gradient of the parameter of `slot` will be added to that of an earlier pass, in `.grad`."""
+    if slot is None or slot.is_guarded or is_by_rows(slot.parameter):
+        return False
+    return slot.parameter.grad is not None
 
 
 def _with_bias(model: nn.Module) -> dict[int, nn.Parameter]:
     """Return the weight of each layer that has a bias too, which comes after it, by the `id` of the bias.
 
-    A parameter that `model` has in more than one place is neither.
+    Names tell: in_proj_weight and in_proj_bias belong together. A parameter that `model` has in more than one place is
+    neither.
     """
     tied = tied_parameters(model)
     order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-    pairs = ((layer._parameters.get("weight"), layer._parameters.get("bias")) for layer in model.modules())
+    held = [layer._parameters for layer in model.modules()]
+    pairs = [(one.get(name.replace("bias", "weight")), one[name]) for one in held for name in one if "bias" in name]
     return {
         id(bias): weight
         for weight, bias in pairs

@@ -293,6 +293,25 @@ def test_tied_parameters_are_planned_with_the_gradient_that_autograd_holds() -> 
     assert tied["in_flight"] >= untied["in_flight"] + 72 * 144 * 2, "others are on their way while it is held"
 
 
+@pytest.mark.parametrize("gradients", ["streamed", "kept"])
+def test_the_planned_peak_of_several_passes_has_what_a_pass_adds(gradients: str) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*[nn.Linear(300, 300, bias=False) for _ in range(3)])
+
+    options = {"scheme": "baseline", "residual_dtype": "bfloat16", "backward_passes_per_step": 2}
+    options |= {"gradients": gradients}
+    planned = plan(build, optimizer="torch.optim:Adafactor", world_size=1, **options)
+    model = build()
+    optimizer = resireduce.distribute(model, torch.optim.Adafactor(model.parameters()), backend="local", **options)
+    for step in range(2):
+        optimizer.zero_grad()
+        with track_states(optimizer) if step else contextlib.nullcontext() as tracker:
+            for _ in range(2):
+                model(torch.ones(2, 300)).sum().backward()
+            optimizer.step()
+    assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.03)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_planned_peak_of_updates_in_the_backward_pass(bias: bool) -> None:
     def build() -> nn.Module:
