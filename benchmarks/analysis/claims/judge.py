@@ -149,12 +149,12 @@ def differing(results: Iterable[CellResult], bears: str) -> list[str]:
 def _values(results: Iterable[CellResult], key: str) -> Iterator[str]:
     """Yield the values of a fact; a training that diverged does not say all, such as the hash of its data."""
     for one in results:
-        value = _fact({**one.provenance, "steps": one.steps if one.status == "ok" else None}, key)
+        value = fact_of({**one.provenance, "steps": one.steps if one.status == "ok" else None}, key)
         if value is not None or one.status == "ok":
             yield str(value)
 
 
-def _fact(source: Mapping[str, Any], key: str) -> Any:
+def fact_of(source: Mapping[str, Any], key: str) -> Any:
     """Return a fact of a record's provenance; None if it does not say."""
     where, _, name = key.rpartition(": ")
     found = source.get(where) if where else source

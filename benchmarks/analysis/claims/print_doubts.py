@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.analysis.claims.evidence import doubts
-from benchmarks.analysis.claims.judge import NUMERIC, differing
+from benchmarks.analysis.claims.judge import NUMERIC, fact_of
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run
@@ -19,9 +19,13 @@ def print_doubts(run: Run) -> None:
 
 
 def mixed(run: Run) -> Iterator[str]:
-    """Yield a line if records of one model and the same data differ in what can change their metrics."""
+    """Yield a line if records of one model and the same data differ in what can change their metrics.
+
+    A record that does not say differs from none, as one of a training in the process that measures it.
+    """
     for (model, *_), records in grouped((_inputs(one.cell), one) for one in run.results.values()).items():
-        if facts := [fact for fact in differing(records, "nothing") if fact in NUMERIC]:
+        told = {fact: {str(value) for one in records if (value := fact_of(one.provenance, fact))} for fact in NUMERIC}
+        if facts := [fact for fact, values in told.items() if len(values) > 1]:
             yield f"records of {model} differ in {', '.join(facts)}: so may their figures, whatever their settings are"
 
 

@@ -195,11 +195,15 @@ def test_ranks_that_the_config_no_longer_names_are_told(folder: Path, capsys: py
 
 @pytest.mark.parametrize("command", [["intervals"], ["check", "--reference"]])
 def test_figures_of_mixed_origin_are_told(folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A commit alone changes none."""
+    """A commit alone changes none, and a record that does not say differs from none."""
     record, arguments = make(cell_of()), [command[0], "--run", str(folder), *command[1:]]
     arguments += [str(folder)] if len(command) > 1 else []
     told = "Note: records of vgg-digits differ in data_hash, cpu: so may their figures, whatever their settings are"
-    for change, is_told in (({"commit": "c2"}, False), ({"cpu": "Other CPU", "data_hash": "d2"}, True)):
+    for change, is_told in (
+        ({"commit": "c2"}, False),
+        ({"cpu": None}, False),
+        ({"cpu": "Other CPU", "data_hash": "d2"}, True),
+    ):
         replace(record, provenance={**record.provenance, **change}).save(path_of(folder, cell_of()))
         main(arguments)
         said = capsys.readouterr()
