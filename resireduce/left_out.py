@@ -7,13 +7,12 @@ from types import FrameType
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
 from resireduce.errors import caller, warn
-from resireduce.orphaned import Orphans
+from resireduce.orphaned import Orphans, after_steps
 
 FIRST_LOOKS, INTERVAL = 16, 61
 """The model is checked at each of the first FIRST_LOOKS steps, and then at every INTERVAL-th, an odd number: so both
@@ -52,8 +51,7 @@ class Outside:
         self._held = {id(one) for one in held.values()}
         self._told, self._before, self._then = (WeakTensorKeyDictionary() for _ in range(3))
         self._looks, self._steps = 0, 0
-        hook = register_optimizer_step_post_hook(_AfterStep(weakref.ref(self)))
-        weakref.finalize(self, hook.remove).atexit = False
+        after_steps(self)
         for _, one in self._others(model):
             self._is_used_up(one)
             if one.grad is not None and not is_distributed(one) and not one.grad.is_inference():
@@ -110,19 +108,6 @@ class Outside:
         version, row = self._then.get(parameter, (None, None))
         self._then[parameter] = parameter._version, _first_row(parameter)
         return version is not None and (version != parameter._version or differ(self._then[parameter][1], row))
-
-
-class _AfterStep:
-    """The hook after each step of any optimizer; it holds its Outside weakly."""
-
-    def __init__(self, place: weakref.ref[Outside]):
-        self._place = place
-
-    @torch.compiler.disable
-    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Have the step of `optimizer` looked at."""
-        if (outside := self._place()) is not None:
-            outside.note_step(optimizer)
 
 
 def _is_due(count: int) -> bool:

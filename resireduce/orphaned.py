@@ -1,12 +1,17 @@
-"""Mistakes beside the library: training without its distributed optimizer, which is gone, and torch's GradScaler."""
+"""Mistakes beside the library: training without its distributed optimizer, which is gone, and torch's GradScaler.
+
+And how other objects of a script are found or followed: all of a class, and the steps of all optimizers.
+"""
 
 import gc
-from collections.abc import Iterable
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from resireduce.errors import warn
 
@@ -78,3 +83,25 @@ def objects(kind: type) -> list[Any]:
         kinds |= more
         left += more
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
+
+
+class FollowsSteps(Protocol):
+    """What looks at the steps of optimizers."""
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at a step of `optimizer`, which has ended."""
+
+
+def after_steps(follower: FollowsSteps) -> Callable[[], object]:
+    """Have `note_step` of `follower` called after each step of any optimizer, until it is gone, or the returned
+    function is called. The hook holds it weakly."""
+    place = weakref.ref(follower)
+
+    @torch.compiler.disable
+    def tell(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if (one := place()) is not None:
+            one.note_step(optimizer)
+
+    end = weakref.finalize(follower, register_optimizer_step_post_hook(tell).remove)
+    end.atexit = False
+    return end

@@ -11,10 +11,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from resireduce.errors import warn
-from resireduce.orphaned import objects
+from resireduce.orphaned import after_steps, objects
 from resireduce.resumed import FORGOTTEN, Resumed
 
 LOOKS, TELLS, WATCHED, SHARE, UNUSED = 60, 3, 16, 0.25, 8
@@ -67,9 +66,7 @@ class FirstSteps:
         """Steps of each optimizer before the first exchange."""
         self._steps, self._steps_then = 0, 0
         """How many steps of optimizers have ended, and how many had when averages were last looked for."""
-        hook = register_optimizer_step_post_hook(_Count(weakref.ref(self)))
-        self._end_count = weakref.finalize(self, hook.remove)
-        self._end_count.atexit = False
+        self._end_count = after_steps(self)
 
     @torch.no_grad()
     def end(self, exchanged: Sequence[bool], is_new: bool) -> None:
@@ -138,19 +135,6 @@ class FirstSteps:
             groups = vars(optimizer).get("param_groups") or ()
             if optimizer not in self._resumed and any(not own.isdisjoint(group["params"]) for group in groups):
                 self._resumed[optimizer] = Resumed(optimizer, own)
-
-
-class _Count:
-    """The hook after each step of any optimizer; it holds its FirstSteps weakly."""
-
-    def __init__(self, place: weakref.ref[FirstSteps]):
-        self._place = place
-
-    @torch.compiler.disable
-    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Count the step."""
-        if (first_steps := self._place()) is not None:
-            first_steps.note_step(optimizer)
 
 
 def _is_as_it_was(parameter: Tensor, then: tuple[int, Tensor]) -> bool:

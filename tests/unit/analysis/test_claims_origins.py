@@ -121,7 +121,7 @@ def test_a_total_time_needs_its_steps() -> None:
 
 
 def test_more_steps_on_one_side_are_named() -> None:
-    """Of texts the recipe has only the least number of samples."""
+    """A recipe on texts says only how many samples there are at least, so that the steps of an epoch may differ."""
     claim, found = "exp2-accuracy-bert-base", sides("bert-base", world_size=8)
     assert judged(claim, found).status == "reproduced"
     for place, one in enumerate(found["w+2d"]):

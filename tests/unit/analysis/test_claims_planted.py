@@ -180,7 +180,7 @@ def test_seeds_of_which_only_logs_are_left_are_told(folder: Path, capsys: pytest
 
 
 def test_ranks_that_the_config_no_longer_names_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of other settings are of another matrix."""
+    """Records of settings that the config does not have are of another matrix, and are not named."""
     for cell in (cell_of(world_size=4), cell_of("w", world_size=4)):
         make(cell, worse=9).save(path_of(folder, cell))
     told = (
