@@ -31,6 +31,7 @@ DENSITIES = (0.01, 0.001)
 UNPLANNED = ("threshold",)
 """Compressors whose message sizes are unknown before they see gradients."""
 SHOWN = 20
+ALONE = f"{', '.join(name for name, one in COMPRESSORS.items() if one.in_rounds)} need rule none"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +93,9 @@ def main(args: argparse.Namespace) -> int:
     clusters = checked(args)
     cases = _cases(args, clusters, args.ranks)
     if not cases:
-        raise ConfigError("rules: nothing is left to simulate; dear needs compressor none and flat levels")
+        raise ConfigError(
+            f"rules: nothing is left to simulate; dear needs compressor none and flat levels, and {ALONE}"
+        )
     keys = None if args.records is None else supported(records_in(args.records), args.model, args.most_lost)
     settings = _settings(args)
     results = simulate(cases, settings)

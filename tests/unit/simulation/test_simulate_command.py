@@ -213,7 +213,11 @@ def test_records_are_looked_for_before_anything_is_simulated(
         (["--records", "."], "records: . has no records of cells; give a run's folder"),
         (["--model", "tests.simulated:plain"], "compute_seconds: missing, and 'tests.simulated:plain' has no recipe"),
         (["--model", "tests.simulated:plain", "--batch", "4"], "batch: 4 means nothing to 'tests.simulated:plain'"),
-        (["--rules", "dear", "--compressors", "topk"], "rules: nothing is left to simulate; "),
+        (
+            ["--rules", "dear", "--compressors", "topk"],
+            "rules: nothing is left to simulate; dear needs compressor none ",
+        ),
+        (["--rules", "one", "--compressors", "ok-topk"], "and powersgd, l1-chunks, ok-topk need rule none"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
