@@ -92,16 +92,26 @@ class FollowsSteps(Protocol):
         """Look at a step of `optimizer`, which has ended."""
 
 
+_FOLLOWERS: dict[int, "weakref.ref[FollowsSteps]"] = {}
+"""Those that `_tell` calls, by their id."""
+
+
 def after_steps(follower: FollowsSteps) -> Callable[[], object]:
     """Have `note_step` of `follower` called after each step of any optimizer, until it is gone, or the returned
-    function is called. The hook holds it weakly."""
-    place = weakref.ref(follower)
+    function is called. It is held weakly."""
+    _FOLLOWERS[id(follower)] = weakref.ref(follower)
+    end = weakref.finalize(follower, _FOLLOWERS.pop, id(follower), None)
+    end.atexit = False
+    return end
 
-    @torch.compiler.disable
-    def tell(optimizer: torch.optim.Optimizer, *_: object) -> None:
+
+@torch.compiler.disable
+def _tell(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for place in tuple(_FOLLOWERS.values()):  # a copy, as followers come and go in other threads
         if (one := place()) is not None:
             one.note_step(optimizer)
 
-    end = weakref.finalize(follower, register_optimizer_step_post_hook(tell).remove)
-    end.atexit = False
-    return end
+
+# Once for all followers, and for good: torch goes through its hooks while another thread makes an optimizer, or while
+# garbage collection ends one, and a hook that then comes or goes would end that step with an error.
+register_optimizer_step_post_hook(_tell)

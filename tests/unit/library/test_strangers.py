@@ -1,6 +1,7 @@
 """What scripts of others do around an optimizer: it comes out as in plain torch, or is refused by name."""
 
 import copy
+import gc
 import warnings
 from functools import wraps
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_backward
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -523,3 +525,20 @@ def test_a_step_that_somebody_wrapped_finds_all_averages(where: str, monkeypatch
     if where == "in the class":
         monkeypatch.setattr(torch.optim.SGD, "step", clipping)
     assert all(map(torch.equal, train(True).parameters(), train(False).parameters()))
+
+
+def test_a_wrapper_that_comes_or_goes_within_the_step_of_another_optimizer() -> None:
+    """As by another thread, or by garbage collection: torch goes through its hooks at that moment."""
+    model, others = seeded(Net), [distributed(seeded(Net), LocalCommunicator())]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def change(*_: object) -> None:
+        others.append(distributed(seeded(Net), LocalCommunicator()))
+        others.pop(0).close()
+        gc.collect()
+
+    optimizer.register_step_post_hook(change)
+    handle = register_optimizer_step_post_hook(change)
+    for _ in range(3):
+        optimizer.step()
+    handle.remove()
