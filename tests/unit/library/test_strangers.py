@@ -529,11 +529,11 @@ def test_a_step_that_somebody_wrapped_finds_all_averages(where: str, monkeypatch
 
 def test_a_wrapper_that_comes_or_goes_within_the_step_of_another_optimizer() -> None:
     """As by another thread, or by garbage collection: torch goes through its hooks at that moment."""
-    model, others = seeded(Net), [distributed(seeded(Net), LocalCommunicator())]
+    model, others = net(), [distributed(net(), LocalCommunicator())]
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def change(*_: object) -> None:
-        others.append(distributed(seeded(Net), LocalCommunicator()))
+        others.append(distributed(net(), LocalCommunicator()))
         others.pop(0).close()
         gc.collect()
 
