@@ -22,8 +22,8 @@ NUMEL = 9 * 8192 + 77
 def differing(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
     """Return the names of the kernels that have other bits than plain torch, for `numel` values of `dtype` on `device`.
 
-    A smaller number, a multiple of 16, is checked too, since Triton compiles other code for it. The host waits for the
-    device. Raises what Triton raises if it cannot compile them.
+    Unless `numel` is a multiple of 16, a smaller one is checked too, since Triton compiles other code for it. The host
+    waits for the device. Raises what Triton raises if it cannot compile them.
     """
     return _differing(CHECKS, sample(device, dtype, numel))
 
@@ -37,8 +37,8 @@ def differing_at_once(device: torch.device, dtype: torch.dtype, numel: int = NUM
 
 
 def _differing(checks: dict[str, Callable[[Tensor], bool]], flat: Tensor) -> list[str]:
-    even = flat[: flat.numel() // 16 * 16]
-    return [name for name, same in checks.items() if not (same(flat) and same(even))]
+    sizes = {flat.numel(), flat.numel() // 16 * 16}
+    return [name for name, same in checks.items() if not all(same(flat[:size]) for size in sizes)]
 
 
 def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
