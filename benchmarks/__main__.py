@@ -75,6 +75,10 @@ GROUPS = {
             "benchmarks.micro.testbed_command",
             "time steps of nodes on this machine, and their parts, which the simulator needs to know; needs root",
         ),
+        "saved-states": (
+            "benchmarks.training.saved_states",
+            "plan the share of the model states that is saved on the paper's models and 64 ranks, as in its Fig. 9",
+        ),
         "gpu-check": ("benchmarks.doctor.gpu.gpu_command", "measure what only a GPU can show, stretch by stretch"),
         "simulate": (
             "benchmarks.simulation.simulate_command",
@@ -128,7 +132,7 @@ def _overview() -> str:
     """Return the help's list of commands, group by group."""
     lines = []
     for group, commands in GROUPS.items():
-        lines += [f"{group}:", *(f"  {name:<10} {text}" for name, (_, text) in commands.items()), ""]
+        lines += [f"{group}:", *(f"  {name:<13} {text}" for name, (_, text) in commands.items()), ""]
     return "\n".join([*lines, "Options of a command: python -m benchmarks COMMAND --help"])
 
 

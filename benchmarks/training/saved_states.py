@@ -1,10 +1,6 @@
-"""The paper's Fig. 9, planned: what of the model states is saved, also where the ranks of a node share residuals.
-
-python -m benchmarks.training.saved_states --output results/reference/saved-states.json
-"""
+"""`python -m benchmarks saved-states`: the paper's Fig. 9, planned, also where the ranks of a node share residuals."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +30,13 @@ def saved(model: str) -> dict[str, float]:
     return {name: 1 - plan_of(cell)["normalised"] for name, cell in cells.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan all models, print what is saved, and write it. Raises ConfigError if the output cannot be written."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training.saved_states", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
     parser.add_argument("--output", type=Path, required=True, help="JSON file")
-    args = parser.parse_args(arguments)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Plan all models, print what is saved, and write it. Raises ConfigError if the output cannot be written."""
     writable("output", args.output)
     rows = []
     for model in MODELS:
@@ -46,7 +44,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append({"model": model, "saved": shares})
         print(f"{model}: {', '.join(f'{way} {share:.1%}' for way, share in shares.items())}", flush=True)
     save_json({"ranks": RANKS, "ranks_per_node": RANKS_PER_NODE, "rows": rows}, args.output)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -36,7 +36,7 @@ WAYS = {
     "baseline by nodes": "full residuals, by nodes",
     "w+2d by nodes": "`w+2d`, by nodes",
 }
-"""Ways of `benchmarks.training.saved_states`, and their headings."""
+"""Ways of `python -m benchmarks saved-states`, and their headings."""
 
 
 def saved_states(measured: Measured) -> str:
