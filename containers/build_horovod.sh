@@ -2,8 +2,9 @@
 # Builds and installs Horovod into a Python environment: bash containers/build_horovod.sh .venv/bin/python
 #
 # Horovod ships as source only, and its last release asks for an older C++ than today's torch. The wheel is built once for
-# each torch, Python, setting and state of this file, and kept in the user's cache. With Gloo, on CPUs; HOROVOD_WITH_MPI=1 and
-# the other variables of Horovod's installation guide add to that, as containers/cuda12/Containerfile does.
+# each torch, Python, setting and state of this file, and kept in the user's cache. With Gloo, on CPUs, whatever torch is for;
+# HOROVOD_WITH_MPI=1, HOROVOD_GPU=CUDA and the other variables of Horovod's installation guide add to that, as
+# containers/cuda12/Containerfile does.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -39,6 +40,8 @@ build() {
   find . -name CMakeLists.txt -exec sed -i -E -e 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' \
     -e 's/CMAKE_CUDA_STANDARD 11/CMAKE_CUDA_STANDARD 17/' \
     -e 's/(CMAKE_CUDA_RUNTIME_LIBRARY "?)Static/\1Shared/' {} +
+  # A torch for CUDA, as package indexes have it, beside no toolkit, a part of one, or one of another version.
+  if [ -z "${HOROVOD_GPU:-}" ]; then sed -i 's/torch.version.cuda is not None/False/' cmake/Modules/FindPytorch.cmake; fi
   # The tools' Python sees the torch of the environment that Horovod is for.
   local site
   site=$("$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])')

@@ -143,7 +143,7 @@ def distribute(
     check_merge(settings.merge, lossy, parameters)
     check_dear(settings, lossy, optimizer, model, parameters)
     check_memory(settings, model, parameters)
-    communicator = find_communicator(settings.backend, settings.group)
+    communicator = find_communicator(settings.backend, settings.group, parameters.values())
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
     distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)

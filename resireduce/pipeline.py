@@ -1,11 +1,11 @@
 """Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from glob import escape
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from resireduce.agreement import check_agreement
 from resireduce.comm.base import Communicator
@@ -118,15 +118,20 @@ def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None
         )
 
 
-def find_communicator(backend: str | Communicator, group: "dist.ProcessGroup | None") -> Communicator:
+def find_communicator(
+    backend: str | Communicator, group: "dist.ProcessGroup | None", parameters: Iterable[Tensor]
+) -> Communicator:
     """Return the communicator that `backend` names or is, over the ranks of `group`; None: all.
 
-    Raises ConfigError for an unknown name, and for a group with another backend than torch.
+    Raises ConfigError for an unknown name, for a group with another backend than torch, and for `parameters` of a GPU
+    that Horovod cannot send here.
     """
     if group is not None and backend != "torch":
         raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
     if isinstance(backend, Communicator):
-        return backend
-    target = BACKENDS[choose("backend", backend, BACKENDS)]
-    communicator: Communicator = load(target)(group) if backend == "torch" else load(target)()
+        communicator = backend
+    else:
+        target = BACKENDS[choose("backend", backend, BACKENDS)]
+        communicator = load(target)(group) if backend == "torch" else load(target)()
+    communicator.check_devices(parameters)
     return communicator

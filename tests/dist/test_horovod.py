@@ -4,10 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import resireduce
 from resireduce.errors import ConfigError
@@ -42,6 +45,19 @@ def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
     printed = on_horovod("tests.dist.horovod_node", tmp_path, tmp_path / "meet", ranks=4)
     for rank in range(4):
         assert printed.count(f"passed on rank {rank} of 4") == 3
+
+
+@NEEDED
+@pytest.mark.parametrize("built", [True, False])
+def test_tensors_of_a_gpu_need_a_horovod_that_was_built_with_cuda(built: bool) -> None:
+    from resireduce.comm.horovod import HorovodCommunicator
+
+    communicator = object.__new__(HorovodCommunicator)  # of no job
+    communicator._hvd = SimpleNamespace(cuda_built=lambda: built)
+    communicator.check_devices([torch.zeros(1)])
+    of_gpu = [torch.zeros(1), SimpleNamespace(is_cuda=True)]
+    with nullcontext() if built else pytest.raises(ConfigError, match="without CUDA; build it with HOROVOD_GPU=CUDA"):
+        communicator.check_devices(of_gpu)
 
 
 @NEEDED
