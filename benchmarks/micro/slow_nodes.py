@@ -36,6 +36,7 @@ def slow_nodes(rate: str, count: int = 2) -> Iterator[list[list[str]]]:
     than 2 to MOST_NODES nodes, and if no such nodes can be made.
     """
     check_rate(rate)
+    check_that_nodes_can_be_made()
     integer("nodes", count, 2, MOST_NODES)
     with ExitStack() as stack:
         holders = [stack.enter_context(_holder()) for _ in range(count)]
@@ -76,13 +77,17 @@ def _slow(node: Sequence[str], interface: str, rate: str) -> None:
 
 
 def check_rate(rate: str) -> None:
-    """Raise ConfigError, with the cure, for an invalid rate, and if no nodes can be made."""
+    """Raise ConfigError, with the cure, for an invalid `rate`."""
     found = RATE.fullmatch(rate)
     if rate != UNSLOWED and (found is None or int(found[1][:12]) * BITS[found[2]] > MOST_BITS):
         raise ConfigError(
             f"rate: {rate!r} is not allowed; give a whole number with kbit, mbit or gbit, up to 10gbit, as in 100mbit, "
             f"or {UNSLOWED}"
         )
+
+
+def check_that_nodes_can_be_made() -> None:
+    """Raise ConfigError, with the cure, if this user cannot make nodes, or a program for them is missing."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         raise ConfigError("user: nodes on one machine need Linux, and root for their namespaces; call it with sudo")
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -14,7 +14,7 @@ from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.micro.links_command import FORMS, TOPK, timed_row
-from benchmarks.micro.slow_nodes import INTERFACE, UNSLOWED, check_rate, slow_nodes
+from benchmarks.micro.slow_nodes import INTERFACE, UNSLOWED, check_rate, check_that_nodes_can_be_made, slow_nodes
 from benchmarks.micro.train_on_nodes import make_cells, train_on
 from benchmarks.micro.typical_inputs import typical
 from resireduce.errors import ConfigError, choose
@@ -52,6 +52,7 @@ def main(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name}: {twice!r} is there twice; give each once")
     for rate in args.rates:
         check_rate(rate)
+    check_that_nodes_can_be_made()
     os.environ[DEVICE_VARIABLE] = "cpu"
     writable("output", args.output)
     here, settings = timing_provenance(), []
