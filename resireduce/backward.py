@@ -1,7 +1,7 @@
 """The backward passes of a distributed model: its gradients are taken as autograd makes them, whole or row by row."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch.autograd import Variable
 from resireduce.attach import Attachment
 from resireduce.bypassed import Bypassed
 from resireduce.errors import UsageError
+from resireduce.in_turn import TakesTurns, in_turn
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
 from resireduce.slices.row_gradients import RowGradient
@@ -20,7 +21,7 @@ from resireduce.step.stage import Stage
 from resireduce.streamed_away import AFTER_FAILURE, SECOND_BACKWARD
 
 
-class BackwardPasses:
+class BackwardPasses(TakesTurns):
     """Hands the gradients of `model` to an exchange, by hooks that hold it weakly and are removed with it.
 
     Args:
@@ -39,9 +40,9 @@ class BackwardPasses:
         settings: Settings,
         at_end: Callable[[], None],
     ):
+        super().__init__()
         self.slots, self._exchange, self._at_end = exchange.slots, exchange, at_end
-        self.passes_per_step = settings.backward_passes_per_step
-        self._syncing = True
+        self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
         self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else (), wrapped)
@@ -88,6 +89,7 @@ class BackwardPasses:
     def _flush(self) -> None:
         self._exchange.updater.flush()
 
+    @in_turn
     @torch.no_grad()
     def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
         """Take the gradient of `slot`, which a layer makes row by row; return False if it must be made whole."""
@@ -128,6 +130,7 @@ class BackwardPasses:
         slot.uses.append(gradient)
         return True
 
+    @in_turn
     def _after_rows(self, slot: Slot) -> None:
         """Handle the last use of a weight, if no gradient hook runs because its gradient was made row by row."""
         if slot.by_rows:
@@ -144,6 +147,7 @@ class BackwardPasses:
             self._exchange.begin_backward()
             Variable._execution_engine.queue_callback(self._end)
 
+    @in_turn
     def _before(self, slot: Slot, comes: bool) -> None:
         """Prepare for the gradient that autograd is about to add to `.grad`, if it `comes`, or came in rows."""
         slot.is_announced = comes
@@ -154,6 +158,7 @@ class BackwardPasses:
                 raise UsageError(SECOND_BACKWARD.format(name=slot.name) + AFTER_FAILURE)
             self._exchange.expect(slot)
 
+    @in_turn
     def _on_finished(self, slot: Slot) -> None:
         """Take this parameter's gradient, if one came: autograd also calls this if a function returned None."""
         comes, slot.is_announced = slot.is_announced, None
@@ -169,11 +174,8 @@ class BackwardPasses:
             with torch.no_grad():
                 return self._on_gradient(slot)
         self._begin(slot)
-        if self.layers is None:
+        with nullcontext() if self.layers is None else self.layers.joined(slot):
             self._take(slot)
-        else:
-            with self.layers.joined(slot):
-                self._take(slot)
 
     def _take(self, slot: Slot) -> None:
         if slot.uses and self._exchange.feedback.absorbs(slot.name):
@@ -182,6 +184,7 @@ class BackwardPasses:
             self.layers.notice(slot)
         self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
 
+    @in_turn
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""
         self.under_way = False

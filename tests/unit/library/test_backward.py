@@ -1,6 +1,9 @@
 """However a backward pass makes its gradients: recomputed, compiled, in mixed precision, in another memory format."""
 
+import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import resireduce
+from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.memory import LiveBytes, held_tensors, track_states
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, take_steps
@@ -132,3 +136,46 @@ def test_gradients_pile_up_if_the_whole_model_is_compiled_and_not_if_its_blocks_
     blocks, _ = fullest_moment(compile_blocks)
     assert eager < 0.6 * gradients < gradients < whole
     assert blocks < 1.05 * eager
+
+
+class Slow(LocalCommunicator):
+    """Lets other threads come in while a message leaves."""
+
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Any:
+        time.sleep(1e-3)
+        return super().all_gather(tensor, name, equal_sizes)
+
+
+class Towers(nn.Module):
+    """Three stacks of equal layers, each with a loss of its own, as parts of a model on several devices may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stacks = nn.ModuleList(nn.Sequential(*(nn.Linear(104, 104) for _ in range(6))) for _ in range(3))
+
+
+def towers_trained(at_once: bool, options: dict[str, object]) -> nn.Module:
+    model = seeded(Towers)
+    wrapped = torch.optim.SGD(model.parameters(), 1e-2)
+    optimizer = resireduce.distribute(model, wrapped, backend=Slow(0, LocalWorld(1)), **options)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        optimizer.zero_grad()
+        passes = [
+            threading.Thread(target=stack(torch.randn(4, 104, generator=generator)).square().sum().backward)
+            for stack in model.stacks
+        ]
+        for one in passes:
+            one.start()
+            if not at_once:
+                one.join()
+        for one in passes:
+            one.join()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"scheme": "baseline"}, {"gradients": "kept", "overlap": True}], ids=str)
+def test_several_threads_finish_gradients_at_once(options: dict[str, object]) -> None:
+    """As autograd's threads do, of which there is one for each device of a model."""
+    assert same(towers_trained(True, options), towers_trained(False, options))
