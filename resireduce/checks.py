@@ -12,6 +12,7 @@ from resireduce.grad_scaler import GradScaler
 from resireduce.momentum import own_momentum
 from resireduce.scheme import GRADIENTS, HIERARCHIES, UPDATES
 from resireduce.settings import Settings
+from resireduce.shared_eps import CURE, shares_eps
 from resireduce.slices.slice_checks import check_slices
 from resireduce.wrapped_step import WrappedStep
 
@@ -87,10 +88,11 @@ def check_update(settings: Settings, compressor: Compressor, optimizer: torch.op
                 "parameters change before all gradients are known; give update='in_step'"
             )
     if not WrappedStep(optimizer, streamed=True).is_sliced:
+        unknown = "is not known to update each parameter by itself (a class says so by step_is_separable = True)"
+        shared = f"takes one eps for parameters of several dtypes ({CURE})"
         raise ConfigError(
             f"update: 'in_backward' is not allowed with {type(optimizer).__name__}, which has a hook before its step "
-            "or is not known to update each parameter by itself (a class says so by step_is_separable = True); give "
-            "update='in_step'"
+            f"or {shared if shares_eps(optimizer) else unknown}; give update='in_step'"
         )
 
 

@@ -99,7 +99,8 @@ def _check_late_update(where: str, optimizer: torch.optim.Optimizer, parameters:
     if not (own and is_separable(optimizer)) or WrappedStep(optimizer, streamed=False).has_hooks_before:
         raise ConfigError(
             f"{where} {type(optimizer).__name__}, which has a hook before its step, or is none of torch.optim's that "
-            "update each parameter by itself (all but LBFGS and SparseAdam); leave merge out"
+            "update each parameter by itself (all but LBFGS, SparseAdam, and Adafactor where it takes one eps for "
+            "parameters of several dtypes); leave merge out"
         )
     strange = next((name for name, parameter in parameters.items() if type(parameter) is not nn.Parameter), None)
     if strange is not None:

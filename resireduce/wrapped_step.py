@@ -13,6 +13,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from resireduce.errors import UsageError
 from resireduce.refusals import StepGuard
 from resireduce.same_memory import TIE, Tied
+from resireduce.shared_eps import CURE, shares_eps
 from resireduce.slices.row_step import is_elementwise, step_in_rows
 
 SEPARABLE = {
@@ -42,7 +43,8 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     step: Any = kind.step
     while step is not None and (_is_of(package, step) or _is_of("torch", step)):
         step = getattr(step, "__wrapped__", None)
-    return step is None  # otherwise a function of another package was put into the class
+    # Otherwise a function of another package was put into the class.
+    return step is None and not shares_eps(optimizer)
 
 
 def _is_of(package: str, function: Any) -> bool:
@@ -160,6 +162,8 @@ class WrappedStep:
         if not self._streamed:
             return None
         name, held = type(self.optimizer).__name__, f"so all averages, {nbytes / MIB:,.1f} MiB, are held at once for"
+        if shares_eps(self.optimizer):
+            return f"{name} takes one eps for parameters of several dtypes, {held} its step(): {CURE}"
         if not is_separable(self.optimizer):
             return (
                 f"{name} is not known to update each parameter by itself, {held} its step(). If it does, say so by a "

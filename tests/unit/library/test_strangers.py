@@ -3,12 +3,12 @@
 import copy
 import gc
 import warnings
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_backward
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -18,6 +18,7 @@ from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.comm.staged import to_host
 from resireduce.compressors.randomk import RandomK
 from resireduce.errors import ConfigError, UsageError
+from resireduce.wrapped_step import is_separable
 
 KINDS = ["streamed", "kept"]
 
@@ -542,3 +543,33 @@ def test_a_wrapper_that_comes_or_goes_within_the_step_of_another_optimizer() -> 
     for _ in range(3):
         optimizer.step()
     handle.remove()
+
+
+class Mixed(nn.Module):
+    """A layer in float32, and one in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(100, 100), nn.Linear(100, 100, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).bfloat16()).float()
+
+
+def test_adafactor_takes_the_eps_of_the_first_dtype_for_all() -> None:
+    """Torch's own does, if it is given none: a part of a step by itself would take another."""
+    model, plain = Mixed(), Mixed()
+    plain.load_state_dict(model.state_dict())
+    kind = partial(torch.optim.Adafactor, lr=0.1)
+    with pytest.raises(ConfigError, match=r"Adafactor.* takes one eps for parameters of several dtypes \(give eps="):
+        distributed(model, LocalCommunicator(), optimizer=kind(model.parameters()), update="in_backward")
+    with pytest.warns(UserWarning, match=r"Adafactor takes one eps for parameters of several dtypes, so all averages"):
+        ours = distributed(model, LocalCommunicator(), optimizer=kind(model.parameters()))
+    for one, optimizer in (model, ours), (plain, kind(plain.parameters())):
+        for seed in range(3):
+            optimizer.zero_grad()
+            one(torch.randn(4, 100, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+            optimizer.step()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    others = (kind(plain.parameters(), eps=(1e-6, 1e-3)), kind([{"params": [one]} for one in plain.parameters()]))
+    assert all(map(is_separable, others))
