@@ -57,8 +57,9 @@ class CompressionHook(HookState):
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
         self._unseen, self._is_known = {*self.slots}, False
-        self._watched = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
-        self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in self._watched])
+        by_size = sorted(self.slots, key=lambda slot: slot.nbytes)
+        self._watched = by_size[:WATCHED]
+        self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in by_size])
         self._nodes = [accumulation_node(slot.parameter) for slot in self.slots]
         self._layouts = Layouts()
         self._restart()

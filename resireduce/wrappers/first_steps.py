@@ -59,6 +59,9 @@ class FirstSteps:
     def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
         self._parameters = tuple(parameters[:WATCHED])
         self._looks, self._dropped, self._moved = LOOKS, 0, False
+        self.known = frozenset(id(one()) for one in parameters)
+        """Identities of all parameters; a weak reference would keep torch from swapping them, as `to_empty` does."""
+        _ALL.add(self)
         self._then: list[tuple[int, Tensor] | None] = []
         self._resumed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Resumed] = weakref.WeakKeyDictionary()
         self._has_begun = False
@@ -122,10 +125,15 @@ class FirstSteps:
         own = {id(one()) for one in self._parameters}
         held = [one for group in optimizer.param_groups for one in group["params"] if id(one) in own]
         self._steps += bool(held)
-        if self._looks == LOOKS and any(one.grad is not None for one in held):
+        if self._looks == LOOKS and any(one.grad is not None and not _is_exchanged(one) for one in held):
             self._before[optimizer] = self._before.get(optimizer, 0) + 1
             if self._before[optimizer] == UNUSED:
                 warn(NOT_USED.format(steps=UNUSED))
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether averages have come."""
+        return self._looks < LOOKS
 
     def _find_optimizers(self) -> None:
         """Find optimizers of these parameters that are new, and watch from which state they go on."""
@@ -135,6 +143,15 @@ class FirstSteps:
             groups = vars(optimizer).get("param_groups") or ()
             if optimizer not in self._resumed and any(not own.isdisjoint(group["params"]) for group in groups):
                 self._resumed[optimizer] = Resumed(optimizer, own)
+
+
+_ALL: weakref.WeakSet[FirstSteps] = weakref.WeakSet()
+"""One for each wrapper: several may have a module in common."""
+
+
+def _is_exchanged(parameter: Tensor) -> bool:
+    """Whether a wrapper that has `parameter` has exchanged gradients: another one trains a part that they share."""
+    return any(id(parameter) in one.known and one.has_exchanged for one in tuple(_ALL))
 
 
 def _is_as_it_was(parameter: Tensor, then: tuple[int, Tensor]) -> bool:

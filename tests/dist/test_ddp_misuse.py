@@ -316,6 +316,23 @@ def test_steps_before_which_nothing_is_averaged(alone: None, by: str, recwarn: p
     assert told(recwarn, "8 steps of an optimizer, and no average has come") == is_never_used
 
 
+@pytest.mark.parametrize("forgets", [False, True])
+def test_two_wrappers_with_a_module_in_common(alone: None, forgets: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """One is trained first, and then the other: the first averages what the other waits for."""
+    shared = seeded(Branch)
+    wrappers = [DistributedDataParallel(nn.Sequential(shared, nn.Linear(4, width))) for width in (3, 5)]
+    hooks = [resireduce.compress_ddp(one) for one in wrappers]
+    optimizer = torch.optim.SGD(nn.ModuleList(wrappers).parameters(), 0.1)
+    x = torch.randn(6, 120)
+    for step in range(24):
+        parallel = wrappers[step >= 12]
+        (parallel.module if forgets else parallel)(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [hook.steps for hook in hooks] == ([0, 0] if forgets else [12, 12])
+    assert told(recwarn, "8 steps of an optimizer, and no average has come") == forgets
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) -> None:
     parallel, _, optimizer = hooked(seeded(Branch))
