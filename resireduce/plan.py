@@ -20,6 +20,7 @@ from resireduce.planning.memory import ModelStates, baseline_total, outside_stat
 from resireduce.planning.optimizer_zoo import Maker, make_optimizer, without_storage
 from resireduce.planning.shards import check_shards, shard_states
 from resireduce.planning.slice_price import price_of_slices
+from resireduce.planning.to_meta import to_meta
 from resireduce.planning.two_steps import two_steps
 from resireduce.planning.zoo import INSTANCE
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
@@ -190,4 +191,5 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
         raise ConfigError(f"build: it returns an object of type {type(model).__name__}; give one that returns a module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
+    to_meta(model)
     return model

@@ -78,11 +78,11 @@ def _with_bias(model: nn.Module) -> dict[int, nn.Parameter]:
     """
     tied = tied_parameters(model)
     order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-    held = [layer._parameters for layer in model.modules()]
+    held = [dict(layer.named_parameters(recurse=False, remove_duplicate=False)) for layer in model.modules()]
     pairs = [(one.get(name.replace("bias", "weight")), one[name]) for one in held for name in one if "bias" in name]
     return {
         id(bias): weight
         for weight, bias in pairs
-        if weight is not None and bias is not None and not {id(weight), id(bias)} & tied
+        if weight is not None and not {id(weight), id(bias)} & tied
         if order[id(weight)] < order[id(bias)]
     }

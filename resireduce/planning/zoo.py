@@ -1,6 +1,7 @@
 """Models by name, for planning: of installed packages, any `module:callable`, or a Hugging Face configuration file."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -24,6 +25,11 @@ INSTANCE = (
     "such as: def build(): return {}(...)"
 )
 """What is wrong with a module where something that builds one is needed, and the cure; {} is its type."""
+VALUES = (
+    "it reads values of tensors while it is built, and here they have none: give a function that builds it where they "
+    'have, such as: def build(): with torch.device("cpu"): return Model()'
+)
+"""What to do about a model that cannot be built on device meta, for messages."""
 
 
 def offered_models() -> tuple[dict[str, str], list[str]]:
@@ -81,7 +87,17 @@ def _target(name: str) -> str:
 
 
 def _built(name: str, arguments: Mapping[str, object], make: Callable[..., Any]) -> nn.Module:
-    model = attempt(f"model: {name!r} cannot be built{shown(arguments)}", lambda: make(**arguments), CURE)
+    what_failed = f"model: {name!r} cannot be built{shown(arguments)}"
+
+    def with_values_named() -> Any:
+        try:
+            return make(**arguments)
+        except (RuntimeError, TypeError) as error:
+            if not re.search("meta (tensor|device)", str(error)):
+                raise
+            raise ConfigError(f"{what_failed}: {first_line(error)}; {VALUES}") from error
+
+    model = attempt(what_failed, with_values_named, CURE)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model: {name!r} returns an object of type {type(model).__name__}, no torch.nn.Module; {CURE}"

@@ -27,6 +27,12 @@ BAD_MODELS = [
     ("torch.nn:Linear", "model: 'torch.nn:Linear' cannot be built: TypeError: "),
     ("torch:randn", "model: 'torch:randn' cannot be built: TypeError: "),  # its own message has several lines
     ("builtins:int", "model: 'builtins:int' returns an object of type int, no torch.nn.Module; give "),
+    (
+        "tests.unit.library.test_main:reads_values",
+        "reads_values' cannot be built: RuntimeError: Tensor.item() cannot be called on meta tensors; it reads values "
+        "of tensors while it is built, and here they have none: give a function that builds it where they have, such "
+        'as: def build(): with torch.device("cpu")',
+    ),
     ("tests.unit.library.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
 ]
 BAD_OPTIONS = [
@@ -86,6 +92,17 @@ def lazy() -> nn.Module:
 
 def complex_numbers() -> nn.Module:
     return nn.Linear(200, 100, dtype=torch.complex64)
+
+
+def reads_values() -> nn.Module:
+    """As models with stochastic depth do."""
+    widths = [width.item() for width in torch.linspace(100, 200, 2)]
+    return nn.Linear(*map(int, widths))
+
+
+def reads_values_on_the_cpu() -> nn.Module:
+    with torch.device("cpu"):
+        return reads_values()
 
 
 def without_a_message() -> nn.Module:
@@ -166,3 +183,12 @@ def test_a_warning_of_plan_is_one_line_without_code(capsys: pytest.CaptureFixtur
     assert main(["plan", "--model", "torch.nn:Linear", *size]) == 0
     said = capsys.readouterr().err
     assert said.startswith("warning: scheme 'w+2d' saves nothing in this model: ") and said.count("\n") == 1
+
+
+def test_a_model_that_reads_values_is_planned_where_it_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for model in ("tests.unit.library.test_main:reads_values_on_the_cpu", "torch.nn:Linear"):
+        others = ("--arg", "in_features=100", "--arg", "out_features=200") if model == "torch.nn:Linear" else ()
+        assert main(("plan", "--model", model, *others, "--optimizer", "adamw", "--scheme", "baseline")) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]

@@ -1,6 +1,7 @@
 """What a plan says of frozen weights, of buffers, and of any optimizer's states is what a run then holds."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,30 @@ def test_frozen_weights_and_buffers_have_rows_of_their_own(scheme: str) -> None:
 def test_a_model_that_is_trained_whole_has_none_frozen() -> None:
     assert plan(Net)["frozen"] == 0 < plan(Net)["buffers"]
     assert plan(partial(nn.Linear, 200, 100))["buffers"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_parts_of_torch_jit_are_planned_as_others() -> None:
+    def layers(jit: bool) -> nn.Module:
+        first, second = nn.Linear(200, 100), nn.Linear(100, 200)
+        return nn.Sequential(torch.jit.script(first) if jit else first, second)
+
+    assert plan(partial(layers, True)) == plan(partial(layers, False))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"compressor": "none"}, {"slices": True}], ids=str)
+def test_where_a_model_is_built_changes_nothing(tied: bool, options: dict[str, Any]) -> None:
+    """Not even the fullest moment; a constructor that reads values needs a device that has them."""
+
+    def on_the_cpu() -> nn.Module:
+        with torch.device("cpu"):
+            return nn.ModuleList([Net(tied=tied), Adapted()])
+
+    def without_storage() -> nn.Module:
+        return nn.ModuleList([Net(tied=tied), Adapted()])
+
+    assert plan(on_the_cpu, **options) == plan(without_storage, **options)
 
 
 def test_the_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
