@@ -125,14 +125,20 @@ class DistributedOptimizer(OptimizerView):
 
     # --- the step ---
 
-    @torch.compiler.disable(reason="messages leave in it")  # a training step that is compiled as a whole calls it
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Receive the averages and update all parameters. `closure`, if given, computes loss and gradients first.
 
         Raises NonFiniteGradient on all ranks if a gradient on any of them held NaN or infinity; with a GradScaler such
         a step is skipped instead.
         """
+        return self._take_step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch would run global hooks here, and in the wrapped one again
+
+    # Where a whole training step is compiled. Not `step` itself: torch 2.9, asked to compile it, loses its self.
+    @torch.compiler.disable(reason="messages leave in it")
+    @torch.no_grad()
+    def _take_step(self, closure: Callable[[], float] | None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -159,8 +165,6 @@ class DistributedOptimizer(OptimizerView):
             self.overflowed = not self._exchange.take_step(loss)
         self._restart(by_step=True)
         return loss
-
-    step.hooked = True  # torch would run global hooks here, and in the wrapped one again
 
     # --- the end ---
 

