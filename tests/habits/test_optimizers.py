@@ -13,6 +13,7 @@ import pytorch_optimizer
 import schedulefree
 import torch
 import torchao.optim
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -161,6 +162,10 @@ def test_others(eager: None, name: str) -> None:
     check(OTHERS[name], Wide if name in SUMMING else Small)
 
 
+@pytest.mark.skipif(
+    Version(torch.__version__).release[:2] == (2, 11),
+    reason="torch 2.11 crashes where two threads, as our ranks are, compile a step of torchao, in plain training too",
+)
 @pytest.mark.parametrize("name", TORCHAO)
 def test_torchao_s(name: str) -> None:
     check(TORCHAO[name])
