@@ -28,6 +28,7 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
 from resireduce.planning.zoo import find_builder
 from tests.records import make_result
+from tests.stand_ins import HEAD
 
 CELL = Cell(model="vgg-digits", scheme="w", steps=2)
 ENDS = {
@@ -44,7 +45,7 @@ ENDS = {
         "signal.signal(signal.SIGTERM, leave); time.sleep(60)"
     ),
 }
-STAND_IN = """#!{python} -S
+STAND_IN = """
 import json, os, sys, time
 from pathlib import Path
 output = Path(sys.argv[sys.argv.index("--output") + 1])
@@ -71,7 +72,7 @@ def launch_ranks(
     """Outcomes of ranks that end as told, as soon as they can."""
 
     program = folder / "python"
-    program.write_text(STAND_IN.format(python=sys.executable, ends=[ENDS[end] for end in ends]))
+    program.write_text(HEAD + STAND_IN.format(ends=[ENDS[end] for end in ends]))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(launch_module, "GRACE_SECONDS", grace_seconds)

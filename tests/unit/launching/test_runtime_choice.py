@@ -2,7 +2,6 @@
 
 import os
 import struct
-import sys
 import time
 from argparse import Namespace
 from dataclasses import replace
@@ -19,9 +18,10 @@ from benchmarks.launching.containers.entry import add_image
 from benchmarks.launching.containers.runtime_options import asked_runtime
 from benchmarks.workflow.image import Image, get_image
 from resireduce.errors import ConfigError
+from tests.stand_ins import HEAD
 from tests.unit.launching.test_runtime import DIGEST, ENTRY
 
-ENGINE = """#!{python}
+ENGINE = """
 import sys
 if "info" in sys.argv:
     print("{security}")
@@ -44,7 +44,7 @@ def here(tmp_path, monkeypatch):
 
 
 def engine(folder: Path, name: str = "docker", says: str = "", digest: str = DIGEST, security: str = "") -> None:
-    text = ENGINE.format(python=sys.executable, says=says, digest=digest, security=security)
+    text = HEAD + ENGINE.format(says=says, digest=digest, security=security)
     (folder / name).write_text(text)
     (folder / name).chmod(0o755)
 

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.micro import testbed_command
 from benchmarks.micro.typical_inputs import typical
+from tests.stand_ins import HEAD
 
 SIZES = (100, 100, 700)
 
@@ -92,7 +93,7 @@ def test_every_setting_has_its_steps_and_its_inputs(tmp_path: Path, monkeypatch:
     (tmp_path / "made.json").write_text(json.dumps([drawn(np.random.default_rng(0))]))
     rank = tmp_path / "python"
     rank.write_text(
-        f"#!{sys.executable}\nimport json, os, pathlib, shutil, sys\nfolder = pathlib.Path(sys.argv[3])\n"
+        f"{HEAD}import json, os, pathlib, shutil, sys\nfolder = pathlib.Path(sys.argv[3])\n"
         f"assert sys.argv[4:] == ['3', '2', 'inputs']\ncells = json.load(open(folder / 'cells.json'))\n"
         f"shutil.copy({str(tmp_path / 'made.json')!r}, folder / f'inputs{{os.environ[\"RANK\"]}}.json')\n"
         "json.dump([[2.0, 4.0, 6.0] for _ in cells], open(folder / 'seconds.json', 'w'))\n"

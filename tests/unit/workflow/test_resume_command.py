@@ -32,11 +32,12 @@ from benchmarks.workflow.resume import HERE, profile_options, remember_start, st
 from benchmarks.workflow.run_progress import FailedTries, Finished
 from resireduce.errors import ConfigError
 from tests.records import make_result
+from tests.stand_ins import HEAD
 
 CELL, OTHER = Cell(model="vgg-digits", scheme="w+2d"), Cell(model="vgg-digits", scheme="baseline")
 CELLS = {cell.name: cell for cell in (CELL, OTHER)}
 MATRIX = {"matrix": [{"model": "vgg-digits", "scheme": ["w+2d", "baseline"]}]}
-STAND_IN = f"""#!{sys.executable} -S
+STAND_IN = """
 import os, sys
 folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 queue, program = os.path.join(folder, "queue"), os.path.basename(sys.argv[0])
@@ -69,7 +70,7 @@ class Slurm:
         (folder / "bin").mkdir()
         (folder / "queue").touch()
         for name in ("squeue", "scancel"):
-            (folder / f"bin/{name}").write_text(STAND_IN)
+            (folder / f"bin/{name}").write_text(HEAD + STAND_IN)
             (folder / f"bin/{name}").chmod(0o755)
 
     def add(self, number, comment, *, state="RUNNING", user=None, place=None, looks=1):
