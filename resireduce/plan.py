@@ -191,5 +191,4 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
         raise ConfigError(f"build: it returns an object of type {type(model).__name__}; give one that returns a module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
-    to_meta(model)
-    return model
+    return to_meta(model)

@@ -77,6 +77,21 @@ def test_where_a_model_is_built_changes_nothing(tied: bool, options: dict[str, A
     assert plan(on_the_cpu, **options) == plan(without_storage, **options)
 
 
+def test_a_model_of_the_script_is_left_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(200, 100), nn.Linear(100, 200))
+    before = [one.clone() for one in model.parameters()]
+    assert plan(lambda: model) == plan(lambda: nn.Sequential(nn.Linear(200, 100), nn.Linear(100, 200)))
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_a_module_that_cannot_be_copied_is_planned_too() -> None:
+    def normed() -> nn.Module:
+        with torch.device("cpu"):
+            return nn.utils.weight_norm(nn.Linear(200, 100))
+
+    assert plan(normed)["parameters"] == 4 * (200 * 100 + 2 * 100)
+
+
 def test_the_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "tests.unit.library.test_plan_rows:Adapted", "--scheme", "baseline"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
