@@ -66,11 +66,11 @@ test: .venv/installed horovod lint unit
 
 # Not the same examples every time, as in make test; one that fails is tried first the next time.
 fuzz: .venv/installed
-	OMP_NUM_THREADS=1 FUZZ_EXAMPLES="$(EXAMPLES)" $(BIN)/python -m pytest tests/fuzz
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 FUZZ_EXAMPLES="$(EXAMPLES)" $(BIN)/python -m pytest tests/fuzz
 
-# One thread: steps of small models wait more for two than they gain.
+# One thread: steps of small models wait more for two than they gain. On the CPU, beside a GPU too, as the reference.
 check: .venv/installed
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check --measure benchmarks/config/memory.yaml --run results/runs/memory --reference results/reference/memory-cpu.json --junit results/runs/memory/junit.xml $(if $(ACCEPT),--accept "$(ACCEPT)")
+	@RESIREDUCE_DEVICE="$${RESIREDUCE_DEVICE:-cpu}" OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check --measure benchmarks/config/memory.yaml --run results/runs/memory --reference results/reference/memory-cpu.json --junit results/runs/memory/junit.xml $(if $(ACCEPT),--accept "$(ACCEPT)")
 
 micro: .venv/installed
 	@$(BIN)/python -m benchmarks micro $(OPTIONS)
@@ -114,8 +114,9 @@ horovod: .venv/horovod
 	@bash containers/build_horovod.sh $(BIN)/python && touch $@ || { [ $$? = 3 ] && echo "Horovod's tests will be skipped." >&2; }
 
 # A process for each core, and one thread in each. A test that hangs fails, and says where: the longest takes a minute.
+# On the CPU, beside a GPU too: make gpu tests the library there.
 unit: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock
