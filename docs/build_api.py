@@ -23,6 +23,7 @@ def build(folder: Path) -> None:
     # They are subclasses of torch.Tensor, whose compiled attributes have no source.
     for name in (r"streamed_away\.StreamedAway", r"step\.outdated\._Outdated"):
         warnings.filterwarnings("ignore", message=rf".* resireduce\.{name}\._is_param ")
+    warnings.filterwarnings("ignore", message="Error parsing source code")  # of torch, with Python 3.13
     pdoc.render.configure(docformat="google", footer_text=f"resireduce {resireduce.__version__}")
     pdoc.pdoc("resireduce", output_directory=folder)
 

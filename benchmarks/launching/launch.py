@@ -47,6 +47,8 @@ def launch(
         try:
             for process in _start_all(stack, cell, folder, weights, root, limits, runtime, job):
                 ranks.append(process)
+                for number in signals:  # they may have come while it was being started
+                    process.send_signal(number)
             in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
             running = [process.poll() is None for process in ranks]
             late = out_of_time(timeout_seconds, limits)

@@ -154,6 +154,20 @@ def test_a_signal_goes_to_the_ranks_and_leaves_an_unfinished_cell(monkeypatch, t
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_signal_that_comes_while_ranks_are_being_started_reaches_them(monkeypatch, tmp_path):
+    start = launch_module._start_all
+
+    def interrupted(*given):
+        for rank, process in enumerate(start(*given)):
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield process
+
+    monkeypatch.setattr(launch_module, "_start_all", interrupted)
+    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "hung")
+    assert {it.reason for it in outcomes} == {"stopped by SIGTERM before it could write a checkpoint; run again"}
+
+
 def test_a_cell_that_takes_too_long_leaves_a_record(spec, capsys):
     assert run(spec, "--timeout", "0.2") == 0
     record = CellResult.load(spec.parent / "out/cell.json")
