@@ -46,9 +46,7 @@ def launch(
     with _passing_on(ranks) as signals, ExitStack() as stack:
         try:
             for process in _start_all(stack, cell, folder, weights, root, limits, runtime, job):
-                ranks.append(process)
-                for number in signals:  # they may have come while it was being started
-                    process.send_signal(number)
+                _join(process, ranks, signals)
             in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
             running = [process.poll() is None for process in ranks]
             late = out_of_time(timeout_seconds, limits)
@@ -60,6 +58,13 @@ def launch(
                 process.wait()
     killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
     return outcomes_of(folder, ranks, running, killed_by_kernel, STOPPED if in_time else late, signals)
+
+
+def _join(process: Rank, ranks: list[Rank], signals: list[int]) -> None:
+    """Add `process` to `ranks`, and pass on the `signals` that have come: perhaps while it was being started."""
+    ranks.append(process)
+    for number in signals:
+        process.send_signal(number)
 
 
 def _ask_to_stop(ranks: list[Rank]) -> None:
