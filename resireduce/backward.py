@@ -1,7 +1,10 @@
 """The backward passes of a distributed model: its gradients are taken as autograd makes them, whole or row by row."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -10,18 +13,36 @@ from torch.autograd import Variable
 from resireduce.attach import Attachment
 from resireduce.bypassed import Bypassed
 from resireduce.errors import UsageError
-from resireduce.in_turn import TakesTurns, in_turn
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
 from resireduce.slices.row_gradients import RowGradient
 from resireduce.slices.row_layers import RowLayers
 from resireduce.step.exchange import Exchange
-from resireduce.step.slot import Slot
-from resireduce.step.stage import Stage
+from resireduce.step.slot import Slot, Stage
 from resireduce.streamed_away import AFTER_FAILURE, SECOND_BACKWARD
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class BackwardPasses(TakesTurns):
+
+def in_turn(
+    method: "Callable[Concatenate[BackwardPasses, P], T]",
+) -> "Callable[Concatenate[BackwardPasses, P], T]":
+    """Return `method`, which waits until no other thread is within such a method of the same object.
+
+    Autograd runs a thread for each device, and scripts may run several passes: the gradients of a model on two devices
+    are finished by two threads at the same time, and each hook uses the queue of messages.
+    """
+
+    @wraps(method)
+    def waiting(self: "BackwardPasses", *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._turn:
+            return method(self, *args, **kwargs)
+
+    return waiting
+
+
+class BackwardPasses:
     """Hands the gradients of `model` to an exchange, by hooks that hold it weakly and are removed with it.
 
     Args:
@@ -40,7 +61,7 @@ class BackwardPasses(TakesTurns):
         settings: Settings,
         at_end: Callable[[], None],
     ):
-        super().__init__()
+        self._turn = threading.RLock()
         self.slots, self._exchange, self._at_end = exchange.slots, exchange, at_end
         self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1

@@ -1,25 +1,142 @@
-"""Error feedback for one gradient: compensate, compress, update the residual."""
+"""Error feedback for one gradient (paper, section 2.2): compensate, compress, keep the rest, send, average.
 
-from collections.abc import Callable, Sequence
+The exchange calls this class for each tensor. What remains is stored in a residual, and ranks send to each other by the
+collective of the compressor that each tensor has in this step.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Rounds, State
-from resireduce.errors import NonFiniteGradient
-from resireduce.feedback_state import FeedbackState
-from resireduce.finiteness import refusal
+from resireduce.comm.base import Communicator, Deferred, Handle
+from resireduce.compressor_state import CompressorStates
+from resireduce.compressors.base import Compressor, Rounds, State
+from resireduce.compressors.none import NoCompression
+from resireduce.errors import ConfigError, NonFiniteGradient
+from resireduce.finiteness import Finiteness, refusal
+from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
-from resireduce.sending.message import Round, continue_rounds
+from resireduce.residuals.base import Residual
+from resireduce.saved_state import check_levels, check_place, check_state, origin
+from resireduce.sending.message import Brought, Message, Part, Round, Shared, continue_rounds
+from resireduce.sending.packing import FromEach, Packed
+from resireduce.sending.parts import Gathered, PartedMessage, Parts
 from resireduce.slices.gradient_parts import payload_of_parts
-from resireduce.timeline import timed
+from resireduce.timeline import Timeline, timed
 
 
-class ErrorFeedback(FeedbackState):
-    """A messenger that keeps what is not sent in residuals (paper, section 2.2, steps 2-5).
+class ErrorFeedback:
+    """Compresses gradients and keeps in residuals what is not sent; sends payloads, and receives their averages.
 
-    It is made as a `FeedbackState` is.
+    One compressor serves all tensors but those that are `dense`: these, and all tensors during warm-up, are not
+    compressed.
+
+    It averages once. Lossless gradients are scaled by 1 / world size before they are summed, as DistributedDataParallel
+    does; what a lossy compressor sends is summed as it is and scaled afterwards, in the gradient's precision: half
+    precision would lose small values, which would not enter a residual.
+
+    Args:
+        compressor: for all tensors that are not `dense`.
+        residual: holds the errors; it belongs to a scheme.
+        communicator: the ranks among which averages are formed.
+        dense: names of the tensors that are sent without compression.
+        warm_up_steps: number of first steps in which all tensors are sent so.
+        place: this rank's number and the number of ranks, by the names in a saved state; None: those of the
+            communicator.
+
+    Raises ConfigError for a compressor whose exchange the communicator does not have.
     """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        residual: Residual,
+        communicator: Communicator,
+        dense: frozenset[str],
+        warm_up_steps: int = 0,
+        place: Mapping[str, int] | None = None,
+    ):
+        self.warm_up_steps = warm_up_steps
+        """Number of first steps in which all tensors are sent dense, and residuals stay zero."""
+        if compressor.collective == "rounds" and not communicator.exchanges:
+            raise ConfigError(
+                f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
+                "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"
+            )
+        self.compressor, self.communicator = compressor.for_world(communicator.world_size), communicator
+        self._dense, self._dense_compressor = dense, NoCompression()
+        self.states = CompressorStates(self.compressor)
+        self.residual = residual
+        self._blank = deepcopy(residual)  # nothing is registered yet
+        self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
+        """Which rank of how many this is, for saved states and random seeds; by default the communicator's."""
+        settings = self.compressor.momentum
+        self.momentum = None if settings is None else MomentumCorrection(settings)
+        self.finiteness = Finiteness()
+        """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
+        self.checked_packed: frozenset[str] = frozenset()
+        """Names of dense tensors that always share a message. Where gradients are not checked at once, these are
+        checked together when the message is packed."""
+        self.timeline: Timeline | None = None
+        """Records where the time of a step goes, if there is one."""
+        self.begin_step(0)
+
+    # --- which compressor each tensor has in this step ---
+
+    def begin_step(self, step: int) -> None:
+        """Choose compressors for step number `step`, counted from 0, which begins; undo one that was not finished."""
+        self.states.drop()
+        self._warms_up = step < self.warm_up_steps
+
+    def compressor_of(self, name: str) -> Compressor:
+        """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
+        return self._dense_compressor if self._warms_up or name in self._dense else self.compressor
+
+    def leaves_residual(self, name: str) -> bool:
+        """Whether anything of tensor `name` can be left unsent in this step."""
+        return not self.compressor_of(name).lossless
+
+    def packs(self, name: str) -> bool:
+        """Whether the payload of tensor `name` may share a collective with others in this step, as it is compressed."""
+        return self.merges(name) and not self._warms_up
+
+    def merges(self, name: str) -> bool:
+        """Whether tensor `name` is compressed, once warm-up is over; otherwise it is sent dense, in its bucket."""
+        return name not in self._dense
+
+    def later_compressor_of(self, name: str) -> Compressor:
+        """Return the compressor of tensor `name` once warm-up is over: NoCompression if it is sent dense."""
+        return self.compressor if self.merges(name) else self._dense_compressor
+
+    def gathers(self, name: str) -> bool:
+        """Whether this step receives all ranks' payloads of tensor `name`, instead of their sum."""
+        return self.compressor_of(name).collective == "all_gather"
+
+    def learns(self, name: str) -> bool:
+        """Whether the compressor's state of tensor `name` changes by what all ranks send in this step."""
+        if not self.states.has(name):
+            return False
+        compressor = self.compressor_of(name)
+        return not compressor.lossless and compressor.collective != "all_gather"
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
+        if self.momentum is not None:
+            self.momentum.register(name, parameter)
+        if name not in self._dense:
+            self.states.register(name, parameter)
+        if self.keeps_residual(name):
+            self.residual.register(name, parameter)
+
+    def keeps_residual(self, name: str) -> bool:
+        """Whether tensor `name` has a residual."""
+        return name not in self._dense and not self.compressor.lossless
+
+    # --- compensate, compress, keep ---
 
     @timed("compress", exact=True)
     def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:
@@ -43,10 +160,6 @@ class ErrorFeedback(FeedbackState):
         if compressor.lossless:
             return continue_rounds(name, self._rounds(grad, name, step))
         return continue_rounds(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
-
-    def _look_at_packed_(self, packed: Tensor, payloads: Sequence[Payload], names: Sequence[str]) -> None:
-        if names[0] in self.checked_packed and self.momentum is None and not self.finiteness.checks_at_once(packed):
-            self.finiteness.check_together_(packed, [payload.buffer for payload in payloads], names)
 
     def _take_from_sum(self, grad: Tensor, name: str, step: int) -> Payload:
         """Do as `compress`, where the compressor adds the residual, and checks for NaN, while it reads the elements.
@@ -158,3 +271,175 @@ class ErrorFeedback(FeedbackState):
         """
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return continue_rounds(name, self._rounds(zeros, name, step, self.states.copied(name)))
+
+    # --- send, receive, average ---
+
+    @timed("communicate", exact=True)
+    def send(self, made: Sequence[Payload | Round], *names: str) -> list[Message | Round]:
+        """Launch one collective for tensor `names[0]`, or for several tensors of one compressor.
+
+        made: what `compress` returned for each: payloads, or a round, which is then itself returned as under way.
+        names: all tensors, or only the first.
+        """
+        if isinstance(made[0], Round):
+            made[0].launch(self.communicator)
+            return [made[0]]
+        return self._send([payload for payload in made if isinstance(payload, Payload)], names)
+
+    def _send(self, payloads: list[Payload], names: Sequence[str]) -> list[Message | Round]:
+        name = names[0]
+        compressor = self.compressor_of(name)
+        if compressor.collective == "all_gather":
+            return self._gather(payloads, compressor, name)
+        if compressor.collective == "rounds":
+            (payload,) = payloads
+            assert payload.known is not None
+            return [Message(name, payload, compressor, Brought([payload.known]))]
+        # A single tensor is summed in its own memory.
+        buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
+        if len(payloads) > 1:
+            self._look_at_packed_(buffer, payloads, names)
+        if compressor.lossless and self.communicator.world_size > 1:
+            buffer.mul_(1 / self.communicator.world_size)
+        whole = Shared(self.communicator.all_reduce(buffer, name))
+        if len(payloads) == 1:
+            return [Message(name, payloads[0], compressor, whole)]
+        sizes = [payload.buffer.numel() for payload in payloads]
+        cut = Shared(Deferred(lambda: whole.wait().split(sizes)))
+        return [
+            Message(name, payload.holding(own), compressor, Part(cut, number))
+            for number, (payload, own) in enumerate(zip(payloads, buffer.split(sizes), strict=True))
+        ]
+
+    def _look_at_packed_(self, packed: Tensor, payloads: Sequence[Payload], names: Sequence[str]) -> None:
+        """Look at the `packed` message of `payloads`, of tensors `names`, before it is sent."""
+        if names[0] in self.checked_packed and self.momentum is None and not self.finiteness.checks_at_once(packed):
+            self.finiteness.check_together_(packed, [payload.buffer for payload in payloads], names)
+
+    def _gather(self, payloads: list[Payload], compressor: Compressor, name: str) -> list[Message | Round]:
+        if len(payloads) == 1:
+            gathered = self.communicator.all_gather(payloads[0].buffer, name, compressor.equal_sizes)
+            return [Message(name, payloads[0], compressor, Shared(gathered))]
+        packed = Packed(payloads, compressor.equal_sizes)
+        rows = self.communicator.all_gather(packed.buffer, name, compressor.equal_sizes)
+        unpacked = Shared(Deferred(lambda: [packed.unpack(row) for row in rows.wait()]))
+        return [
+            Message(name, payload, compressor, FromEach(unpacked, number))
+            for number, payload in enumerate(packed.payloads)
+        ]
+
+    @timed("communicate", exact=True)
+    def send_in_parts(self, payload: Payload, name: str, most_bytes: int, present: bool) -> PartedMessage:
+        """Launch the first of the collectives that gather all ranks' `payload` of tensor `name` in parts.
+
+        most_bytes: of all ranks' parts that are alive at once. present: whether this rank has a gradient.
+        """
+        parts = Parts(name, payload, self.communicator, most_bytes, present)
+        return PartedMessage(name, payload, self.compressor_of(name), parts)
+
+    @timed("communicate")
+    def _wait(self, handle: Handle[Tensor] | Gathered) -> Tensor | Sequence[Tensor]:
+        return handle.wait()
+
+    @timed("decompress", exact=True)
+    def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:
+        """Return the dense average of what all ranks sent in `message`.
+
+        It is in contiguous `into`, in the payload's own memory, or in a new tensor.
+        """
+        if isinstance(message, PartedMessage):
+            (flat,) = self.receive_parts(message, (0, message.payload.shape.numel()))
+            average = flat.view(message.payload.shape)
+            return average if into is None else into.copy_(average)
+        payload, received = message.payload, self._wait(message.handle)
+        self._learn(message, received)
+        if not isinstance(received, Tensor):
+            return self._average(message, received, into)
+        if message.compressor.lossless:
+            averaged = received.view(payload.shape)
+            if into is None or into.data_ptr() == averaged.data_ptr():
+                return averaged
+            return into.copy_(averaged)
+        return self._average(message, [received], into)
+
+    def _learn(self, message: Message, received: Tensor | Sequence[Tensor]) -> None:
+        """Have the compressor update its state by what all ranks have learnt from a sum, or from rounds."""
+        if self.learns(message.name) and (state := self.states.working(message.name)) is not None:
+            known = message.payload.received(received) if isinstance(received, Tensor) else message.payload
+            message.compressor.learn_(state, known)
+
+    def receive_parts(self, message: Message | PartedMessage, borders: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the flat average of `message` between consecutive `borders`, which ascend from 0 to its end.
+
+        The tensors are new and 1-D; it needs a compressor that `cuts`. A message in parts can be read only once.
+        """
+        sent = [] if isinstance(message, PartedMessage) else self._sent(message)
+        for start, stop in pairwise(borders):
+            yield self._part(message, sent, start, stop)
+
+    @timed("decompress", exact=True)
+    def _sent(self, message: Message) -> list[Payload]:
+        """Wait for `message`, and return all ranks' payloads, or their sum."""
+        received = self._wait(message.handle)
+        self._learn(message, received)
+        return [*map(message.payload.received, [received] if isinstance(received, Tensor) else received)]
+
+    @timed("decompress", exact=True)
+    def _part(self, message: Message | PartedMessage, sent: Sequence[Payload], start: int, stop: int) -> Tensor:
+        """Return elements `start` to `stop` of the flat average of the payloads `sent`, or of a message in parts."""
+        payload, scale = message.payload, 1 / self.communicator.world_size
+        part = torch.zeros(stop - start, dtype=payload.dtype, device=payload.buffer.device)
+
+        def add(payloads: Iterable[Payload]) -> None:
+            for one in payloads:
+                message.compressor.add_part_(part, one, start, scale)
+
+        if isinstance(message, PartedMessage):
+            parts = message.parts
+            parts.through(stop, lambda handle: add(map(parts.received, self._wait(handle))))
+        else:
+            add(sent)
+        return part
+
+    def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
+        """Return the combination of all payloads, in rank order, which is the same everywhere."""
+        payload, scale = message.payload, 1 / self.communicator.world_size
+        if into is None:
+            into = torch.empty(payload.shape, dtype=payload.dtype, device=payload.buffer.device)
+        return message.compressor.combine_(into, map(payload.received, buffers), scale)
+
+    # --- saved states ---
+
+    def state_dict(self, step: int) -> dict[str, Tensor]:
+        """Return this rank's residuals, velocities and compressor states.
+
+        It also holds the number of the next `step`, and which rank of how many this is.
+        """
+        memory = self.states.tensors() | ({} if self.momentum is None else self.momentum.tensors())
+        return (
+            self.residual.tensors()
+            | memory
+            | origin(self.compressor.memory if memory else "", self.residual.meaning())
+            | {"steps": torch.tensor(step, device="cpu")}
+            | {key: torch.tensor(value, device="cpu") for key, value in self.place.items()}
+        )
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> int:
+        """Copy `state` into the tensors held; return the number of the next step, which it contains.
+
+        ConfigError, before anything is changed, if it does not fit them.
+        """
+        held = self.state_dict(0)
+        check_levels(held, state)
+        check_place(held, state)
+        check_state(held, state)
+        self.residual.load(state)
+        self.states.load(state)
+        for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
+            velocity.copy_(state[name])
+        return int(state["steps"])
+
+    def reader(self, place: Mapping[str, int]) -> Self:
+        """Return a pipeline like this one for the rank at `place`, with nothing registered, to load what it saved."""
+        residual = deepcopy(self._blank)
+        return type(self)(self.compressor, residual, self.communicator, self._dense, self.warm_up_steps, place)

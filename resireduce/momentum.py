@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from resireduce.compressors.declared import Momentum
+from resireduce.compressors.base import Momentum
 
 
 def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:

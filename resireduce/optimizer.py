@@ -1,4 +1,4 @@
-"""DistributedOptimizer: gradients go out as the backward pass produces them, and their averages come back in `step`.
+"""The optimizer that `resireduce.distribute` returns: around the wrapped one, with the same parameter groups and state.
 
 Streamed gradients: as soon as autograd has finished a gradient, it is absorbed by the residual, compressed, and freed;
 `step` receives the averages a bounded number of bytes at a time, and lets the wrapped optimizer update just those
@@ -6,28 +6,62 @@ parameters. Kept gradients (the paper's): `.grad` stays, and receives the averag
 the backward pass, nothing is done before `step`.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from resireduce.backward import BackwardPasses
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError, warn
+from resireduce.errors import UsageError, check_count, warn
 from resireduce.left_out import Outside, warn_of_outer
-from resireduce.optimizer_view import FREED, OptimizerView
-from resireduce.optimizer_wrapper import takes_one
+from resireduce.merging.costs import Costs
 from resireduce.orphaned import warn_of_scaler
 from resireduce.refusals import refuse_capture
 from resireduce.resumed import Resumed, only_makes_state
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
-from resireduce.step.make_slots import make_slots
+from resireduce.step.launch import LaunchQueue
 from resireduce.step.outdated import QUIET
+from resireduce.step.slot import make_slots
 
+REPLACED = (
+    "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "
+    "copy.deepcopy(optimizer.residual_state_dict()) of what resireduce.distribute(...) returned, close() that, "
+    "distribute the other, and give it what was kept by load_residual_state_dict(...)"
+)
+
+
+def _forwarded(name: str) -> Any:
+    """Return a method that calls the wrapped optimizer's of that name."""
+
+    def method(self: "DistributedOptimizer", *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.wrapped, name)(*args, **kwargs)
+
+    method.__name__, method.__doc__ = name, f"As the wrapped optimizer's `{name}`, which the hook is given."
+    return method
+
+
+def takes_one(method: Callable[..., object]) -> bool:
+    """Whether `method` may be given one argument: `zero_grad()` of some optimizers takes none."""
+    try:
+        inspect.signature(method).bind(True)
+    except TypeError:
+        return False
+    except ValueError:  # not known
+        return True
+    return True
+
+
+FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
+"""Attributes that a closed DistributedOptimizer no longer has."""
+HARMLESS = ("train", "eval")
+"""Methods of wrapped optimizers that do not read gradients."""
 ZEROS = (
     "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
     "use is left as it is, where zeros would let momentum and weight decay move it; for these give gradients='kept'"
@@ -43,8 +77,11 @@ UNFINISHED = (
 )
 
 
-class DistributedOptimizer(OptimizerView):
+class DistributedOptimizer(torch.optim.Optimizer):
     """Made by `resireduce.distribute`, and used in place of the wrapped one: `zero_grad()`, `backward()`, `step()`.
+
+    It shares `param_groups`, `state`, `defaults` and `state_dict` with the optimizer `wrapped`, so that schedulers work
+    on either.
 
     Args:
         optimizer: the wrapped optimizer.
@@ -64,7 +101,8 @@ class DistributedOptimizer(OptimizerView):
         settings: Settings,
         levels: Levels,
     ):
-        super().__init__(optimizer)
+        self.wrapped = optimizer
+        super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
         self.levels = levels
         self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
         self.overflowed = False
@@ -166,6 +204,15 @@ class DistributedOptimizer(OptimizerView):
         self._restart(by_step=True)
         return loss
 
+    def flush(self) -> None:
+        """Update all parameters, and the optimizer's state, that `merge="dear"` would update when they are used.
+
+        It waits for averages that are under way. Using a parameter does not require it; it is for uses that Python
+        does not see: a parameter's memory held under another name, a CUDA graph. Without "dear" it does nothing.
+        """
+        if "_exchange" in self.__dict__:
+            self._exchange.updater.flush()
+
     # --- the end ---
 
     def close(self) -> None:
@@ -192,3 +239,190 @@ class DistributedOptimizer(OptimizerView):
     def __exit__(self, *_: object) -> None:
         """Close the optimizer."""
         self.close()
+
+    # --- the wrapped optimizer, seen through this one ---
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what only the wrapped optimizer has there, as it is read from there.
+
+        Raises UsageError for another optimizer in the place of the wrapped one.
+        """
+        wrapped = self.__dict__.get("wrapped")
+        if name == "wrapped" and wrapped is not None and value is not wrapped:
+            raise UsageError(REPLACED)
+        known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if not known and wrapped is not None and hasattr(wrapped, name):
+            setattr(wrapped, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the wrapped optimizer."""
+        return self.wrapped.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.wrapped.param_groups = param_groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the wrapped optimizer, up to date."""
+        self.flush()
+        return self.wrapped.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.flush()
+        self.wrapped.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The defaults of the wrapped optimizer."""
+        return self.wrapped.defaults
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Raise UsageError: torch's GradScaler asks for it before a step, too late to unscale gradients."""
+        raise UsageError(
+            "torch's GradScaler cannot unscale gradients that are under way already: use resireduce.GradScaler and "
+            "give it to resireduce.distribute(grad_scaler=...), or bfloat16 autocast, which needs no scaling"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Raise UsageError: copies would not get gradients."""
+        raise UsageError(
+            "a DistributedOptimizer cannot be copied or pickled; save state_dict() and residual_state_dict(), and call "
+            "resireduce.distribute(...) again"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state. Raises UsageError while `backward` has updated only some of it."""
+        if "_exchange" in self.__dict__ and self.updates_in_backward:
+            self.refuse_within_step("state_dict()")
+        return self.wrapped.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load `state_dict` into the wrapped optimizer."""
+        self.wrapped.load_state_dict(state_dict)
+
+    # Hooks are those of the wrapped optimizer, which run when it has the averages and its state.
+    register_step_pre_hook = _forwarded("register_step_pre_hook")
+    register_step_post_hook = _forwarded("register_step_post_hook")
+    register_state_dict_pre_hook = _forwarded("register_state_dict_pre_hook")
+    register_state_dict_post_hook = _forwarded("register_state_dict_post_hook")
+    register_load_state_dict_pre_hook = _forwarded("register_load_state_dict_pre_hook")
+    register_load_state_dict_post_hook = _forwarded("register_load_state_dict_post_hook")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise UsageError: residuals and groups are set up for the parameters known at the start."""
+        raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")
+
+    # --- what it reports, saves and loads ---
+
+    @property
+    def queue(self) -> LaunchQueue:
+        """The queue of messages that are under way."""
+        return self._exchange.queue
+
+    @property
+    def messages(self) -> list[list[str]]:
+        """Names of the tensors that travel together, a list for each message, in launch order.
+
+        Given as `merge`, with the same settings, it makes `resireduce.distribute` send the same messages.
+        """
+        return [[slot.name for slot in message] for message in self.queue.messages]
+
+    @property
+    def costs(self) -> Costs | None:
+        """Times measured in the first steps, for a `merge` rule that uses them; None before then, and otherwise."""
+        return self._exchange.profiler.costs
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether parameters are updated during the backward pass."""
+        return self._exchange.updater.in_backward
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes are added up for a step."""
+        return self._backward.passes_per_step
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been taken, without those that were skipped."""
+        return self._exchange.steps
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """With `max_grad_norm`: the global norm of the last step's averaged gradients before clipping, 0-D.
+
+        Infinite if that step was skipped for overflow.
+        """
+        return self._exchange.updater.grad_norm
+
+    @property
+    def whole_gradients(self) -> dict[str, str]:
+        """With `slices`: the large parameters whose gradients are still made whole, by name, and why."""
+        return {} if self._backward.layers is None else dict(self._backward.layers.whole)
+
+    @property
+    def twice_gradients(self) -> dict[str, str]:
+        """With `slices`: the large parameters whose gradients are made twice, some rows at a time, and why."""
+        return {} if self._backward.layers is None else dict(self._backward.layers.twice)
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
+
+        Save one file per rank: they differ. These are the tensors themselves, which further steps change.
+        """
+        self.refuse_within_step("residual_state_dict()")
+        return self.feedback.state_dict(self.steps)
+
+    def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load the `state` that this rank saved in a job of the same size, including the step number.
+
+        Random choices follow from that number: with the optimizer's and the model's state as well, training goes on
+        bit for bit. Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or
+        world size; for another world size use `resireduce.redistribute`.
+        """
+        self.refuse_within_step("load_residual_state_dict()")
+        self.start_at(self.feedback.load_state_dict(state))
+
+    def start_at(self, step: int) -> None:
+        """Continue with step number `step`, counted from 0: random choices and densities follow from it."""
+        check_count("step", step, of="steps")
+        self.refuse_within_step("start_at()")
+        self._resumed.residuals()
+        self._exchange.steps = step
+        self.feedback.begin_step(step)
+
+    def refuse_within_step(self, what: str) -> None:
+        """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
+        if self._exchange.intake.has_begun:
+            raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what only the wrapped optimizer has, like `train()`. UsageError for what `close` has freed."""
+        if name in FREED and self.__dict__.get("_closed"):
+            raise UsageError("the optimizer is closed: train with optimizer.wrapped, or distribute the model again")
+        if "wrapped" not in self.__dict__:
+            return super().__getattribute__(name)
+        value = getattr(self.wrapped, name)
+        return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method that only the wrapped optimizer has; UsageError while gradients are those of this rank alone.
+
+        SAM's `first_step`, or an update of a curvature estimate, would then make ranks differ.
+        """
+        if not self._closed and self._has_own_gradients() and self.levels.world.world_size > 1:
+            raise UsageError(
+                f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "
+                "would differ: call it after step(), or train without resireduce.distribute(...)"
+            )
+        return method(*args, **kwargs)
+
+    def _has_own_gradients(self) -> bool:
+        """Whether autograd has made a gradient in this step, which is this rank's own until it is averaged."""
+        return self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)

@@ -1,5 +1,6 @@
 """Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure."""
 
+import os
 import sys
 
 import torch
@@ -44,3 +45,22 @@ def refuse_capture(device: torch.device) -> None:
             "backward() and step() cannot be recorded in a CUDA graph: what is checked and sent depends on the values "
             "of each step; leave them out of what is recorded"
         )
+
+
+class ThisProcess:
+    """The process that has made this object.
+
+    Args:
+        cure: what to do instead of going on in a fork of it.
+    """
+
+    def __init__(self, cure: str):
+        self._number, self._cure = os.getpid(), cure
+
+    def refuse_fork(self) -> None:
+        """Raise UsageError in a fork of that process, which would wait for messages for ever."""
+        if os.getpid() != self._number:
+            raise UsageError(
+                "this process was forked after resireduce.distribute(...), and has none of the threads that carry "
+                f"messages between ranks: {self._cure}"
+            )

@@ -2,8 +2,8 @@
 
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.memory import waiting_bytes
-from resireduce.step.apply import largest_layer
-from resireduce.step.merge import planned_payload
+from resireduce.step.buckets import planned_payload
+from resireduce.step.update import largest_layer
 
 
 def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:

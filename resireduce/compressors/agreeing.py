@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from resireduce.compressors.base import Compressor, Rounds, State
-from resireduce.compressors.declared import Collective
+from resireduce.compressors.base import Collective, Compressor, Rounds, State
 from resireduce.payload import Payload
 
 

@@ -1,19 +1,52 @@
 """The interface of compressors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.asked import AllGather, AllToAll
-from resireduce.compressors.declared import Declared
 from resireduce.errors import check_share
 from resireduce.kernels.largest import LargestOfParts
 from resireduce.kernels.packed_largest import Addend
 from resireduce.payload import Payload
+
+Collective = Literal["all_reduce", "all_gather", "rounds"]
+"""How payloads of several ranks are combined: summed elementwise, gathered, or in the rounds that made them."""
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """How a compressor wants momentum corrected: Lin et al., "Deep gradient compression", ICLR 2018, section 3."""
+
+    factor: float
+    nesterov: bool = False
+    masking: bool = True
+    """Whether the velocity is set to zero where it was sent (the paper's momentum factor masking)."""
+
+
+# --- what a round may ask for, beside a plain tensor, which asks for an all-reduce ---
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """This rank's elements, for all ranks; each rank gets a list of every rank's elements, in rank order."""
+
+    tensor: Tensor
+    """1-D, as many elements as this rank has, perhaps none."""
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """This rank's elements, some for each rank; each rank gets a list of what every rank has for it, in rank order."""
+
+    tensor: Tensor
+    """1-D: the elements for rank 0, followed by those for rank 1, and so on."""
+    sizes: Sequence[int]
+    """How many elements are for each rank."""
+
 
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
@@ -22,7 +55,7 @@ Rounds = Generator[Tensor | AllGather | AllToAll, Any, Payload]
 in the tensor's own memory, and returns the payload. `AllGather` and `AllToAll` ask for other rounds."""
 
 
-class Compressor(Declared, ABC):
+class Compressor(ABC):
     """A lossy map Q of one gradient. Subclasses are frozen dataclasses: their fields are hyperparameters, not state.
 
     A compressor declares by `state` what it must remember of a tensor from step to step: the pipeline holds, counts and
@@ -31,6 +64,60 @@ class Compressor(Declared, ABC):
     Contract, for every gradient g: `decompress(compress(g))` is what the other ranks learn of it, and
     `error_(g, payload)` = g - decompress(payload) is what they do not.
     """
+
+    # --- what a compressor declares before there is any gradient ---
+
+    collective: ClassVar[Collective] = "all_gather"
+    """How payloads are combined: summed elementwise, or gathered and decompressed one after the other. With "rounds",
+    the rounds have exchanged everything, and `known` is one payload, the sum of all."""
+
+    equal_sizes: ClassVar[bool] = True
+    """Whether payloads of one tensor have the same size on all ranks; otherwise only their size may differ."""
+
+    same_draw: ClassVar[bool] = False
+    """Whether all ranks must make the same random choices; otherwise each makes its own."""
+
+    lossless: ClassVar[bool] = False
+    """True if the error is always zero: then no residual is kept."""
+
+    state_of_ranks: ClassVar[bool] = False
+    """Whether its state depends on the number of ranks: with another number it starts anew."""
+
+    turns: ClassVar[int] = 1
+    """After how many steps payloads return to their first form; other than 1 if forms alternate."""
+
+    has_rounds: ClassVar[bool] = False
+    """Whether ranks make payloads together, in rounds: `agree` asks for sums."""
+
+    source_feeds_back: ClassVar[bool] = True
+    """Whether its paper or released code keeps what is not sent (error feedback); here the scheme decides that."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values sent are the gradient's own, so that sent + error = gradient bit for bit."""
+        return True
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean of what is sent, over all random choices, is the gradient."""
+        return self.lossless
+
+    @property
+    def momentum(self) -> Momentum | None:
+        """Momentum that is formed on each rank before compression, in place of the optimizer's, if any."""
+        return None
+
+    @property
+    def varies(self) -> bool:
+        """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
+        return self.turns > 1
+
+    @property
+    def memory(self) -> str:
+        """What decides the meaning of its state and velocities, in words: they are loaded only where this is equal."""
+        return f"{type(self).__name__} with {self.momentum or 'no momentum'}"
+
+    # --- what it does ---
 
     @property
     def cuts(self) -> bool:
@@ -173,3 +260,20 @@ class Selecting(Compressor):
     def from_density(cls, density: float) -> Self:
         """Return the compressor with this density, in (0, 1]."""
         return cls(density)
+
+
+@dataclass(frozen=True)
+class Inexact(Compressor):
+    """The common base of compressors that send rounded values, or values computed from others, not the gradient's own.
+
+    What they lack is the error.
+    """
+
+    @property
+    def exact(self) -> bool:
+        """False: sent + error equals the gradient only up to rounding."""
+        return False
+
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """Subtract what was sent from `grad`; return `grad`."""
+        return self.add_(grad, payload, scale=-1.0)

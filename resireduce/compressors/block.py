@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces, spread
-from resireduce.compressors.inexact import Inexact
+from resireduce.compressors.base import Inexact
 from resireduce.errors import ConfigError, is_count
 from resireduce.kernels.bits import BYTE, octets, pack_codes, unpack_codes
 from resireduce.payload import Payload

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.blocks import slices
-from resireduce.compressors.base import Selecting
-from resireduce.compressors.inexact import Inexact
+from resireduce.compressors.base import Inexact, Selecting
 from resireduce.errors import check_count
 from resireduce.kernels.bits import pack_codes, unpack_codes
 from resireduce.payload import Payload

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.blocks import PIECES, SMALLEST, slices
-from resireduce.compressors.base import Selecting
-from resireduce.compressors.inexact import Inexact
+from resireduce.compressors.base import Inexact, Selecting
 from resireduce.errors import ConfigError, is_count
 from resireduce.payload import Payload
 from resireduce.share import share

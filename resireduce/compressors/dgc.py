@@ -7,8 +7,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Selecting
-from resireduce.compressors.declared import Momentum
+from resireduce.compressors.base import Momentum, Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator, one_of_each
 from resireduce.errors import ConfigError, check_share, is_count, is_number

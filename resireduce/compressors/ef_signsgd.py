@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.inexact import Inexact
+from resireduce.compressors.base import Inexact
 from resireduce.kernels.signs import add_signs_, pack_signs
 from resireduce.payload import Payload
 

@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.compressors.declared import Collective
-from resireduce.compressors.inexact import Inexact
+from resireduce.compressors.base import Collective, Inexact
 from resireduce.payload import Payload
 
 

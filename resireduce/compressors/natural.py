@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.inexact import Inexact
+from resireduce.compressors.base import Inexact
 from resireduce.draw import generator
 from resireduce.payload import Payload
 

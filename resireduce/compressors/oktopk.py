@@ -10,9 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors import regions
 from resireduce.compressors.agreeing import Agreeing
-from resireduce.compressors.asked import AllGather, AllToAll
-from resireduce.compressors.base import Rounds, Selecting, State
-from resireduce.compressors.declared import Collective
+from resireduce.compressors.base import AllGather, AllToAll, Collective, Rounds, Selecting, State
 from resireduce.compressors.reused import Threshold, is_due
 from resireduce.compressors.sparse import SparseCompressor, narrowed
 from resireduce.errors import ConfigError, is_count, is_number

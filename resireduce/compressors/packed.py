@@ -7,8 +7,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Compressor, State
-from resireduce.compressors.declared import Momentum
+from resireduce.compressors.base import Compressor, Momentum, State
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.compressors.topk import TopK

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from resireduce.blocks import pieces
 from resireduce.compressors.agreeing import Agreeing
-from resireduce.compressors.base import Rounds, State
-from resireduce.compressors.inexact import Inexact
+from resireduce.compressors.base import Inexact, Rounds, State
 from resireduce.draw import generator
 from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.kernels.orthonormal import orthonormal

@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Selecting
-from resireduce.compressors.declared import Collective
+from resireduce.compressors.base import Collective, Selecting
 from resireduce.draw import generator, one_of_each
 from resireduce.payload import Payload
 from resireduce.share import share

@@ -7,8 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Compressor, Rounds, State
-from resireduce.compressors.declared import Collective, Momentum
+from resireduce.compressors.base import Collective, Compressor, Momentum, Rounds, State
 from resireduce.errors import ConfigError
 from resireduce.payload import Payload
 

@@ -3,7 +3,7 @@ tolerant", ICLR 2019, algorithm 1."""
 
 from dataclasses import dataclass
 
-from resireduce.compressors.declared import Momentum
+from resireduce.compressors.base import Momentum
 from resireduce.compressors.signsgd import SignSGD
 from resireduce.errors import ConfigError, is_number
 

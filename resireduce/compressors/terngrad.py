@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.inexact import Inexact
+from resireduce.compressors.base import Inexact
 from resireduce.draw import generator
 from resireduce.errors import ConfigError, is_number
 from resireduce.kernels.bits import BYTE, octets, pack_codes, unpack_codes

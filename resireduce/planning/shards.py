@@ -16,8 +16,7 @@ from resireduce.planning.item import Item
 from resireduce.planning.itemise import itemise_states
 from resireduce.planning.optimizer_zoo import without_storage
 from resireduce.settings import Settings
-from resireduce.step.make_slots import make_slots
-from resireduce.step.slot import Slot
+from resireduce.step.slot import Slot, make_slots
 
 TAKEN = ("scheme", "compressor", "density", "groups", "residual_dtype", "dense", "options", "residual_device")
 """Settings that a plan takes of those of `compress_fsdp`."""

@@ -7,8 +7,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.asked import AllGather, AllToAll
-from resireduce.compressors.base import Compressor, Rounds
+from resireduce.compressors.base import AllGather, AllToAll, Compressor, Rounds
 from resireduce.payload import Payload
 
 T = TypeVar("T")

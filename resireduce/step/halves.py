@@ -42,7 +42,7 @@ class Half:
 class HalvesQueue(LaunchQueue):
     """Launches the reduce-scatter of each message as soon as all of its gradients have come.
 
-    Messages never change; their launch order is learnt as in `OrderedQueue`.
+    Messages never change; their launch order is learnt as in `LaunchQueue`.
 
     Args:
         slots, feedback, levels: as for `LaunchQueue`.
@@ -90,7 +90,7 @@ class HalvesQueue(LaunchQueue):
         return self.feedback.communicator.gather(half.part, f"{half.slots[0].name}.gather")
 
     def settle(self, flag: bool, step: int) -> list[Slot]:
-        """Return the slots that had a gradient on any rank, equal on all; `flag` and `step` as in `ReceiveQueue`."""
+        """Return the slots that had a gradient on any rank, equal on all; `flag` and `step` as in `LaunchQueue`."""
         presence = self._agree(flag, step)
         return [slot for slot in self.slots if presence[slot.index]]
 

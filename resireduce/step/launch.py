@@ -1,20 +1,43 @@
-"""When messages are launched, and how many bytes of them are under way at once."""
+"""The queue of messages: which tensors share one, in which order they leave, how many bytes are under way, and how they
+are received."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError, warn
 from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
 from resireduce.sending.packing import packed_nbytes
-from resireduce.step.order import OrderedQueue
+from resireduce.sending.parts import PartedMessage
+from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets, merged
+from resireduce.step.drift import DRIFTED
+from resireduce.step.gather import Gather
+from resireduce.step.own_memory import laid_out
 from resireduce.step.slot import Slot
+from resireduce.timeline import Timeline, timed
+
+OTHER_STEP = (
+    "this step is number {step} here, and another one on other ranks, which make other random choices: "
+    "load_residual_state_dict(...), redistribute(...) or start_at(...) was called on some ranks alone, or with states "
+    "of several steps. Call it on all, with what they saved in one step: build model and optimizer anew, from a "
+    "checkpoint"
+)
 
 
-class LaunchQueue(OrderedQueue):
-    """Launches every tensor's message in every step, in the order of `OrderedQueue`, and receives in that order.
+class LaunchQueue:
+    """Launches every tensor's message in every step, in an order that all ranks share, and receives in that order.
+
+    In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
+    gradients arrived in the first step.
+
+    Dense tensors are in buckets, which never change: how an all-reduce rounds an element depends on its place in the
+    message. The others may be merged into messages of several, which leave when the last tensor is there.
 
     A gathered message takes world size x payload bytes from launch to receipt: if all of them would take more than
     `gathered_limit`, the next waits. A single larger message goes alone or, with `parts` and a compressor that
@@ -26,9 +49,12 @@ class LaunchQueue(OrderedQueue):
     the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
 
     Args:
-        slots, feedback, levels, merge: as for `OrderedQueue`.
+        slots: one for each parameter.
+        feedback: compresses and averages.
         gathered_limit: in bytes.
+        levels: the ranks of this one's node, and of its place in all nodes.
         remembers: whether to keep a copy of what is sent, for a step that is skipped.
+        merge: which tensors travel together, as in `resireduce.distribute`.
         parts: whether large messages are gathered in parts, at most two of them at once.
     """
 
@@ -42,7 +68,30 @@ class LaunchQueue(OrderedQueue):
         merge: object = None,
         parts: bool = False,
     ):
-        super().__init__(slots, feedback, levels, merge)
+        self.slots, self.feedback, self.world = slots, feedback, levels.world
+        self._gather = None if levels.node is None else Gather(levels.node, feedback)
+        self._under_way: deque[Slot] = deque()
+        self._parked: list[Slot] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        self.keeps_messages = False
+        """Whether a message may be delivered again."""
+        self.copies_together = False
+        """Whether averages that came in one message are put into `.grad` by one copy, when the last one of them has
+        been received, or in `settle`."""
+        self.in_slices: frozenset[Slot] = frozenset()
+        """Slots whose averages are not put into `.grad`, but read in slices."""
+        self.flagged = False
+        """Whether any rank, this one included, has flagged the last step."""
+        self.digest = 0
+        """The digest of this rank's parameters as they were before the step; 0 in a step that compares none."""
+        self.bucket_bytes = sum(slot.nbytes for slot in slots) if merge == "hybrid" else BUCKET_BYTES
+        """Largest message, in bytes, of dense tensors that may share one."""
+        self.buckets, self._order = list(buckets(reversed(slots), self.bucket_bytes)), list(reversed(slots))
+        """Lists of tensors that always share a message, often of one tensor, in the order of arrival."""
+        self._order_is_learnt = False
+        self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
+        self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
+        self.merge(merge)
         self.gathered_limit, self._remembers, self._parts = gathered_limit, remembers, parts
         varies = feedback.compressor.varies or feedback.warm_up_steps > 0
         self._step_is_agreed = self.world.world_size == 1 or not varies
@@ -57,6 +106,41 @@ class LaunchQueue(OrderedQueue):
         self._in_rounds: list[Slot] = []  # whose message is a round, in the order of their launch
         self._alone: dict[Slot, int] = {}  # bytes of each message that might go in parts
         self._in_parts: Slot | None = None
+
+    @property
+    def compressed(self) -> list[Slot]:
+        """Tensors that are compressed, once warm-up is over, in the order of arrival."""
+        return [slot for bucket in self.buckets for slot in bucket if self.feedback.merges(slot.name)]
+
+    def merge(self, merge: object) -> None:
+        """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
+        together = merged(self.compressed, merge, self.feedback)
+        dense = [bucket for bucket in self.buckets if not self.feedback.merges(bucket[0].name)]
+        self.messages = self._in_order([*together, *dense])
+        """Which tensors travel together, in the order of their launch."""
+
+    def _in_order(self, messages: Iterable[list[Slot]]) -> list[list[Slot]]:
+        return list(arrange(messages, self._order))
+
+    def learn_order(self, arrived: Sequence[Slot]) -> None:
+        """Take over rank 0's order, after the first step: `arrived` are the slots of this rank's gradients, in turn."""
+        if self._order_is_learnt:
+            return
+        indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
+        order: Tensor = torch.tensor(indices, device=self.world.control_device)
+        self.world.broadcast_(order, "resireduce.order")
+        self._order = [self.slots[index] for index in order.tolist()]
+        self.buckets = list(arrange(self.buckets, self._order))
+        self.messages = self._in_order(self.messages)
+        self._order_is_learnt, self._next = True, None
+
+    def prefetch_after(self, slot: Slot) -> None:
+        """Start copying the residual that will be needed next, after that of `slot`, whose gradient has come."""
+        if self._next is None:
+            slots = [slot for bucket in self.buckets for slot in bucket]
+            self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
+        if slot in self._next:
+            self.feedback.residual.prefetch(self._next[slot].name)
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
@@ -159,16 +243,137 @@ class LaunchQueue(OrderedQueue):
         nbytes = packed_nbytes([payload.nbytes for payload in payloads if isinstance(payload, Payload)], equal_sizes)
         return nbytes * self.feedback.communicator.world_size
 
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline of the pipeline, if it has one."""
+        return self.feedback.timeline
+
+    def next(self) -> Slot | None:
+        """Return the slot whose message is the oldest under way, if any is."""
+        return self._under_way[0] if self._under_way else None
+
     def receive(self) -> Slot | None:
-        """Receive as `ReceiveQueue` does, and release the message's share of the bytes that may be under way."""
-        slot = self._under_way[0]
+        """Receive the oldest message into its parameter's `.grad`, and return its slot; None if it is parked.
+
+        A tensor without a gradient on this rank is parked, undecompressed, until `settle` asks the other ranks; if its
+        message comes in parts, it is parked only if no rank has a gradient. The message's share of the bytes that may
+        be under way is released.
+        """
+        slot = self._under_way.popleft()
         if isinstance(slot.message, Message):
             self._gathered_bytes -= self._gathered_until.pop(slot, 0)
         else:
             self._in_parts = None
-        return super().receive()
+        taken = slot.is_taken or (isinstance(slot.message, PartedMessage) and slot.message.parts.somewhere)
+        if taken:
+            self.deliver(slot)
+        else:
+            self._parked.append(slot)
+        if self._copies and slot is self._bucket_of[slot][-1]:
+            self._copy()
+        return slot if taken else None
+
+    def _copy(self) -> None:
+        """Copy averages into `.grad`, each into the tensor that is there."""
+        if self._copies:
+            torch._foreach_copy_([kept for kept, _ in self._copies], [average for _, average in self._copies])
+        self._copies = []
+
+    def deliver(self, slot: Slot) -> None:
+        """Decompress the message of `slot` into its parameter's `.grad`, unless it will be read in slices."""
+        assert isinstance(slot.message, Message | PartedMessage)
+        if slot in self.in_slices:
+            return
+        kept = slot.parameter.grad
+        if self._gather is not None:
+            assert isinstance(slot.message, Message)
+            average = self._gather.average(slot, self._bucket_of[slot])
+            slot.parameter.grad = laid_out(average, slot.parameter) if kept is None else kept.copy_(average)
+        elif kept is None:
+            slot.parameter.grad = laid_out(self.feedback.receive(slot.message), slot.parameter)
+        elif self.copies_together and slot.dense and len(self._bucket_of[slot]) > 1:
+            self._copies.append((kept, self.feedback.receive(slot.message)))
+        elif kept.is_contiguous():
+            self.feedback.receive(slot.message, into=kept)
+        else:
+            kept.copy_(self.feedback.receive(slot.message))
+        if not self.keeps_messages:
+            slot.message = slot.average = None
+
+    def averages(self, slot: Slot, rows: Sequence[slice]) -> Iterator[Tensor]:
+        """Yield the average for each slice in `rows` of `slot`, laid out like the parameter; its message has come.
+
+        It is decompressed slice by slice, or as a whole before the first if its compressor cannot do that.
+        """
+        assert isinstance(slot.message, Message | PartedMessage)
+        if not slot.message.compressor.cuts:
+            whole = self.feedback.receive(slot.message)
+            yield from (laid_out(whole[part], slot.parameter[part]) for part in rows)
+            return
+        shape = slot.parameter.shape[1:]
+        borders = [0, *(part.stop * shape.numel() for part in rows)]
+        is_plain, places = slot.parameter.is_contiguous(), iter(rows)
+        for flat in self.feedback.receive_parts(slot.message, borders):
+            part, average = next(places), flat.view(-1, *shape)
+            if not is_plain:
+                average = laid_out(average, slot.parameter[part])
+            del flat  # before the next is made
+            yield average
+            del average
+
+    def settle(self, flag: bool, step: int) -> list[Slot]:
+        """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
+
+        Agree also on whether to go on: `flagged` is whether any rank gave a `flag`, for a gradient that cannot be used.
+        This is the step's last collective, since a rank may still be launching the others. UsageError, on all ranks, if
+        `step` is not its number on each.
+        """
+        presence = self._agree(flag, step)
+        if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
+            refuse_partly_absent(self.slots, presence, self.world.world_size)
+        found = [slot for slot in self._parked if presence[slot.index]]
+        for slot in self._parked:
+            if slot in found:
+                self.deliver(slot)
+            else:
+                slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
+        self._copy()
+        return found
+
+    @timed("communicate")
+    def _agree(self, flag: bool, step: int) -> list[int]:
+        """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`.
+
+        Warns if digests of parameters differ. Raises UsageError, on all ranks, if `step` differs between them.
+        """
+        here = [*(int(slot.is_taken) for slot in self.slots), int(flag)]
+        compared = [self.digest, self.digest**2] if self.digest else []  # on all ranks in the same steps
+        sums = self._sums([*here, *compared], step)
+        self.flagged = bool(sums[len(self.slots)])
+        if compared and sums[-1] * self.world.world_size != sums[-2] ** 2:
+            warn(DRIFTED)
+        return sums[: len(self.slots)]
+
+    def _sums(self, here: list[int], step: int) -> list[int]:
+        """Return the sums of all ranks' numbers. Raises UsageError, on all ranks, if `step` differs between them."""
+        mine = torch.tensor([*here, step, step * step], device=self.world.control_device)
+        *sums, total, squares = self.world.all_reduce(mine, "resireduce.presence").wait().tolist()
+        if squares * self.world.world_size != total * total:
+            raise UsageError(OTHER_STEP.format(step=step))
+        return sums
 
     def finish(self, arrived: list[Slot]) -> None:
         """End the step in which this rank's gradients came in the order `arrived`."""
         self.learn_order(arrived)
         self._restart()
+
+
+def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:
+    """Raise UsageError, on all ranks, if momentum is corrected and some of `world_size` ranks had no gradient of one of
+    `slots`: their velocity would neither be sent nor decay. `presence`: how many ranks had one, of each."""
+    some = next((slot for slot in slots if 0 < presence[slot.index] < world_size), None)
+    if some is not None:
+        raise UsageError(
+            f"{some.name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
+            "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
+        )

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from resireduce.comm.base import Handle
 from resireduce.errors import UsageError
-from resireduce.forked import ThisProcess
+from resireduce.refusals import ThisProcess
 from resireduce.step.own_memory import laid_out
 from resireduce.step.slot import Slot
 

@@ -1,7 +1,8 @@
-"""Slots: the record of one parameter's gradient on its way through a step."""
+"""Slots: the record of one parameter's gradient on its way through a step, and the stages of that way."""
 
 import weakref
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +14,48 @@ from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
 from resireduce.sending.parts import PartedMessage
 from resireduce.step.shared import is_shared
-from resireduce.step.stage import AFTER, HERE, OVER, Stage
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway
 
 if TYPE_CHECKING:
     from resireduce.slices.row_gradients import RowGradient
+from collections.abc import Mapping
 
+from resireduce.comm.base import Communicator
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.grouping import is_small
+from resireduce.step.shared import prepare
+from resireduce.streamed_away import guards
+
+
+class Stage(Enum):
+    """How far the gradient of one parameter has come within a step. AFTER lists which stages may follow each."""
+
+    OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
+    ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
+    SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
+    LAST = "the last pass is over, and what it left in `.grad` is being taken"
+    TAKEN = "this rank has a gradient of it, and the average may be put into `.grad`"
+    GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
+    DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
+
+    __hash__ = object.__hash__  # identity suffices; Enum's own is called eight times for each gradient
+
+
+AFTER = {
+    Stage.OPEN: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
+    Stage.ABSORBED: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
+    Stage.SPOILT: {Stage.DROPPED},
+    Stage.LAST: {Stage.TAKEN, Stage.DROPPED},
+    Stage.TAKEN: {Stage.GUARDED},
+    Stage.GUARDED: {Stage.TAKEN},
+    Stage.DROPPED: set[Stage](),
+}
+"""Which stages may follow each stage within a step; a new step begins with OPEN. `step()` takes gradients that no
+backward pass has sent."""
+OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
+"""Stages after the last pass."""
+HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
+"""Stages in which this rank has a gradient."""
 DROPPED = (
     "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
     "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
@@ -195,3 +232,26 @@ class Slot:
         if isinstance(self.payload, Payload):
             own = self.payload.buffer if gathered else self.payload.buffer.clone()
             self.sent = replace(self.payload, buffer=own)
+
+
+def make_slots(
+    parameters: Mapping[str, nn.Parameter],
+    feedback: ErrorFeedback,
+    node: Communicator | None = None,
+    shares: bool = False,
+) -> list[Slot]:
+    """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
+
+    node: the ranks that share each gradient, each compressing its slice; None: this rank compresses all of it.
+    shares: whether all dense tensors may share a message, and not only small ones.
+    """
+    prepare()
+    guard = guards(dict(parameters))
+    slots = []
+    for index, (name, parameter) in enumerate(parameters.items()):
+        dense = not feedback.keeps_residual(name)
+        slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
+        place = 0 if node is None else node.rank
+        small = dense and (is_small(parameter) or (shares and not feedback.merges(name)))
+        slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
+    return slots

@@ -18,10 +18,8 @@ from resireduce.errors import UsageError
 from resireduce.left_out import Outside
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
-from resireduce.step.make_slots import make_slots
-from resireduce.step.receive import refuse_partly_absent
-from resireduce.step.slot import Slot
-from resireduce.step.stage import Stage
+from resireduce.step.launch import refuse_partly_absent
+from resireduce.step.slot import Slot, Stage, make_slots
 from resireduce.wrappers.earlier import Earlier
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.hook_state import HookState

@@ -23,7 +23,7 @@ MODULES = [
     for module in pkgutil.walk_packages(resireduce.__path__, "resireduce.")
     if not module.name.rpartition(".")[2].startswith("_")
 ]
-PIPELINE = {"agreement", "api", "error_feedback", "optimizer", "sending.message", "start", "optimizer_wrapper"} | {
+PIPELINE = {"agreement", "api", "error_feedback", "optimizer", "sending.message", "start"} | {
     f"step.{name}" for name in ("buckets", "launch", "slot", "update", "watch")
 }
 """Modules that only the library calls, but for what `resireduce` exports of them."""

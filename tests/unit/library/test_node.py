@@ -19,10 +19,8 @@ from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.node_slices import NodeSlices
 from resireduce.scheme import COMPRESSORS, SCHEMES, build_residual
-from resireduce.step.make_slots import make_slots
 from resireduce.step.scatter import Scatter
-from resireduce.step.slot import Slot
-from resireduce.step.stage import Stage
+from resireduce.step.slot import Slot, Stage, make_slots
 from tests.nodes import by_hand, given_gradients
 from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
 
