@@ -100,3 +100,8 @@ def _with_name(name: str, value: Any) -> str:
 def printable(text: str) -> str:
     """Return text for the screen: what could steer a terminal, or is no character, is written as an escape."""
     return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+
+
+def say(text: str) -> None:
+    """Print text, which may hold what a record says, so that it cannot steer a terminal."""
+    print(printable(text))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from benchmarks.core.checks import first_twice
 from resireduce.errors import ConfigError
@@ -23,6 +24,9 @@ TEMPORARY = ".resireduce-"
 """Start of temporary names, which are short: that of a file may already be as long as names can be."""
 LARGEST_FILE = 2_000_000_000
 """Largest JSON file that is read, in bytes: a record of many ranks and steps has a hundredth of it."""
+DEEPEST = 100
+"""Most levels of a JSON file: a record has a tenth of them."""
+TOO_DEEP = "it is nested too deeply"
 
 
 def finite(value: Any) -> Any:
@@ -71,17 +75,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     A reader sees either the old or the new content, even after a crash.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=".tmp", dir=path.parent)
+    temporary = path.parent / f"{TEMPORARY}{uuid4().hex}.tmp"
     try:
-        os.close(handle)
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:  # with the permissions of any new file, which the umask decides
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
         os.replace(temporary, path)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk names no file
             error.filename = str(path)
         raise
@@ -132,13 +134,30 @@ def load_json(path: Path) -> Any:
             text, parse_constant=_refuse, parse_int=_integer, parse_float=_float, object_pairs_hook=once
         )
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
+    if _is_deep(values):
+        raise ValueError(TOO_DEEP)
     if "\\ud" in text or "\\uD" in text:  # elsewhere in UTF-8 there is none
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{error.object[error.start]!a} is half a character") from None
     return values
+
+
+def _is_deep(values: Any) -> bool:
+    """Whether `values` are nested more than DEEPEST levels deep, which other code could not walk through."""
+    level = [values] if isinstance(values, dict | list) else []
+    for _ in range(DEEPEST):
+        level = [
+            one
+            for held in level
+            for one in (held.values() if isinstance(held, dict) else held)
+            if isinstance(one, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def read_text(path: Path) -> str:

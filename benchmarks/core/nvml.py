@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import packages_distributions, version
 from typing import Any, Self
 
 NO_PROCESS = "NVML reports no process memory (PID namespace)"
@@ -108,11 +109,22 @@ class Nvml:
 
     @classmethod
     def load(cls) -> Self:
-        """Load NVML through package nvidia-ml-py. Raises NvmlUnavailable."""
+        """Load NVML through package nvidia-ml-py. Raises NvmlUnavailable, also for another or an older package.
+
+        Before version 12 the package, and those of other names with the same module, have no `nvmlMemory_v2`, and give
+        texts as bytes.
+        """
         try:
-            return cls(import_module("pynvml"))
+            module = import_module("pynvml")
         except ImportError:
             raise NvmlUnavailable("NVML: package nvidia-ml-py is not installed") from None
+        if not hasattr(module, "nvmlMemory_v2"):
+            found = [f"{name} {version(name)}" for name in packages_distributions().get("pynvml", ())]
+            raise NvmlUnavailable(
+                f"NVML: module pynvml is that of {' and '.join(found) or 'an unknown package'}, which is too old; "
+                "uninstall it, and install nvidia-ml-py 12 or newer"
+            )
+        return cls(module)
 
     def driver_version(self) -> str | None:
         """Return the driver's version."""

@@ -17,6 +17,7 @@ from benchmarks.analysis.check.compare import Outcome, compare, measured_on
 from benchmarks.analysis.check.reference import Reference, find_reference, path_of, provenance_of
 from benchmarks.analysis.claims.evidence import ambiguous
 from benchmarks.analysis.claims.print_doubts import mixed
+from benchmarks.analysis.labels import say
 from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.core.cell import Cell
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     """Compare, say what differs, and return the exit status. Raises ConfigError, with one line, for wrong use."""
     _check_options(args)
     if args.run.exists() and args.reference.exists() and args.reference.samefile(args.run):
-        print(f"Note: {args.reference} is the run itself, so that nothing can differ")
+        say(f"Note: {args.reference} is the run itself, so that nothing can differ")
     if is_gpu_check(args.run):
         if args.accept is not None or args.junit is not None:
             raise ConfigError(
@@ -102,17 +103,17 @@ def _check_measuring(run: Path, reference: Path, accepting: bool) -> None:
 def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None:
     now = measured_on(run)
     if reference is not None:
-        print(f"{run.folder} against {reference.path}: {len(reference.rows)} settings")
-        print(f"Compared: {'; '.join(Bands.between(reference.provenance, now).words())}")
+        say(f"{run.folder} against {reference.path}: {len(reference.rows)} settings")
+        say(f"Compared: {'; '.join(Bands.between(reference.provenance, now).words())}")
         for name, then in ((name, reference.provenance.get(name)) for name in ("device", "torch")):
             if now[name] != then:
-                print(f"Note: {name} is {now[name]}, that of the reference {then}")
+                say(f"Note: {name} is {now[name]}, that of the reference {then}")
     for note in [*_code_notes(run), *run.notes, *ambiguous(run), *mixed(run), *left_out(run)]:
-        print(f"Note: {note}")
+        say(f"Note: {note}")
     if reference is None:
         return
     text = diff_text(outcomes)
-    print("\n".join([*(["", text, "", HINT] if text else []), verdict_text(outcomes)]))
+    say("\n".join([*(["", text, "", HINT] if text else []), verdict_text(outcomes)]))
 
 
 def _code_notes(run: Run) -> list[str]:
@@ -131,10 +132,10 @@ def _accept(args: argparse.Namespace, run: Run, old: Reference | None, outcomes:
         raise ConfigError(f"accept: {old.path} is a run; give a file of results/reference as --reference")
     check_acceptable(run)
     if old is not None and not changes(outcomes):
-        print(f"Nothing differs: {old.path} stays as it is")
+        say(f"Nothing differs: {old.path} stays as it is")
         return 0
     new = accept(run, args.accept, args.reference, old, outcomes)
-    print(f"Accepted: {new.path} has {len(new.rows)} settings, and why: {new.history[-1]['reason']}")
+    say(f"Accepted: {new.path} has {len(new.rows)} settings, and why: {new.history[-1]['reason']}")
     return 0
 
 

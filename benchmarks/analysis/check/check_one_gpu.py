@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.analysis.check.bands import INEXACT_PEAKS
 from benchmarks.analysis.claims.planned import fewer_than_planned
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.labels import percent
+from benchmarks.analysis.labels import percent, say
 from benchmarks.analysis.one_gpu.gpu_records import MEMORY, read_device
 from benchmarks.analysis.one_gpu.measured_device import NVML_PROCESS, Case, Device, Unread, bytes_at
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, PEAK
@@ -39,14 +39,14 @@ def check_gpu(folder: Path, reference: Path) -> int:
             f"reference: {reference} was measured on {then.source['device']}, the run on {now.source['device']}; give "
             "that of the same kind of GPU"
         )
-    print(f"{folder}: {now.origin}\nagainst {reference}: {then.origin}")
-    print("\n".join(f"Note: {note}" for note in now.notes) or "All its records are valid")
+    say(f"{folder}: {now.origin}\nagainst {reference}: {then.origin}")
+    say("\n".join(f"Note: {note}" for note in now.notes) or "All its records are valid")
     cells = {one.cell.name: one for one in now.cases}
     good = [one for one in then.cases if one.ranks]
     found = grouped(pair for one in good for pair in _findings(one, cells.get(one.cell.name)))
     wrong = found.get(WORSE, [])
     last = f"{len(wrong)} of what {len(good)} cells hold is worse, or was not measured"
-    print("\n".join([*wrong, *found.get(BETTER, []), *found.get(UNREAD, []), last]))
+    say("\n".join([*wrong, *found.get(BETTER, []), *found.get(UNREAD, []), last]))
     return 1 if wrong else 0
 
 

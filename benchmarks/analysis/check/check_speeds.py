@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis.labels import say
 from benchmarks.core.checks import Check, first_twice, is_number, is_text
 from benchmarks.core.files import load_json, save_json
 from resireduce.errors import ConfigError, is_count
@@ -44,12 +45,12 @@ def check_speeds(folder: Path, reference: Path, reason: str | None) -> int:
     if reason is not None:
         _check_target(folder, reference)
         save_json({**now, "reason": reason}, reference)
-        print(f"Accepted: {reference} has {len(now['rows'])} cases")
+        say(f"Accepted: {reference} has {len(now['rows'])} cases")
         return 0
     then = _load(reference)
     _check_alike(now, then, reference)
     slower = _slower(_ratios(now), _ratios(then))
-    print("\n".join([*slower, f"{len(slower)} of {len(_ratios(then))} cases are slower than those of {reference}"]))
+    say("\n".join([*slower, f"{len(slower)} of {len(_ratios(then))} cases are slower than those of {reference}"]))
     return 1 if slower else 0
 
 

@@ -1,6 +1,7 @@
 """Submit the jobs that try out partitions, wait for them, and cancel them whatever happens."""
 
 import getpass
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class Submitted:
     state: str = "PENDING"
     reason: str = "None"
     nodes: str = ""
+    banner: str = ""
+    """What sbatch printed beside the number, on its standard output."""
 
     @property
     def has_ended(self) -> bool:
@@ -74,14 +77,14 @@ def submit(command: Command, partition: str, ask: Ask, known: str | None) -> Sub
     """
     answer = ask(command(None))
     if answer.error is None:
-        return Submitted(_number(answer.text), partition)
+        return _submitted(answer.text, partition)
     rejected = Rejected(answer.error)
     if not any(word in answer.error.lower() for word in ACCOUNT_WORDS):
         return rejected
     for account in dict.fromkeys(([known] if known else []) + accounts(ask)):
         rejected.tried.append(account)
         if (answer := ask(command(account))).error is None:
-            return Submitted(_number(answer.text), partition, account)
+            return _submitted(answer.text, partition, account)
     return rejected
 
 
@@ -128,6 +131,14 @@ def _update(jobs: Sequence[Submitted], ask: Ask) -> None:
             job.state, job.reason = GONE, ""
 
 
-def _number(text: str) -> str:
-    """Return the job number from the output of --parsable, where a semicolon and the cluster's name may follow it."""
-    return text.strip().split(";")[0]
+def _submitted(text: str, partition: str, account: str | None = None) -> Submitted | Rejected:
+    """Return the job of which `text`, the output of --parsable, tells the number.
+
+    It is the last line that is a number, perhaps with a semicolon and the cluster's name. Sites print other lines, too.
+    """
+    lines = text.strip().splitlines()
+    number = next((line for line in reversed(lines) if re.fullmatch(r"\d+(;\S+)?", line.strip())), None)
+    if number is None:
+        return Rejected(f"sbatch --parsable printed no job number: {text.strip()!r}")
+    banner = "\n".join(line for line in lines if line is not number)
+    return Submitted(number.strip().split(";")[0], partition, account, banner=banner)

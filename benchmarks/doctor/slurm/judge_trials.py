@@ -1,5 +1,6 @@
 """Turn the results of a trial's job into findings. Each detail names its partition."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,15 @@ def judge_rejected(trial: Trial, rejected: Rejected, is_needed: bool) -> Finding
 def judge(trial: Trial, job: Submitted, reports: Reports, folder: Path, waited_seconds: float) -> list[Finding]:
     """Judge a submitted job and its reports."""
     where = f"partition {trial.partition}"
+    found = _banner(where, job.banner)
     if job.is_stuck:
         said = f"{where}: job {job.number} would never start: {job.reason}; cancelled"
         cure = f"see what it allows: scontrol show partition {trial.partition}; or name others: --partition"
-        return [failed("job", said, cure)]
+        return [*found, failed("job", said, cure)]
     if job.state == "PENDING":
         said = f"{where}: job {job.number} still pending ({job.reason}) after {waited_seconds:.0f} s, cancelled"
-        return [not_run("job", f"{said}; --seconds waits longer")]
-    found = [_job(trial, job, reports, folder, waited_seconds)]
+        return [*found, not_run("job", f"{said}; --seconds waits longer")]
+    found += [_job(trial, job, reports, folder, waited_seconds)]
     if "node" in reports:
         found += _node(where, reports["node"], trial.runtime)
     if "ranks" in reports:
@@ -62,6 +64,16 @@ def judge(trial: Trial, job: Submitted, reports: Reports, folder: Path, waited_s
         for it in reports.get("doctor", ())
     ]
     return found + list(_cells(where, trial, reports.get("cells", ())))
+
+
+def _banner(where: str, banner: str) -> list[Finding]:
+    """Judge what sbatch printed beside the job's number: Snakemake's plugin finds the number only if it is the only
+    one in the output."""
+    if not re.search(r"\d", banner):
+        return []
+    said = f"{where}: sbatch --parsable prints more numbers than that of the job: {banner!r}"
+    cure = "Snakemake's Slurm plugin cannot run here: have the site print its banner to standard error"
+    return [failed("job", one_line(said, 300), cure)]
 
 
 def _job(trial: Trial, job: Submitted, reports: Reports, folder: Path, waited_seconds: float) -> Finding:

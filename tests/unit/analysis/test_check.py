@@ -63,6 +63,15 @@ def test_fewer_bytes_than_planned_are_tensors_that_were_not_measured(folder, tmp
     assert main([*command, "--accept", "meant"]) == main(command) == 0
 
 
+def test_what_a_record_says_cannot_steer_the_terminal(folder, check):
+    for path in (folder / "cells").glob("*.json"):
+        values = json.loads(path.read_text())
+        values["provenance"]["commit"] = "\x1b[2Jmine"
+        path.write_text(json.dumps(values))
+    said = check(status=0)
+    assert "\x1b" not in said and "commit of records is \\x1b[2Jmine" in said
+
+
 @pytest.mark.parametrize(("scheme", "residual_dtype"), SETTINGS)
 def test_all_schemes_and_precisions_are_planned(scheme, residual_dtype):
     cell = Cell(model="vgg-digits", scheme=scheme, residual_dtype=residual_dtype)

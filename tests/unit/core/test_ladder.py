@@ -1,8 +1,10 @@
 """The ladder of memory, with a GPU that is none: which figure stands on which rung, and why one is missing."""
 
 import os
+import sys
 import threading
 import time
+from types import ModuleType
 
 import pynvml
 import pytest
@@ -227,3 +229,10 @@ def test_a_rung_that_contradicts_itself_is_found(change: dict[str, object], prob
     good = Rung(name="resident", method="statm", bytes=5).as_dict()
     assert rung_problem(good) is None
     assert problem in str(rung_problem(good | change))
+
+
+def test_an_older_package_of_nvml_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = ModuleType("pynvml")  # 11.4.1 has no nvmlMemory_v2
+    monkeypatch.setitem(sys.modules, "pynvml", older)
+    with pytest.raises(NvmlUnavailable, match=r"NVML: module pynvml is that of nvidia-ml-py \d\S+, which is too old"):
+        Nvml.load()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.core.cell import CELL_FIELDS, Cell
-from benchmarks.core.files import LARGEST_FILE, all_finite, writable
+from benchmarks.core.files import LARGEST_FILE, all_finite, load_json, save_json, writable
 from benchmarks.core.matrix import expand_parts
 from benchmarks.core.record import BYTE_FIELDS, OPTIONAL, CellResult, RecordError, expand
 from benchmarks.core.scheme_options import CHECKS
@@ -377,3 +377,21 @@ def test_what_is_no_file_is_not_waited_for(kind: str, tmp_path: Path) -> None:
         os.truncate(path, LARGEST_FILE + 1)  # a hole, which takes no room
     with pytest.raises(RecordError, match=r"x\.json: it is no file of up to 2,000,000,000 bytes"):
         CellResult.load(path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_have_the_permissions_that_the_umask_leaves(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        save_json({"bytes": 1}, tmp_path / "record.json")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "record.json").stat().st_mode & 0o777 == mode
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("nested", ["[" * 900 + "]" * 900, '{"a":' * 900 + "1" + "}" * 900])
+def test_a_file_that_is_nested_deeply_is_refused_in_one_line(tmp_path: Path, nested: str) -> None:
+    (tmp_path / "deep.json").write_text(nested)
+    with pytest.raises(ValueError, match=r"^it is nested too deeply$"):
+        load_json(tmp_path / "deep.json")

@@ -182,6 +182,17 @@ def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(programs,
     assert code == 1 and statuses(values, "job") == [FAILED]
 
 
+def test_a_banner_beside_the_job_number_is_not_taken_for_it(programs, doctor):
+    programs.set("squeue", 'echo "7|PENDING|Resources|"')
+    programs.set("sbatch", 'echo "Welcome to cluster 3"; echo "7;main"; echo "Your quota is 80% used"')
+    code, values, said = doctor("--seconds", "0.5")
+    assert programs.called("scancel") == ["7"] and "job 7 in gpu: pending" in said
+    assert code == 1 and statuses(values, "job") == [FAILED, NOT_RUN]
+    assert "Slurm plugin cannot run here: have the site print its banner to standard error" in said
+    programs.set("sbatch", "echo no number")
+    assert "sbatch --parsable printed no job number: 'no number'" in doctor()[2]
+
+
 def test_a_job_that_stays_pending_is_cancelled_and_not_run(programs, doctor):
     programs.set("squeue", 'echo "7|PENDING|Resources|"')
     begin = time.monotonic()
