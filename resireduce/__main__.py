@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -165,11 +166,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_given(given)
         args = parser().parse_args(given)
         with warnings.catch_warnings():
+            warnings.simplefilter("default")  # what the environment makes of them, as errors, is not meant for these
             warnings.showwarning = _tell  # type: ignore[assignment]
-            print({"plan": _plan, "groups": _groups}[args.command](args))
+            with redirect_stdout(sys.stderr):  # what a model's constructor prints is no part of the answer
+                said = {"plan": _plan, "groups": _groups}[args.command](args)
+        print(said, flush=True)
     except (ConfigError, UsageError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # as of `| head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

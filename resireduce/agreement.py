@@ -1,7 +1,10 @@
 """The agreement of ranks: all must have the same settings, model and optimizer, or an error is raised on all."""
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -32,10 +35,12 @@ def check_agreement(
 
 
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Raise ConfigError on all ranks if optimizers, their options, or tensors or their order differ between ranks.
+    """Raise ConfigError on all ranks if optimizers, torch's options of them, or tensors or their order differ.
 
     Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options may differ if this rank's
-    optimizer has no state and rank 0's has one: then a checkpoint was loaded there, and not here.
+    optimizer has no state and rank 0's has one: then a checkpoint was loaded there, and not here. What torch's
+    optimizers do not have, as the number of a rank, may differ too. Raises it also if a rank holds state of a parameter
+    of which rank 0 has none, unless the optimizer says `state_differs_by_rank = True`.
     """
     if communicator.world_size == 1:
         return
@@ -43,18 +48,56 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     options = {}
     for number, group in enumerate(optimizer.param_groups):
-        for option in sorted(group.keys() - {"params"}):
+        for option in sorted(group.keys() & torchs_options()):
             options[f"option {option} of parameter group {number}"] = as_text(group[option])
         held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
         mine[f"parameters of group {number}"] = ", ".join(held)
-    for name, value in vars(optimizer).items():
-        if not name.startswith("_") and isinstance(value, int | float | str | bool):
-            mine[f"the optimizer's {name}"] = repr(value)
+    mine["the optimizer's state_differs_by_rank"] = str(state_differs_by_rank(optimizer))
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for place, (name, tensor) in enumerate(tensors):
             mine[f"{kind} number {place}"] = f"{name} {_kind(tensor)}"
     was_loaded = broadcast_object(bool(optimizer.state), communicator) and not optimizer.state
     agree(mine | options, communicator, options if was_loaded else ())
+    if not state_differs_by_rank(optimizer):
+        _check_state([names.get(id(one), "") for one in optimizer.state if isinstance(one, Tensor)], communicator)
+
+
+def _check_state(held: Sequence[str], communicator: Communicator) -> None:
+    """Raise ConfigError on all ranks if one holds state of parameters, named `held`, that rank 0 has none of."""
+    theirs = broadcast_object(list(held), communicator)
+    beyond = [name for name in held if name not in theirs]
+    count = torch.tensor([len(beyond)], device=communicator.control_device)
+    communicator.all_reduce(count, "resireduce.start.state").wait()
+    if int(count):
+        here = f"of {beyond[0]!r} is on rank {communicator.rank}" if beyond else "of some parameter is on another rank"
+        raise ConfigError(
+            f"optimizer: state {here} and not on rank 0, whose state all ranks are given: load the same checkpoint on "
+            "all ranks, or on rank 0 alone; or, if each rank is to hold the state of other parameters, set "
+            "optimizer.state_differs_by_rank = True, so that each keeps its own"
+        )
+
+
+def state_differs_by_rank(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `optimizer` says that each rank holds the state of other parameters, which must stay where it is."""
+    return bool(getattr(optimizer, "state_differs_by_rank", False))
+
+
+@cache
+def torchs_options() -> frozenset[str]:
+    """Return the names of the options of torch's own optimizers, and of what its schedulers add."""
+    kinds = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    kinds = [kind for kind in kinds if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer]
+    return frozenset({name for kind in kinds for name in signature(kind).parameters} - {"params"} | {"initial_lr"})
+
+
+def is_value(one: object) -> bool:
+    """Whether `one` is a value, or made of values and tensors: other objects, as locks or process groups, refer to
+    something of this process."""
+    if isinstance(one, dict):
+        return all(is_value(key) and is_value(value) for key, value in one.items())
+    if isinstance(one, list | tuple | set | frozenset | deque):
+        return all(map(is_value, one))
+    return one is None or isinstance(one, bool | int | float | complex | str | bytes | Tensor | torch.dtype)
 
 
 def agree(

@@ -55,7 +55,8 @@ def distribute(
 
     Args:
         model: on its device already; its parameters and buffers are overwritten with rank 0's.
-        optimizer: any torch optimizer over (some of) the model's parameters; its state is overwritten likewise.
+        optimizer: any torch optimizer over (some of) the model's parameters; its state is overwritten likewise, unless
+            it has the attribute `state_differs_by_rank = True`, as where each rank holds the state of other parameters.
         scheme: which residuals are stored. baseline: all; none: none; a, w: one plain or weighted average for each
             group; member: one member's residual for its group; d, 2d: part of each specific layer's residual; w+2d:
             both; partial: a random half; decayed: all, fading from step to step. Or a `resireduce.scheme.Scheme` of
@@ -146,7 +147,15 @@ def distribute(
     communicator = find_communicator(settings.backend, settings.group, parameters.values())
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
-    distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
-    warn_of_unmerged(settings.merge, distributed.messages, [slot.name for slot in distributed.queue.compressed])
-    broadcast_start(model, optimizer, communicator)
+    try:
+        distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
+    except BaseException:
+        levels.close()
+        raise
+    try:
+        warn_of_unmerged(settings.merge, distributed.messages, [slot.name for slot in distributed.queue.compressed])
+        broadcast_start(model, optimizer, communicator)
+    except BaseException:  # the plain optimizer can train on
+        distributed.close()
+        raise
     return distributed

@@ -67,17 +67,25 @@ class BackwardPasses:
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
         self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else (), wrapped)
+        self.attachment = Attachment(self, self.slots, exchange.world_size)
+        self.layers: RowLayers | None = None
+        """The layers whose gradients are made row by row, with `slices`."""
+        try:
+            self._attach(model, wrapped, settings)
+        except BaseException:
+            self.end()
+            raise
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
-        self.attachment = Attachment(self, self.slots, exchange.world_size)
+
+    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, settings: Settings) -> None:
+        exchange = self._exchange
         self.attachment.on_gradients(BackwardPasses._on_finished if settings.overlaps else _note_gradient)
         for slot in self.slots if settings.overlaps else ():
             self.attachment.before_gradient(slot, BackwardPasses._before)
         self.attachment.on_step(wrapped)
         if exchange.before_forward is not None:
             self.attachment.on_use(model, wrapped, exchange.before_forward, BackwardPasses._flush)
-        self.layers: RowLayers | None = None
-        """The layers whose gradients are made row by row, with `slices`."""
         if exchange.intake.large:
             self.layers = self._by_rows(model)
         if not exchange.hides:  # a guard in `.grad` would show it

@@ -63,8 +63,11 @@ class GradScaler(torch.amp.GradScaler):
         return result
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale as torch's does. UsageError if `optimizer` is a DistributedOptimizer, which unscales by itself."""
-        if isinstance(optimizer, DistributedOptimizer):
+        """Unscale as torch's does, so not at all where this scaler is disabled.
+
+        UsageError if `optimizer` is a DistributedOptimizer, which unscales by itself.
+        """
+        if isinstance(optimizer, DistributedOptimizer) and self.is_enabled():
             raise UsageError(
                 "unscale_: gradients are unscaled before they are compressed; to clip them give max_grad_norm to "
                 "resireduce.distribute(...)"

@@ -93,4 +93,9 @@ def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, n
             "optimizer: it holds no trainable parameter of the model; give it those to train, and set their "
             "requires_grad before distribute()"
         )
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and id(layer.weight) in held:
+            raise ConfigError(
+                f"model: the gradient of {f'{name}.weight'.lstrip('.')!r} is sparse: make its layer with sparse=False"
+            )
     return parameters

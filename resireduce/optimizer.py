@@ -117,7 +117,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Last, as no hook may stay on a model that is refused. At the end of a pass `_outside` looks for gradients that
         # no optimizer averages, before the zero_grad() of another one clears them.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._outside.warn)
-        self._restart()
+        try:
+            self._restart()
+        except BaseException:
+            self._backward.end()
+            raise
 
     def _restart(self, by_step: bool = False) -> None:
         self._backward.restart(by_step)

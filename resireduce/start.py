@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from resireduce.agreement import broadcast_object
+from resireduce.agreement import broadcast_object, is_value, state_differs_by_rank, torchs_options
 from resireduce.comm.base import Communicator
 from resireduce.errors import warn
 
@@ -77,12 +77,32 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
 
 
 def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Overwrite options and state. Rank 0 first says what it has, since ranks may hold different kinds of state."""
+    """Overwrite options and state. Rank 0 first says what it has, since ranks may hold different kinds of state.
+
+    Values are sent, and tensors; other objects stay as they are, and so do options that torch's optimizers do not have,
+    unless rank 0 alone has a state: then these came from a checkpoint, too.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     options, layout = broadcast_object(_describe(optimizer, parameters), communicator)
-    others = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+    was_loaded = bool(layout) and not optimizer.state
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        for key, value in values.items():
+            if key not in torchs_options() and not was_loaded:
+                continue
+            if isinstance(group.get(key), Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
+    if state_differs_by_rank(optimizer):
+        return
+    others = {key: one for key, one in optimizer.state.items() if not isinstance(key, Tensor) and is_value([key, one])}
     others = broadcast_object(others, communicator)
-    state: dict[Tensor, dict[str, Any]] = {}
+    state: dict[Any, Any] = {}
+    for holder, held in optimizer.state.items():
+        if not isinstance(holder, Tensor):
+            state |= {holder: held} if not is_value([holder, held]) else {}
+        elif own := {key: value for key, value in held.items() if not is_value(value)}:
+            state[holder] = own
     for index, key, value in layout:
         parameter = parameters[index]
         if isinstance(value, _Like):
@@ -94,12 +114,6 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
     optimizer.state.clear()
     optimizer.state.update(state)
     optimizer.state.update(others)
-    for group, values in zip(optimizer.param_groups, options, strict=True):
-        for key, value in values.items():
-            if isinstance(group.get(key), Tensor):
-                group[key].copy_(value)
-            else:
-                group[key] = value
 
 
 class _Like:
@@ -121,11 +135,21 @@ def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) 
         {key: v.detach().cpu() if isinstance(v, Tensor) else v for key, v in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
-    options = [{key: v for key, v in group.items() if not callable(v)} for group in options]
+    options = [
+        {key: v for key, v in group.items() if is_value(v) and (key in torchs_options() or not _holds_tensors(v))}
+        for group in options
+    ]
     layout = [
         (index, key, _Like(value) if isinstance(value, Tensor) else value)
         for index, parameter in enumerate(parameters)
         if parameter in optimizer.state
         for key, value in optimizer.state[parameter].items()
+        if is_value(value)
     ]
     return options, layout
+
+
+def _holds_tensors(value: object) -> bool:
+    """Whether `value` is a tensor, or holds some, which may share memory with others."""
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, Tensor) or any(map(_holds_tensors, held))

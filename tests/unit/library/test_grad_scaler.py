@@ -233,3 +233,15 @@ def test_with_an_ordinary_optimizer_it_is_torchs_own() -> None:
         scaler.update()
         trained.append(model)
     assert same(*trained)
+
+
+def test_a_scaler_that_is_disabled_unscales_nothing_as_torchs() -> None:
+    model = seeded(Net)
+    scaler = resireduce.GradScaler("cpu", enabled=False)
+    optimizer = distributed(model, gradients="kept")
+    scaler.scale(loss_of(model, torch.Generator().manual_seed(0))).backward()
+    before = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    scaler.unscale_(optimizer)
+    assert all(map(torch.equal, before, [one.grad for one in model.parameters() if one.grad is not None]))
+    scaler.step(optimizer)
+    scaler.update()

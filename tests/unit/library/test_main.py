@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ BAD_MODELS = [
     ("tests.unit.library.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
 ]
 BAD_OPTIONS = [
+    (
+        ("--model", "tests.unit.library.test_main:sparse"),
+        "model: the gradient of '0.weight' is sparse: make its layer with sparse=False",
+    ),
     (("--world-size", "0"), "world_size: 0 is not allowed; give the number of ranks, 1 to 4096"),
     (("--world-size", "-1"), "world_size: -1 is not allowed; give the number of ranks, 1 to 4096"),
     (("--world-size", "1000000000"), "world_size: 1000000000 is not allowed; give the number of ranks, 1 to 4096"),
@@ -84,6 +89,16 @@ def test_the_installed_command_finds_models_of_the_current_folder(
         ],
     )
     assert main() == 0, capsys.readouterr().err
+
+
+def sparse() -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(100, 8, sparse=True))
+
+
+def talkative() -> nn.Module:
+    print("building a layer")
+    warnings.warn("a layer is old", stacklevel=1)
+    return nn.Linear(100, 200)
 
 
 def lazy() -> nn.Module:
@@ -192,3 +207,23 @@ def test_a_model_that_reads_values_is_planned_where_it_has_them(capsys: pytest.C
         assert main(("plan", "--model", model, *others, "--optimizer", "adamw", "--scheme", "baseline")) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
+
+
+def test_what_a_constructor_prints_is_not_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "tests.unit.library.test_main:talkative", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["parameters"] == 4 * 100 * 200 + 4 * 200
+    assert "building a layer" in said.err
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m resireduce plan --model vgg-digits --items | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and len(done.stdout.splitlines()) == 1
+
+
+def test_warnings_that_the_environment_makes_errors_end_nothing() -> None:
+    command = [sys.executable, "-W", "error", "-m", "resireduce", "plan", "--model"]
+    command += ["tests.unit.library.test_main:talkative"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "warning: a layer is old" in done.stderr and "Traceback" not in done.stderr

@@ -203,7 +203,11 @@ def test_two_optimizers_share_a_model() -> None:
 
 def test_sparse_gradients() -> None:
     model = nn.Embedding(200, 100, sparse=True)
+    with pytest.raises(ConfigError, match=r"'weight' is sparse: make its layer with sparse=False"):
+        distributed(model)
+    model.sparse = False
     optimizer = distributed(model)
+    model.sparse = True
     with pytest.raises(UsageError, match=r"'weight' is sparse: make its layer with sparse=False"):
         model(torch.tensor([1, 2])).sum().backward()
     assert optimizer.steps == 0

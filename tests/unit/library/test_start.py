@@ -1,0 +1,152 @@
+"""What all ranks start from: what is compared and sent at the start, what stays each rank's own, and what a failure
+leaves."""
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce import api
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.errors import ConfigError
+from tests.worlds import Net, loss_of, seeded
+
+DENSE: dict[str, Any] = {"compressor": "none", "scheme": "none"}
+
+
+class Divided(torch.optim.Optimizer):
+    """SGD with momentum; each of two ranks holds the momentum of every second parameter, and sends what it updates."""
+
+    def __init__(self, parameters: Any, rank: int, meeting: tuple[threading.Barrier, dict[int, Tensor]]):
+        super().__init__(parameters, {"lr": 0.05})
+        self.rank, self._meeting = rank, meeting
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        barrier, updated = self._meeting
+        parameters = self.param_groups[0]["params"]
+        for number, one in enumerate(parameters):
+            if number % 2 == self.rank:
+                momentum = self.state[one].setdefault("momentum", torch.zeros_like(one))
+                one.sub_(momentum.mul_(0.9).add_(one.grad), alpha=0.05)
+                updated[number] = one.detach().clone()
+        barrier.wait()
+        for number, one in enumerate(parameters):
+            one.copy_(updated[number])
+        barrier.wait()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, torch.Generator().manual_seed(10 * step + rank)).backward()
+        optimizer.step()
+
+
+def divided(own: bool, stop: int | None) -> list[dict[str, Tensor]]:
+    """Train seven steps on two ranks; with a `stop`, go on after it with new objects, the states loaded before."""
+    start = seeded(Net)
+    meeting = threading.Barrier(2, timeout=60), dict[int, Tensor]()
+
+    def rank(communicator: Communicator) -> dict[str, Tensor]:
+        model, begin, state = copy.deepcopy(start), 0, None
+        for end in (*([] if stop is None else [stop]), 7):
+            plain = Divided(model.parameters(), communicator.rank, meeting)
+            plain.state_differs_by_rank = own  # type: ignore[attr-defined]
+            if state is not None:
+                plain.load_state_dict(state)
+            with resireduce.distribute(model, plain, backend=communicator, **DENSE) as optimizer:
+                train(model, optimizer, communicator.rank, range(begin, end))
+            model, begin, state = copy.deepcopy(model), end, copy.deepcopy(plain.state_dict())
+        return dict(model.state_dict())
+
+    return LocalWorld(2).run(rank)
+
+
+def test_states_of_every_second_parameter_go_on_after_a_stop() -> None:
+    for whole, resumed in zip(divided(True, None), divided(True, 4), strict=True):
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole if "running" not in name)
+
+
+def test_states_that_differ_are_not_overwritten_without_a_word() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer: state of .* not on rank 0.*state_differs_by_rank = True"):
+        divided(False, 4)
+
+
+def test_a_number_of_the_rank_may_differ_and_stays() -> None:
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> int:
+        model = copy.deepcopy(start)
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        plain.rank = communicator.rank  # type: ignore[attr-defined]
+        plain.param_groups[0]["rank"] = communicator.rank
+        resireduce.distribute(model, plain, backend=communicator).close()
+        assert plain.rank == communicator.rank  # type: ignore[attr-defined]
+        return int(plain.param_groups[0]["rank"])
+
+    assert LocalWorld(2).run(rank) == [0, 1]
+
+
+def test_options_that_refer_to_something_are_left_alone() -> None:
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> bool:
+        model = copy.deepcopy(start)
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        whole = torch.full((4,), float(communicator.rank))
+        own = {"lock": threading.Lock(), "whole": whole, "view": whole[:2], "rule": lambda step: step}
+        plain.param_groups[0].update(own)
+        resireduce.distribute(model, plain, backend=communicator).close()
+        group = plain.param_groups[0]
+        whole.add_(1)
+        return all(group[key] is value for key, value in own.items()) and bool((group["view"] == whole[:2]).all())
+
+    assert LocalWorld(2).run(rank) == [True, True]
+
+
+def test_a_learning_rate_in_a_tensor_is_that_of_rank_0() -> None:
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> float:
+        model = copy.deepcopy(start)
+        plain = torch.optim.SGD(model.parameters(), torch.tensor(0.25))
+        resireduce.distribute(model, plain, backend=communicator).close()
+        return float(plain.param_groups[0]["lr"])
+
+    assert LocalWorld(2).run(rank) == [0.25, 0.25]
+
+
+STEPS = (
+    "check_types", "check_kinds", "check_settings", "optimized", "find_compressor", "check_beside_optimizer",
+    "check_merge", "check_dear", "check_memory", "find_communicator", "check_optimizer_agreement", "build_feedback",
+    "DistributedOptimizer", "warn_of_unmerged", "broadcast_start",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*STEPS, "BackwardPasses._attach", "BackwardPasses.restart"])
+def test_a_failure_at_any_step_leaves_all_as_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError(name)
+
+    model, expected = seeded(Net), seeded(Net)
+    plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    if name.startswith("BackwardPasses."):
+        monkeypatch.setattr(f"resireduce.backward.{name}", fail)
+    else:
+        assert callable(getattr(api, name))
+        monkeypatch.setattr(api, name, fail)
+    with pytest.raises(MemoryError, match=name):
+        resireduce.distribute(model, plain, backend=LocalCommunicator())
+    train(model, plain, 0, range(3))
+    train(expected, torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9), 0, range(3))
+    assert all(map(torch.equal, model.parameters(), expected.parameters()))
+    assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
+    monkeypatch.undo()
+    resireduce.distribute(model, plain, backend=LocalCommunicator()).close()
