@@ -6,7 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from snakemake.logging import logger
-from snakemake.utils import validate
+from snakemake.utils import update_config, validate
 
 from benchmarks.core.config_reader import extend, read_yaml
 from benchmarks.core.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash, get_packages, get_pretrained
@@ -38,7 +38,11 @@ hide_noise(logger, workflow.output_settings.quiet or ())
 
 # Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
 try:
-    whole = extend(config, Path(workflow.configfiles[-1]).parent, read_yaml)
+    held = {}
+    for path in workflow.configfiles:  # again, since Snakemake takes a key twice, and reads 010 as 8
+        update_config(held, read_yaml(Path(path)))
+    update_config(held, workflow.config_settings.config or {})
+    whole = extend(held, Path(workflow.configfiles[-1]).parent, read_yaml)
     config.clear()
     config.update(whole)
     config["run"] = get_run_name(config)

@@ -1,5 +1,6 @@
 """The commands of the Makefile, as far as they can be called without setting anything up."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -29,3 +30,12 @@ def test_names_that_look_like_numbers_stay_names():
     words = shlex.split(line)
     start = words.index("--config") + 1
     assert parse_config(words[start : start + 2]) == {"run": "007", "part": "1e3"}
+
+
+def test_what_a_shell_sets_for_other_projects_stays_outside_and_an_index_of_packages_does_not():
+    other = {name: "elsewhere" for name in ("SNAKEMAKE_PROFILE", "PYTHONPATH", "PYTEST_ADDOPTS", "PIP_TARGET")}
+    own = {"PIP_INDEX_URL": "https://packages.invalid/simple", "PATH": os.environ["PATH"]}
+    line = ["make", "--silent", "--eval", "show: ; @env", "show"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True, env=other | own)
+    seen = dict(one.split("=", 1) for one in done.stdout.splitlines() if "=" in one)
+    assert not other.keys() & seen.keys() and own.items() <= seen.items()

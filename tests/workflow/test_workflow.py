@@ -66,6 +66,9 @@ MINE = ("--configfile", "my.yaml", "--config", "run=mine")
 BAD_CONFIGS = [
     ("matrix: [{model: gpt2-bytes, density: .nan}]", "matrix entry 1: density: nan is not allowed"),
     ("matrix: [{model: gpt2-bytes}]\nmodels: 3", "config key: 'models' is not known"),
+    ("matrix: [{model: gpt2-bytes, model: vgg-digits}]", "'model' "),
+    ("matrix: [{model: gpt2-bytes, seed: 010}]", "010"),
+    ("matrix: [{model: gpt2-bytes, seed: 1:30}]", "1:30"),
 ]
 
 
