@@ -11,10 +11,13 @@ from resireduce.left_out import FIRST_LOOKS, differ
 from resireduce.orphaned import objects
 
 BYPASSED = (
-    "parameters have changed after a backward pass, but not by step() of what resireduce.distribute(...) returned"
-    ": another optimizer updates them by the gradients of this rank alone, so that ranks differ. Call the step() of "
-    "that one, or distribute the other; if you change them yourself, alike on all ranks, nothing is wrong"
+    "parameters have changed after a backward pass, but not by step() of what resireduce.distribute(...) returned. If "
+    "another optimizer has updated them by the gradients of this rank alone, ranks differ: call the step() of that "
+    "one, or distribute the other. If ranks are meant to differ until then (local steps with an outer optimizer), or "
+    "you change them yourself, alike on all ranks, nothing is wrong"
 )
+ROUNDING = 8
+"""How many times the precision of its dtype a parameter may differ after it was changed and changed back."""
 BYPASS_WATCHED = 4
 """How many parameters are watched: the smallest ones."""
 
@@ -22,8 +25,9 @@ BYPASS_WATCHED = 4
 class Bypassed:
     """Warns once if parameters change after a backward pass, but not by a step that averages their kept gradients.
 
-    A few small ones are watched, by their version and, in the first passes on a CPU, by their values too: fused
-    optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values.
+    A few small ones are watched: where their version has changed, their values are compared and, in the first passes
+    on a CPU, always, as fused optimizers do not tell autograd that they change a parameter. On a GPU the host would
+    wait for that. Differences that rounding makes, as where parameters were changed and changed back, do not count.
 
     Args:
         parameters: those whose gradients are averaged.
@@ -35,15 +39,15 @@ class Bypassed:
         self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
         self._wrapped = wrapped
         self._looks = FIRST_LOOKS
-        self._then: dict[int, tuple[Tensor, int, Tensor | None]] = {}
+        self._then: dict[int, tuple[Tensor, int | None, Tensor]] = {}
 
     def note(self, parameter: Tensor) -> None:
         """Look at `parameter`, whose gradient autograd has finished."""
         if id(parameter) not in self._watched:
             return
         if id(parameter) not in self._then:
-            values = parameter.detach().clone() if self._looks and parameter.is_cpu else None
-            self._then[id(parameter)] = parameter, parameter._version, values
+            version = None if self._looks and parameter.is_cpu else parameter._version
+            self._then[id(parameter)] = parameter, version, parameter.detach().clone()
         else:
             self._look(self._then[id(parameter)])
 
@@ -59,7 +63,7 @@ class Bypassed:
         self._looks -= bool(self._looks and self._then)
         self._then.clear()
 
-    def _look(self, then: tuple[Tensor, int, Tensor | None]) -> None:
+    def _look(self, then: tuple[Tensor, int | None, Tensor]) -> None:
         if self._watched and _has_changed(then):
             self._warn()
 
@@ -74,7 +78,13 @@ class Bypassed:
         return any(id(one) in self._watched for group in groups for one in group["params"])
 
 
-def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
-    """Whether a parameter has another version, or other values where they are known, than it had."""
+def _has_changed(then: tuple[Tensor, int | None, Tensor]) -> bool:
+    """Whether a parameter has other values than it had, by more than rounding. They are compared only where its version
+    is another one, or None is given for it."""
     parameter, version, values = then
-    return parameter._version != version or (values is not None and differ(parameter, values))
+    if parameter._version == version or not differ(parameter, values):
+        return False
+    if not values.is_floating_point() or not values.numel() or values.shape != parameter.shape:
+        return True
+    rounding = ROUNDING * torch.finfo(values.dtype).eps * values.abs().max()
+    return not bool((parameter.detach() - values).abs().max() <= rounding)

@@ -7,8 +7,8 @@ the backward pass, nothing is done before `step`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -77,6 +77,20 @@ UNFINISHED = (
 )
 
 
+class NoSync:
+    """`no_sync` of `optimizer`: what it returns is a context. A copy of it, or a pickle, does nothing."""
+
+    def __init__(self, optimizer: "DistributedOptimizer"):
+        self._optimizer = optimizer
+
+    def __call__(self) -> AbstractContextManager[None]:
+        """Return the context."""
+        return self._optimizer._backward.only_adding_up()
+
+    def __reduce__(self) -> Any:
+        return partial, (nullcontext,)
+
+
 class DistributedOptimizer(torch.optim.Optimizer):
     """Made by `resireduce.distribute`, and used in place of the wrapped one: `zero_grad()`, `backward()`, `step()`.
 
@@ -130,14 +144,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # --- the backward pass ---
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Return a context in which backward passes only add up gradients; the next pass outside it sends the sum.
+    @property
+    def no_sync(self) -> "NoSync":
+        """What returns a context in which backward passes only add up gradients; the next pass outside it sends them.
 
-        Streamed gradients are absorbed by full residuals; all others are held in `.grad`.
+        Streamed gradients are absorbed by full residuals; all others are held in `.grad`. Trainers find it where it is
+        put: `model.no_sync = optimizer.no_sync`. A copy of that model adds up nothing, as it trains plainly.
         """
-        with self._backward.only_adding_up():
-            yield
+        return NoSync(self)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, as the wrapped optimizer does.

@@ -4,11 +4,11 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from benchmarks.core.files import save_json
 from benchmarks.core.prepared import MANIFEST, Prepared, check_prepared, open_prepared
@@ -43,7 +43,8 @@ def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified
         root.mkdir(parents=True, exist_ok=True)
         with _alone(name, root):
             _clear_up(name, root)
-            temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=PARTIAL, dir=root))
+            temporary = root / f".{name}.{uuid4().hex}{PARTIAL}"
+            temporary.mkdir()  # with the permissions that the umask leaves
             try:
                 notes = dataset.prepare(files, temporary, root, report)
                 about = {"name": name, "title": dataset.title, "source": str(source.absolute()), "verified": verified}
@@ -126,7 +127,6 @@ def _combined(digests: Mapping[str, str]) -> str:
 
 def _move(temporary: Path, folder: Path) -> None:
     """Move a finished folder into place, replacing an old one if there is any."""
-    temporary.chmod(0o755)
     old = temporary.with_suffix(OLD)
     if folder.exists():
         folder.rename(old)

@@ -2,7 +2,10 @@
 leaves."""
 
 import copy
+import io
+import pickle
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -150,3 +153,52 @@ def test_a_failure_at_any_step_leaves_all_as_before(name: str, monkeypatch: pyte
     assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
     monkeypatch.undo()
     resireduce.distribute(model, plain, backend=LocalCommunicator()).close()
+
+
+@pytest.mark.parametrize("gradients", ["streamed", "kept"])
+def test_a_model_that_holds_no_sync_can_be_copied_and_a_copy_trains_plainly(gradients: str) -> None:
+    model, expected = seeded(Net), seeded(Net)
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    with resireduce.distribute(model, plain, backend=LocalCommunicator(), gradients=gradients, **DENSE) as optimizer:
+        model.no_sync = optimizer.no_sync
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)]
+        copies.append(torch.optim.swa_utils.AveragedModel(model).module)
+        with model.no_sync():
+            loss_of(model, torch.Generator().manual_seed(5)).backward()
+    train(expected, torch.optim.SGD(expected.parameters(), 0.1), 0, range(2))
+    for one in copies:
+        with one.no_sync():
+            train(one, torch.optim.SGD(one.parameters(), 0.1), 0, range(2))
+        assert all(map(torch.equal, one.parameters(), expected.parameters()))
+
+
+@pytest.mark.parametrize("way", ["back", "away"])
+def test_only_what_is_more_than_rounding_counts_as_a_change_by_others(way: str) -> None:
+    """SAM climbs and comes back, up to rounding; a step by hand stays away."""
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> None:
+        model = copy.deepcopy(start)
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        other = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = resireduce.distribute(model, plain, backend=communicator, gradients="kept", **DENSE)
+        for step in range(20):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(step)
+            loss_of(model, generator).backward()
+            with torch.no_grad():
+                for one in model.parameters():
+                    climb = 0.001 * torch.randn(one.shape, generator=generator)
+                    one.add_(climb)
+                    if way == "back":
+                        one.sub_(climb)
+            optimizer.step()
+        assert other.param_groups
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        LocalWorld(2).run(rank)
+    assert any("parameters have changed after a backward pass" in str(one.message) for one in told) is (way == "away")
