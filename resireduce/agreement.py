@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from inspect import signature
+from numbers import Number
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
 
     Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options may differ if this rank's
     optimizer has no state and rank 0's has one: then a checkpoint was loaded there, and not here. What torch's
-    optimizers do not have, as the number of a rank, may differ too. Raises it also if a rank holds state of a parameter
-    of which rank 0 has none, unless the optimizer says `state_differs_by_rank = True`.
+    optimizers do not have, as the number of a rank, may differ too. Raises it also if a rank holds state of other
+    parameters than rank 0, unless the optimizer says `state_differs_by_rank = True`.
     """
     if communicator.world_size == 1:
         return
@@ -63,16 +64,19 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def _check_state(held: Sequence[str], communicator: Communicator) -> None:
-    """Raise ConfigError on all ranks if one holds state of parameters, named `held`, that rank 0 has none of."""
+    """Raise ConfigError on all ranks if one holds state of other parameters, named `held`, than rank 0; it may hold
+    none, as where a checkpoint was loaded on rank 0 alone."""
     theirs = broadcast_object(list(held), communicator)
-    beyond = [name for name in held if name not in theirs]
-    count = torch.tensor([len(beyond)], device=communicator.control_device)
+    beyond, lacking = set(held) - set(theirs), set(theirs) - set(held) if held else set()
+    count = torch.tensor([len(beyond) + len(lacking)], device=communicator.control_device)
     communicator.all_reduce(count, "resireduce.start.state").wait()
     if int(count):
-        here = f"of {beyond[0]!r} is on rank {communicator.rank}" if beyond else "of some parameter is on another rank"
+        where = (f"{communicator.rank} and not on rank 0", f"0 and not on rank {communicator.rank}")[not beyond]
+        name = min(beyond or lacking, default="some parameter")
+        here = f"of {name!r} is on rank {where}" if beyond or lacking else "is of other parameters on another rank"
         raise ConfigError(
-            f"optimizer: state {here} and not on rank 0, whose state all ranks are given: load the same checkpoint on "
-            "all ranks, or on rank 0 alone; or, if each rank is to hold the state of other parameters, set "
+            f"optimizer: state {here}, and all ranks are given that of rank 0: load the same checkpoint on all ranks, "
+            "or on rank 0 alone; or, if each rank is to hold the state of other parameters, set "
             "optimizer.state_differs_by_rank = True, so that each keeps its own"
         )
 
@@ -87,7 +91,8 @@ def torchs_options() -> frozenset[str]:
     """Return the names of the options of torch's own optimizers, and of what its schedulers add."""
     kinds = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     kinds = [kind for kind in kinds if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer]
-    return frozenset({name for kind in kinds for name in signature(kind).parameters} - {"params"} | {"initial_lr"})
+    names = {name for kind in kinds for name in signature(kind).parameters} - {"params"}
+    return frozenset(names | {"initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum"})
 
 
 def is_value(one: object) -> bool:
@@ -97,7 +102,7 @@ def is_value(one: object) -> bool:
         return all(is_value(key) and is_value(value) for key, value in one.items())
     if isinstance(one, list | tuple | set | frozenset | deque):
         return all(map(is_value, one))
-    return one is None or isinstance(one, bool | int | float | complex | str | bytes | Tensor | torch.dtype)
+    return one is None or isinstance(one, Number | str | bytes | Tensor | torch.dtype)
 
 
 def agree(

@@ -147,15 +147,15 @@ def distribute(
     communicator = find_communicator(settings.backend, settings.group, parameters.values())
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
+    gradients_before = [one.grad for one in parameters.values()]
+    distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
-    except BaseException:
-        levels.close()
-        raise
-    try:
         warn_of_unmerged(settings.merge, distributed.messages, [slot.name for slot in distributed.queue.compressed])
         broadcast_start(model, optimizer, communicator)
     except BaseException:  # the plain optimizer can train on
-        distributed.close()
+        (levels if distributed is None else distributed).close()
+        for one, gradient in zip(parameters.values(), gradients_before, strict=True):
+            one.grad = gradient
         raise
     return distributed

@@ -84,7 +84,7 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     options, layout = broadcast_object(_describe(optimizer, parameters), communicator)
-    was_loaded = bool(layout) and not optimizer.state
+    was_loaded = bool(layout) and not optimizer.state and not state_differs_by_rank(optimizer)
     for group, values in zip(optimizer.param_groups, options, strict=True):
         for key, value in values.items():
             if key not in torchs_options() and not was_loaded:
