@@ -81,7 +81,7 @@ def compress_ddp(
         model.register_comm_hook(hook, _reduce)
     except RuntimeError as error:  # one of torch's built-in hooks, which the wrapper does not list
         model._comm_hooks.pop()
-        raise _has_hook(None) from error
+        raise ConfigError(str(_has_hook(None))) from error
     model.module.register_load_state_dict_post_hook(_Loaded(model, parameters.values()))
     return hook
 
