@@ -107,7 +107,8 @@ class BackwardPasses:
     def restart(self, by_step: bool) -> None:
         """Forget the passes of the last step, which has been taken if `by_step`."""
         self.under_way = False
-        self.bypassed.restart(by_step)
+        if by_step:
+            self.bypassed.restart()
 
     def end(self) -> None:
         """Remove all hooks from the model."""

@@ -19,11 +19,10 @@ DIGESTS = 1 << 20
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The dtype as which an element of so many bytes is read."""
 DRIFTED = (
-    "parameters are no longer the same on all ranks, to the last bit, which the first two steps look at: averages are "
-    "added to different models. Where each rank has changed them and changed them back (as SAM does), rounding may be "
-    "all, and nothing is wrong. Otherwise something may be random on each rank for itself, as a layer that is made in "
-    "its first forward pass, or an optimizer that rounds at random: seed all ranks alike for it, or run that pass "
-    "before distribute(). Or a checkpoint was loaded on some ranks alone: load it on all"
+    "parameters are no longer the same on all ranks, which the first two steps look at: averages are added to "
+    "different models. Something is random on each rank for itself, as a layer that is made in its first forward pass, "
+    "or an optimizer that rounds at random: seed all ranks alike for it, or run that pass before distribute(). Or a "
+    "checkpoint was loaded on some ranks alone: load it on all"
 )
 
 

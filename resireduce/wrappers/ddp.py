@@ -77,11 +77,7 @@ def compress_ddp(
     hook.refuse = partial(_refuse_join, weakref.ref(model))
     averaged = {name: one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore}
     hook.outside = Outside(model.module, averaged | parameters, UNKNOWN)
-    try:
-        model.register_comm_hook(hook, _reduce)
-    except RuntimeError as error:  # one of torch's built-in hooks, which the wrapper does not list
-        model._comm_hooks.pop()
-        raise ConfigError(str(_has_hook(None))) from error
+    model.register_comm_hook(hook, _reduce)
     model.module.register_load_state_dict_post_hook(_Loaded(model, parameters.values()))
     return hook
 
@@ -95,12 +91,6 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
         )
     if model._comm_hooks:
         raise _has_hook(model._comm_hooks[0][0])
-    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
-        raise ConfigError(
-            "model: parameters have an optimizer that updates them in the backward pass "
-            "(_apply_optimizer_in_backward): DistributedDataParallel has a communication hook of its own for it, and "
-            "can have one only; make the optimizer as usual, and call its step()"
-        )
     parameters = {
         name: parameter
         for name, parameter in model.module.named_parameters()
@@ -120,7 +110,7 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
 
 
 def _has_hook(hook: object) -> ConfigError:
-    """Return the error for a model that has a communication `hook` already; None: a built-in one, without a name."""
+    """Return the error for a model that has a communication `hook` already."""
     if hook is _reduce:
         return ConfigError("model: compress_ddp was called for it already; use the hook that it returned then")
     return ConfigError(

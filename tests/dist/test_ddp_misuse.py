@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
@@ -586,15 +585,3 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
     assert len(said) == 16 and [one for one in said if one not in library] == []
-
-
-def test_a_model_that_has_a_hook_or_an_optimizer_in_the_backward_pass_is_refused_at_the_call(alone: None) -> None:
-    built_in = DistributedDataParallel(Branch())
-    built_in._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    with pytest.raises(ConfigError, match=r"model: it has a communication hook already.*wrap the model anew"):
-        resireduce.compress_ddp(built_in)
-    loss(built_in, 0).backward()  # as before
-    inside = Branch()
-    _apply_optimizer_in_backward(torch.optim.SGD, inside.parameters(), {"lr": 0.1})
-    with pytest.raises(ConfigError, match=r"model: .*_apply_optimizer_in_backward.* make the optimizer as usual"):
-        resireduce.compress_ddp(DistributedDataParallel(inside))

@@ -10,7 +10,7 @@ from benchmarks.analysis.bundle.notes import notes, wrong_inputs
 from benchmarks.analysis.bundle.pack import BundleError
 from benchmarks.analysis.bundle.stage import OUTPUTS, differences, files_of, fresh_report
 from benchmarks.analysis.bundle.unpack import unpack
-from benchmarks.analysis.labels import printable
+from benchmarks.analysis.labels import say
 from benchmarks.core.paths import RUNS
 from benchmarks.core.progress import counted
 from resireduce.errors import ConfigError
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
 def _note(found: list[str]) -> None:
     more = [f"{len(found) - MOST_SHOWN} more like these"] if len(found) > MOST_SHOWN else []
     for note in [*found[:MOST_SHOWN], *more]:
-        print(f"Note: {printable(note)}")
+        say(f"Note: {note}")
 
 
 def differing_tables(run: Path, name: str) -> list[str]:
@@ -74,7 +74,7 @@ def differing_tables(run: Path, name: str) -> list[str]:
 
 def _failed(bundle: Path, problems: list[str]) -> int:
     for problem in problems[:MOST_SHOWN]:
-        print(f"DIFFERS: {printable(problem)}")
+        say(f"DIFFERS: {problem}")
     if len(problems) > MOST_SHOWN:
         print(f"... and {len(problems) - MOST_SHOWN} more")
     print(f"NOT verified: {bundle}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")
