@@ -12,22 +12,24 @@ from resireduce.orphaned import objects
 
 BYPASSED = (
     "parameters have changed after a backward pass, but not by step() of what resireduce.distribute(...) returned. If "
-    "another optimizer has updated them by the gradients of this rank alone, ranks differ: call the step() of that "
-    "one, or distribute the other. If ranks are meant to differ until then (local steps with an outer optimizer), or "
-    "you change them yourself, alike on all ranks, nothing is wrong"
+    "another optimizer updates them, it does so by the gradients of this rank alone, and ranks differ: call the step() "
+    "of the returned one, or distribute the other. If they are the same on all ranks again when that takes its step, "
+    "as after local steps that an outer optimizer averages, or if you change them alike, nothing is wrong"
 )
-ROUNDING = 8
-"""How many times the precision of its dtype a parameter may differ after it was changed and changed back."""
 BYPASS_WATCHED = 4
 """How many parameters are watched: the smallest ones."""
+MOVED = 2
+"""In how many passes since the last step a parameter must be elsewhere: SAM computes one gradient away from it."""
+ROUNDING = 1e-5
+"""The part of a parameter's largest value by which moving it and back may change it, or a bit of a shorter dtype."""
 
 
 class Bypassed:
     """Warns once if parameters change after a backward pass, but not by a step that averages their kept gradients.
 
-    A few small ones are watched: where their version has changed, their values are compared and, in the first passes
-    on a CPU, always, as fused optimizers do not tell autograd that they change a parameter. On a GPU the host would
-    wait for that. Differences that rounding makes, as where parameters were changed and changed back, do not count.
+    A few small ones are watched, by their values in the first steps on a CPU, and then by their version: fused
+    optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values. Values
+    that differ by rounding, as where a parameter is moved and moved back, are the same.
 
     Args:
         parameters: those whose gradients are averaged.
@@ -39,33 +41,35 @@ class Bypassed:
         self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
         self._wrapped = wrapped
         self._looks = FIRST_LOOKS
-        self._then: dict[int, tuple[Tensor, int | None, Tensor]] = {}
+        self._then: dict[int, tuple[Tensor, int, Tensor | None]] = {}
+        """What the watched ones were at the first gradient since the last step."""
+        self._moved: dict[int, int] = {}
+        """In how many later passes they were elsewhere."""
 
     def note(self, parameter: Tensor) -> None:
         """Look at `parameter`, whose gradient autograd has finished."""
-        if id(parameter) not in self._watched:
+        key = id(parameter)
+        if key not in self._watched:
             return
-        if id(parameter) not in self._then:
-            version = None if self._looks and parameter.is_cpu else parameter._version
-            self._then[id(parameter)] = parameter, version, parameter.detach().clone()
-        else:
-            self._look(self._then[id(parameter)])
+        if key not in self._then:
+            has_values = self._looks and parameter.is_cpu and parameter.itemsize > 1
+            values = parameter.detach().clone() if has_values else None
+            self._then[key] = parameter, parameter._version, values
+        elif _has_changed(self._then[key]):
+            self._moved[key] = self._moved.get(key, 0) + 1
+            if self._moved[key] == MOVED:
+                self._warn()
 
     def note_step(self) -> None:
         """Look whether another optimizer has taken a step before this one; parameters may be changed by hand."""
         if any(map(_has_changed, self._then.values())) and self._others_hold():
             self._warn()
 
-    def restart(self, by_step: bool) -> None:
-        """Begin the next step, or, if not `by_step`, let the gradients of this one go."""
-        for one in () if by_step else tuple(self._then.values()):
-            self._look(one)
+    def restart(self) -> None:
+        """Begin the next step, as one has been taken."""
         self._looks -= bool(self._looks and self._then)
         self._then.clear()
-
-    def _look(self, then: tuple[Tensor, int | None, Tensor]) -> None:
-        if self._watched and _has_changed(then):
-            self._warn()
+        self._moved.clear()
 
     def _warn(self) -> None:
         self._watched.clear()
@@ -78,13 +82,10 @@ class Bypassed:
         return any(id(one) in self._watched for group in groups for one in group["params"])
 
 
-def _has_changed(then: tuple[Tensor, int | None, Tensor]) -> bool:
-    """Whether a parameter has other values than it had, by more than rounding. They are compared only where its version
-    is another one, or None is given for it."""
+def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
+    """Whether a parameter has other values than it had, beyond rounding; or another version, where none are known."""
     parameter, version, values = then
-    if parameter._version == version or not differ(parameter, values):
-        return False
-    if not values.is_floating_point() or not values.numel() or values.shape != parameter.shape:
-        return True
-    rounding = ROUNDING * torch.finfo(values.dtype).eps * values.abs().max()
-    return not bool((parameter.detach() - values).abs().max() <= rounding)
+    if values is None or not differ(parameter, values):
+        return values is None and parameter._version != version
+    rounding = max(ROUNDING, torch.finfo(values.dtype).eps) * values.abs().max()
+    return bool((parameter.detach() - values).abs().max() > rounding)

@@ -20,9 +20,10 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The dtype as which an element of so many bytes is read."""
 DRIFTED = (
     "parameters are no longer the same on all ranks, which the first two steps look at: averages are added to "
-    "different models. Something is random on each rank for itself, as a layer that is made in its first forward pass, "
-    "or an optimizer that rounds at random: seed all ranks alike for it, or run that pass before distribute(). Or a "
-    "checkpoint was loaded on some ranks alone: load it on all"
+    "different models. A single bit counts, so it may be rounding alone, as where each rank moves them and back by "
+    "add_() and sub_(): put a copy back. Or something may be random on each rank for itself, as a layer that is made "
+    "in its first forward pass, or an optimizer that rounds at random: seed all ranks alike for it, or run that pass "
+    "before distribute(). Or a checkpoint may have been loaded on some ranks alone: load it on all"
 )
 
 

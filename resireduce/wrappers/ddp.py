@@ -57,7 +57,7 @@ def compress_ddp(
     first backward pass. Parameter names are those of the wrapped model, without "module.".
 
     Args:
-        model: in DistributedDataParallel, without a communication hook.
+        model: in DistributedDataParallel, without a communication hook, or an optimizer in its backward pass.
         scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as in
             `resireduce.distribute`. With a compressor that corrects momentum (dgc-momentum) the optimizer must have
             none, which the hook cannot check.
@@ -89,8 +89,7 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel "
             f"{_place(model)}, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
-    if model._comm_hooks:
-        raise _has_hook(model._comm_hooks[0][0])
+    _refuse_hooks(model)
     parameters = {
         name: parameter
         for name, parameter in model.module.named_parameters()
@@ -109,14 +108,23 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def _has_hook(hook: object) -> ConfigError:
-    """Return the error for a model that has a communication `hook` already."""
-    if hook is _reduce:
-        return ConfigError("model: compress_ddp was called for it already; use the hook that it returned then")
-    return ConfigError(
-        f"model: it has a communication hook already ({getattr(hook, '__qualname__', 'one')}), and can have one only; "
-        "wrap the model anew, without that hook (and without mixed_precision=..., which is one)"
-    )
+def _refuse_hooks(model: DistributedDataParallel) -> None:
+    """Raise ConfigError if `model` has a communication hook, or will make itself one in its first forward pass."""
+    updated = {id(one) for one in model._module_parameters if hasattr(one, "_in_backward_optimizers")}
+    if (name := next((name for name, one in model.module.named_parameters() if id(one) in updated), None)) is not None:
+        raise ConfigError(
+            f"model: an optimizer of torch's _apply_optimizer_in_backward updates {name!r} in the backward pass, by "
+            "a communication hook of DistributedDataParallel, which can have one only; build the model anew, and give "
+            "it an optimizer that takes its step after backward(), or leave compress_ddp out"
+        )
+    if any(hook is _reduce for hook, _ in model._comm_hooks):
+        raise ConfigError("model: compress_ddp was called for it already; use the hook that it returned then")
+    # The names of built-in hooks are known to the logger alone.
+    if (name := model._get_ddp_logging_data().get("comm_hook")) is not None:
+        raise ConfigError(
+            f"model: it has a communication hook already ({name}), and can have one only; wrap the model anew, "
+            "without that hook (and without mixed_precision=..., which is one)"
+        )
 
 
 def _is_held(parameter: Tensor) -> bool:

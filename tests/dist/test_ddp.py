@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
@@ -339,6 +340,28 @@ def test_a_model_that_cannot_be_hooked_is_refused_with_the_cure(alone: None) -> 
         resireduce.compress_ddp(DistributedDataParallel(distributed))
     with pytest.raises(ConfigError, match=r"scheme: 'w2d'.*did you mean"):
         resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "w2d")
+
+
+@pytest.mark.parametrize("wraps_first", [False, True])
+def test_an_optimizer_in_the_backward_pass_is_refused(alone: None, wraps_first: bool) -> None:
+    """At the call, not by torch at the first forward pass, and before anything is left on the model."""
+    model = seeded(build)
+    if wraps_first:
+        parallel = DistributedDataParallel(model)
+    _apply_optimizer_in_backward(torch.optim.SGD, [model.head.weight], {"lr": 0.1})
+    if not wraps_first:
+        parallel = DistributedDataParallel(model)
+    with pytest.raises(ConfigError, match=r"_apply_optimizer_in_backward updates 'head\.weight' in the backward pass"):
+        resireduce.compress_ddp(parallel)
+    assert not parallel._comm_hooks and not model.first.weight._post_accumulate_grad_hooks
+
+
+def test_a_built_in_hook_is_refused(alone: None) -> None:
+    parallel = DistributedDataParallel(seeded(build))
+    parallel._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    with pytest.raises(ConfigError, match=r"hook already \(BuiltinCommHookType\.FP16_COMPRESS\).*wrap the model anew"):
+        resireduce.compress_ddp(parallel)
+    loss_of(parallel, torch.Generator()).backward()
 
 
 def test_sparse_and_newly_frozen_parameters_are_refused(alone: None) -> None:
