@@ -57,9 +57,10 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for place, (name, tensor) in enumerate(tensors):
             mine[f"{kind} number {place}"] = f"{name} {_kind(tensor)}"
-    was_loaded = broadcast_object(bool(optimizer.state), communicator) and not optimizer.state
+    is_shared = not state_differs_by_rank(optimizer)
+    was_loaded = broadcast_object(bool(optimizer.state), communicator) and not optimizer.state and is_shared
     agree(mine | options, communicator, options if was_loaded else ())
-    if not state_differs_by_rank(optimizer):
+    if is_shared:
         _check_state([names.get(id(one), "") for one in optimizer.state if isinstance(one, Tensor)], communicator)
 
 
@@ -67,17 +68,15 @@ def _check_state(held: Sequence[str], communicator: Communicator) -> None:
     """Raise ConfigError on all ranks if one holds state of other parameters, named `held`, than rank 0; it may hold
     none, as where a checkpoint was loaded on rank 0 alone."""
     theirs = broadcast_object(list(held), communicator)
-    beyond, lacking = set(held) - set(theirs), set(theirs) - set(held) if held else set()
-    count = torch.tensor([len(beyond) + len(lacking)], device=communicator.control_device)
+    different = set(held) ^ set(theirs) if held else set()
+    count = torch.tensor([len(different)], device=communicator.control_device)
     communicator.all_reduce(count, "resireduce.start.state").wait()
     if int(count):
-        where = (f"{communicator.rank} and not on rank 0", f"0 and not on rank {communicator.rank}")[not beyond]
-        name = min(beyond or lacking, default="some parameter")
-        here = f"of {name!r} is on rank {where}" if beyond or lacking else "is of other parameters on another rank"
+        here = f"only one of ranks 0 and {communicator.rank} has it of {min(different)!r}" if different else "not here"
         raise ConfigError(
-            f"optimizer: state {here}, and all ranks are given that of rank 0: load the same checkpoint on all ranks, "
-            "or on rank 0 alone; or, if each rank is to hold the state of other parameters, set "
-            "optimizer.state_differs_by_rank = True, so that each keeps its own"
+            f"optimizer: ranks hold the state of different parameters ({here}), and all are given that of rank 0: "
+            "load the same checkpoint on all ranks, or on rank 0 alone; or, if each rank is to hold the state of other "
+            "parameters, set optimizer.state_differs_by_rank = True, so that each keeps its own"
         )
 
 

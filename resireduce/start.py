@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from resireduce.agreement import broadcast_object, is_value, state_differs_by_rank, torchs_options
+from resireduce.agreement import broadcast_object, is_value, state_differs_by_rank
 from resireduce.comm.base import Communicator
 from resireduce.errors import warn
 
@@ -19,7 +19,8 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         _overwrite(tensor, f"resireduce.start.{name}", communicator)
-    _broadcast_optimizer(optimizer, communicator)
+    if not state_differs_by_rank(optimizer):
+        _broadcast_optimizer(optimizer, communicator)
     _compare_beside(model, communicator)
 
 
@@ -77,31 +78,21 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
 
 
 def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Overwrite options and state. Rank 0 first says what it has, since ranks may hold different kinds of state.
-
-    Values are sent, and tensors; other objects stay as they are, and so do options that torch's optimizers do not have,
-    unless rank 0 alone has a state: then these came from a checkpoint, too.
-    """
+    """Overwrite state and, where rank 0 alone has one, as from a checkpoint, options. Rank 0 first says what it has,
+    since ranks may hold different kinds of state. Only values and tensors are sent; other objects stay as they are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    options, layout = broadcast_object(_describe(optimizer, parameters), communicator)
-    was_loaded = bool(layout) and not optimizer.state and not state_differs_by_rank(optimizer)
-    for group, values in zip(optimizer.param_groups, options, strict=True):
+    options, layout, others = broadcast_object(_describe(optimizer, parameters), communicator)
+    was_loaded = bool(layout) and not optimizer.state
+    for group, values in zip(optimizer.param_groups, options, strict=True) if was_loaded else ():
         for key, value in values.items():
-            if key not in torchs_options() and not was_loaded:
-                continue
             if isinstance(group.get(key), Tensor):
                 group[key].copy_(value)
             else:
                 group[key] = value
-    if state_differs_by_rank(optimizer):
-        return
-    others = {key: one for key, one in optimizer.state.items() if not isinstance(key, Tensor) and is_value([key, one])}
-    others = broadcast_object(others, communicator)
     state: dict[Any, Any] = {}
     for holder, held in optimizer.state.items():
-        if not isinstance(holder, Tensor):
-            state |= {holder: held} if not is_value([holder, held]) else {}
-        elif own := {key: value for key, value in held.items() if not is_value(value)}:
+        own = {key: one for key, one in held.items() if not is_value(one)} if isinstance(holder, Tensor) else held
+        if own and not is_value([holder, own]):
             state[holder] = own
     for index, key, value in layout:
         parameter = parameters[index]
@@ -112,8 +103,7 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
         else:
             state.setdefault(parameter, {})[key] = value
     optimizer.state.clear()
-    optimizer.state.update(state)
-    optimizer.state.update(others)
+    optimizer.state.update(state | others)
 
 
 class _Like:
@@ -129,15 +119,14 @@ class _Like:
         return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
-def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[list[Any], list[Any]]:
-    """Return the groups' options, and the state as (parameter's index, key, value or description of a tensor)."""
+def _describe(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
+) -> tuple[list[Any], list[Any], dict[Any, Any]]:
+    """Return the groups' options, the state as (parameter's index, key, value or description of a tensor), and the
+    state of what is no parameter."""
     options = [
-        {key: v.detach().cpu() if isinstance(v, Tensor) else v for key, v in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-    options = [
-        {key: v for key, v in group.items() if is_value(v) and (key in torchs_options() or not _holds_tensors(v))}
-        for group in options
+        {key: v.detach().cpu() if isinstance(v, Tensor) else v for key, v in group.items() if is_value(v)}
+        for group in ({key: v for key, v in group.items() if key != "params"} for group in optimizer.param_groups)
     ]
     layout = [
         (index, key, _Like(value) if isinstance(value, Tensor) else value)
@@ -146,10 +135,5 @@ def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) 
         for key, value in optimizer.state[parameter].items()
         if is_value(value)
     ]
-    return options, layout
-
-
-def _holds_tensors(value: object) -> bool:
-    """Whether `value` is a tensor, or holds some, which may share memory with others."""
-    held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return isinstance(value, Tensor) or any(map(_holds_tensors, held))
+    others = {key: v for key, v in optimizer.state.items() if not isinstance(key, Tensor) and is_value([key, v])}
+    return options, layout, others
