@@ -10,12 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from benchmarks.analysis.labels import markdown_table
 from benchmarks.core.registry import MODELS
-from resireduce.grouping import compressible, find_groups
 from resireduce.plan import plan
 from resireduce.scheme import load
 
@@ -32,7 +28,7 @@ ROWS = {
     "gpt2-bytes": "gpt2-bytes, AdamW",
     "bert-questions": "bert-questions, AdamW",
 }
-BETWEEN, FULLEST, BOUND = "normalised", "peak_normalised", "bound"
+BETWEEN, FULLEST = "normalised", "peak_normalised"
 
 
 @dataclass(frozen=True)
@@ -44,14 +40,12 @@ class Column:
     scheme: str = "baseline"
     precision: str | None = None
     world_size: int = 2
-    slices: bool | None = True
 
 
 TABLES = {
     "precisions": [
         Column("float32, between steps", BETWEEN),
         Column("fullest, 2 ranks", FULLEST),
-        Column("without slices", FULLEST, slices=None),
         Column("64 ranks", FULLEST, world_size=64),
         Column("bfloat16, between", BETWEEN, precision="bfloat16"),
         Column("fullest", FULLEST, precision="bfloat16"),
@@ -62,63 +56,30 @@ TABLES = {
     ],
     "schemes": [
         Column("`w`, between steps", BETWEEN, "w"),
-        Column("at least", BOUND, "w"),
         Column("fullest", FULLEST, "w"),
         Column("`2d`, between", BETWEEN, "2d"),
         Column("fullest", FULLEST, "2d"),
         Column("`w+2d`, between", BETWEEN, "w+2d"),
-        Column("at least", BOUND, "w+2d"),
         Column("fullest", FULLEST, "w+2d"),
         Column("64 ranks", FULLEST, "w+2d", world_size=64),
-        Column("without slices", FULLEST, "w+2d", slices=None),
     ],
 }
 
 
 @cache
-def planned(model: str, scheme: str, precision: str | None, world_size: int, slices: bool | None) -> dict[str, Any]:
+def planned(model: str, scheme: str, precision: str | None, world_size: int) -> dict[str, Any]:
     """Return the plan of a model with streamed gradients and top-k at 0.01."""
     optimizer = "sgd" if "SGD" in ROWS[model] else "adamw"
     return plan(
         load(MODELS[model]), optimizer=optimizer, scheme=scheme, residual_dtype=precision, gradients="streamed",
-        compressor="topk", density=0.01, world_size=world_size, slices=slices,
+        compressor="topk", density=0.01, world_size=world_size,
     )  # fmt: skip
-
-
-def open_sums(model: nn.Module) -> int:
-    """Return the most bytes of sums, in float32, of groups of which some members have come and some are still to come.
-
-    Gradients come last layer first. model: may be without storage.
-    """
-    groups = find_groups(model, compressible(model)).groups
-    group_of = {name: group for group in groups for name in group}
-    come, most, nbytes = dict.fromkeys(groups, 0), 0, {n: 4 * p.numel() for n, p in model.named_parameters()}
-    for name in reversed([name for name in nbytes if name in group_of]):
-        come[group_of[name]] += 1
-        most = max(most, sum(nbytes[group[0]] for group in groups if 0 < come[group] < len(group)))
-    return most
-
-
-def bound(model: str, scheme: str) -> float:
-    """Return what every form holds at its fullest at least, in parts of the paper's states: docs/memory.md says why."""
-    found = planned(model, scheme, None, 2, True)
-    with torch.device("meta"):
-        built = load(MODELS[model])()
-    shared = [name for name, why in found["twice_gradients"].items() if "share" in why]
-    whole = sum(parameter.nbytes for name, parameter in built.named_parameters() if name in shared)
-    return float((found["total"] + open_sums(built) + whole) / found["baseline_total"])
 
 
 def row(model: str, columns: Sequence[Column]) -> list[str]:
     """Return the row of a model: its name, and per cent of the paper's states."""
-    cells = [ROWS[model]]
-    for one in columns:
-        if one.figure == BOUND:
-            share = bound(model, one.scheme)
-        else:
-            share = planned(model, one.scheme, one.precision, one.world_size, one.slices)[one.figure]
-        cells.append(f"{100 * share:.1f}")
-    return cells
+    plans = (planned(model, one.scheme, one.precision, one.world_size)[one.figure] for one in columns)
+    return [ROWS[model], *(f"{100 * share:.1f}" for share in plans)]
 
 
 def page(text: str, models: Sequence[str] = tuple(ROWS)) -> str:

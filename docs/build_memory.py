@@ -1,6 +1,6 @@
 """`python docs/build_memory.py`: docs/memory-in-a-step.svg, the memory of one step over time, as records have it.
 
-Trains vgg-digits on one rank in three ways, and follows every tensor of the second step.
+Trains vgg-digits on one rank in two ways, and follows every tensor of the second step.
 """
 
 import sys
@@ -19,7 +19,6 @@ PICTURE = Path(__file__).parent / "memory-in-a-step.svg"
 WAYS: dict[str, dict[str, Any]] = {
     "kept": {"gradients": "kept"},
     "streamed": {"gradients": "streamed"},
-    "streamed, in slices": {"gradients": "streamed", "slices": True},
 }
 COLOURS = ("#4c566a", "#81a1c1", "#a3be8c", "#d08770", "#ebcb8b")
 """Colours of BANDS, in their order."""

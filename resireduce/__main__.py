@@ -9,11 +9,10 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from resireduce.errors import ConfigError, UsageError, check_given, in_one_line
-from resireduce.planning.lines import figure_lines, group_lines, item_line, lines_by_reason
+from resireduce.planning.lines import figure_lines, group_lines, item_line
 from resireduce.planning.texts import arguments_in, as_count, as_number, as_pair, patterns_in
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
 from resireduce.settings import Settings
@@ -65,8 +64,6 @@ def _add_training(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--overlap", action="store_true", default=None, help=text)
     text = "backward passes accumulated per step (default: %(default)s)"
     plan.add_argument("--backward-passes-per-step", metavar="N", default=1, type=as_count, help=text)
-    text = "make and apply streamed gradients of large tensors in slices of BYTES (without BYTES: sizes are chosen)"
-    plan.add_argument("--slices", nargs="?", const=True, type=as_count, metavar="BYTES", help=text)
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
 
 
@@ -107,26 +104,17 @@ def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
 
 def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
-    from resireduce.planning.slice_choice import advisable, slice_choices
 
     options = {key: value for key, value in vars(args).items() if key not in NOT_OF_PLAN}
     groups, of_scheme = patterns_in(args.patterns), dict(map(as_pair, args.option))
     of_optimizer = arguments_in("optimizer_args", args.optimizer_arg)
     given = {"groups": groups, "options": of_scheme, "optimizer_args": of_optimizer, **options}
     result = plan(_builder(args), **given)
-    items, whole, twice = (result.pop(key, {}) for key in ("items", "whole_gradients", "twice_gradients"))
-    result.pop("slice_price", None)  # it is one of the choices
-    choices = slice_choices(_builder(args), **(given | {"itemised": False})) if args.slices else []
+    items = result.pop("items", ())
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
-        reasons: dict[str, object] = {"whole_gradients": whole, "twice_gradients": twice} if args.slices else {}
-        if choices:
-            reasons |= {"choices": [*map(asdict, choices)], "advisable": advisable(choices).slices}
-        return json.dumps(result | reasons | listed, indent=2)
-    lines = [*lines_by_reason("whole gradient", whole), *lines_by_reason("computed again", twice)]
-    lines += [f"choice            {choice}" for choice in choices]
-    lines += [f"advisable         slices={advisable(choices).slices}"] if choices else []
-    return "\n".join([*figure_lines(result), *lines, *map(item_line, items)])
+        return json.dumps(result | listed, indent=2)
+    return "\n".join([*figure_lines(result), *map(item_line, items)])
 
 
 def _groups(args: argparse.Namespace) -> str:

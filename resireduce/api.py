@@ -48,7 +48,6 @@ def distribute(
     group: "dist.ProcessGroup | None" = None,
     warm_up_steps: int = 0,
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat",
-    slices: int | bool | None = None,
     merge: int | str | Sequence[Sequence[str]] | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
@@ -100,13 +99,6 @@ def distribute(
             before `step()`.
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It only names the
             ranks: their messages go through another group, made for this optimizer.
-        slices: with streamed gradients, and torch's own SGD, Adam, AdamW, RMSprop or Adagrad only: averages of tensors
-            larger than this many bytes are received and applied in slices of about this size. Gradients of such weights
-            of nn.Linear, nn.Embedding, nn.Conv2d and transformers' Conv1D are computed in slices too: once where a full
-            residual absorbs them, else two or three times; `optimizer.whole_gradients` says why others are not. True:
-            sizes with which the fullest moment of a step holds at most 2 % of the baseline's model states more than is
-            held between steps, with full residuals in the gradients' dtype, and at most 6 % more with others. Values
-            and norms may be rounded differently. None: no slices.
         warm_up_steps: the number of first steps in which everything is sent dense, as by "none"; streamed gradients
             then wait for `step()`.
         hierarchy: flat: each rank compresses its gradients. node: gradients are first summed over the ranks of a

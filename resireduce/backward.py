@@ -1,8 +1,8 @@
-"""The backward passes of a distributed model: its gradients are taken as autograd makes them, whole or row by row."""
+"""The backward passes of a distributed model: its gradients are taken as autograd makes them."""
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -15,8 +15,6 @@ from resireduce.bypassed import Bypassed
 from resireduce.errors import UsageError
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
-from resireduce.slices.row_gradients import RowGradient
-from resireduce.slices.row_layers import RowLayers
 from resireduce.step.exchange import Exchange
 from resireduce.step.slot import Slot, Stage
 from resireduce.streamed_away import AFTER_FAILURE, SECOND_BACKWARD
@@ -68,8 +66,6 @@ class BackwardPasses:
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
         self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else (), wrapped)
         self.attachment = Attachment(self, self.slots, exchange.world_size)
-        self.layers: RowLayers | None = None
-        """The layers whose gradients are made row by row, with `slices`."""
         try:
             self._attach(model, wrapped, settings)
         except BaseException:
@@ -86,14 +82,8 @@ class BackwardPasses:
         self.attachment.on_step(wrapped)
         if exchange.before_forward is not None:
             self.attachment.on_use(model, wrapped, exchange.before_forward, BackwardPasses._flush)
-        if exchange.intake.large:
-            self.layers = self._by_rows(model)
         if not exchange.hides:  # a guard in `.grad` would show it
             self.attachment.on_forward(model)
-
-    def _by_rows(self, model: nn.Module) -> RowLayers:
-        exchange, hooks = self._exchange, (BackwardPasses._on_rows, BackwardPasses._after_rows)
-        return RowLayers(model, exchange.intake.large, exchange.feedback, *hooks, self, self.passes_per_step)
 
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
@@ -113,58 +103,9 @@ class BackwardPasses:
     def end(self) -> None:
         """Remove all hooks from the model."""
         self.attachment.end()
-        if self.layers is not None:
-            self.layers.end()
 
     def _flush(self) -> None:
         self._exchange.updater.flush()
-
-    @in_turn
-    @torch.no_grad()
-    def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Take the gradient of `slot`, which a layer makes row by row; return False if it must be made whole."""
-        taken = self._take_rows(slot, gradient)
-        if taken and self.layers is not None:
-            self.layers.note_stream(slot)
-        return taken
-
-    def _take_rows(self, slot: Slot, gradient: RowGradient) -> bool:
-        one = slot.parameter
-        if len(one._post_accumulate_grad_hooks) > 1 or one._backward_hooks or not one.is_contiguous():
-            return False
-        if not self._exchange.intake.takes_rows(slot):
-            return self._on_use(slot, gradient)
-        if self._exchange.intake.may_be_taken_back(slot):
-            return self._keep(slot, gradient)
-        self._begin(slot)
-        self._exchange.intake.absorb_rows(slot, gradient)
-        return True
-
-    def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Keep the gradient of one use of a weight until the last, if all can then be compressed row by row."""
-        last = self._syncing and self.passes_per_step == 1
-        if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
-            return False
-        is_shared = self.layers is not None and slot in self.layers.shared
-        return self._keep(slot, gradient, is_limited=is_shared)
-
-    def _keep(self, slot: Slot, gradient: RowGradient, is_limited: bool = True) -> bool:
-        """Keep the gradient of one use of a weight until the last use has come; return False if it must be made whole.
-
-        is_limited: whether all that is kept must be smaller than the whole gradient, since the last use may come late.
-        """
-        if is_limited and sum(use.nbytes for use in (*slot.uses, gradient)) >= slot.nbytes:
-            return False
-        self._begin(slot)
-        slot.by_rows = True
-        slot.uses.append(gradient)
-        return True
-
-    @in_turn
-    def _after_rows(self, slot: Slot) -> None:
-        """Handle the last use of a weight, if no gradient hook runs because its gradient was made row by row."""
-        if slot.by_rows:
-            self._on_gradient(slot)
 
     def _begin(self, slot: Slot) -> None:
         """Note that part of this parameter's gradient is there, perhaps the first of a backward pass."""
@@ -179,10 +120,10 @@ class BackwardPasses:
 
     @in_turn
     def _before(self, slot: Slot, comes: bool) -> None:
-        """Prepare for the gradient that autograd is about to add to `.grad`, if it `comes`, or came in rows."""
+        """Prepare for the gradient that autograd is about to add to `.grad`, if it `comes`."""
         slot.is_announced = comes
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
-        if not is_clear and (comes or slot.by_rows):
+        if not is_clear and comes:
             self._exchange.refuse_if_failed()
             if slot.is_over and self.under_way and self._task != torch._C._current_graph_task_id():
                 raise UsageError(SECOND_BACKWARD.format(name=slot.name) + AFTER_FAILURE)
@@ -195,23 +136,15 @@ class BackwardPasses:
         if comes is None:
             self.attachment.before_gradient(slot, BackwardPasses._before)
             comes = slot.parameter.grad is not None and not slot.is_guarded
-        if (comes or slot.by_rows) and not self._exchange.intake.has_gone(slot):
+        if comes and not self._exchange.intake.has_gone(slot):
             self._on_gradient(slot)
 
     def _on_gradient(self, slot: Slot) -> None:
-        """Take this parameter's gradient, which is complete, in `.grad` or made row by row."""
+        """Take this parameter's gradient, which is complete, in `.grad`."""
         if torch.is_grad_enabled():  # with create_graph=True
             with torch.no_grad():
                 return self._on_gradient(slot)
         self._begin(slot)
-        with nullcontext() if self.layers is None else self.layers.joined(slot):
-            self._take(slot)
-
-    def _take(self, slot: Slot) -> None:
-        if slot.uses and self._exchange.feedback.absorbs(slot.name):
-            self._exchange.intake.absorb_uses(slot)
-        if self.layers is not None and not self._exchange.intake.may_be_taken_back(slot):
-            self.layers.notice(slot)
         self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
 
     @in_turn

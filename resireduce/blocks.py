@@ -4,17 +4,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 PIECES = 16
 """Number of pieces in which a large tensor is processed."""
 SMALLEST = 1 << 14
 """Smallest number of elements that is worth a piece of its own."""
-
-ALIGNED = 64
-"""Rows are cut at multiples of this many elements: vectorised code then treats each element as in the whole tensor, so
-that elementwise results are bitwise equal."""
 
 
 def pieces(numel: int, block: int = 1, smallest: int = SMALLEST) -> Iterator[slice]:
@@ -47,19 +42,3 @@ def spread(shared: Tensor, block: int, piece: slice) -> Tensor:
     """
     blocks = shared[piece.start // block : -(-piece.stop // block)]
     return blocks.repeat_interleave(block)[: piece.stop - piece.start]
-
-
-def row_slices(shape: torch.Size, itemsize: int, nbytes: int) -> list[slice]:
-    """Return slices of the rows (dimension 0) of a tensor of `shape`, of at most `nbytes` bytes each if rows allow it.
-
-    itemsize: bytes of an element. They are as few as `nbytes` allows, of one length but for the last, which is as near
-    to it as can be. All begin with a multiple of ALIGNED elements: where rows are long or of odd length, that may be
-    more than `nbytes`. A tensor of at most `nbytes`, or of one row, is one slice.
-    """
-    if shape.numel() * itemsize <= nbytes:
-        return [slice(0, shape[0] if shape else 1)]
-    width = shape[1:].numel()
-    unit = ALIGNED // math.gcd(ALIGNED, width)
-    most = max(nbytes // (width * itemsize) // unit, 1)
-    units = -(-shape[0] // unit)
-    return list(slices(shape[0], -(-units // -(-units // most)) * unit))

@@ -13,7 +13,6 @@ from resireduce.momentum import own_momentum
 from resireduce.scheme import GRADIENTS, HIERARCHIES, UPDATES
 from resireduce.settings import Settings
 from resireduce.shared_eps import CURE, shares_eps
-from resireduce.slices.slice_checks import check_slices
 from resireduce.wrapped_step import WrappedStep
 
 
@@ -33,7 +32,6 @@ def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer
     check_momentum(compressor, optimizer)
     check_skips(settings, compressor)
     check_update(settings, compressor, optimizer)
-    check_slices(settings, optimizer)
 
 
 def check_passes(backward_passes_per_step: object) -> None:

@@ -4,9 +4,8 @@ The exchange calls this class for each tensor. What remains is stored in a resid
 collective of the compressor that each tensor has in this step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import pairwise
 from typing import Self
 
 import torch
@@ -24,8 +23,6 @@ from resireduce.residuals.base import Residual
 from resireduce.saved_state import check_levels, check_place, check_state, origin
 from resireduce.sending.message import Brought, Message, Part, Round, Shared, continue_rounds
 from resireduce.sending.packing import FromEach, Packed
-from resireduce.sending.parts import Gathered, PartedMessage, Parts
-from resireduce.slices.gradient_parts import payload_of_parts
 from resireduce.timeline import Timeline, timed
 
 
@@ -227,29 +224,6 @@ class ErrorFeedback:
         self.residual.compensate_(grad, name)
 
     @timed("compress", exact=True)
-    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
-        """Add the gradient of some `rows` of tensor `name`, known to be finite, into the residual that `absorbs` it."""
-        self.residual.absorb_rows(grad, name, rows)
-
-    def takes_parts(self, name: str, like: Tensor) -> bool:
-        """Whether `compress_parts` can replace `compress` in this step for tensor `name`, which is `like` that.
-
-        Only shape, dtype and device of `like` count. False where the residual absorbs gradients, which is cheaper.
-        """
-        known = self.momentum is None and self.keeps_residual(name) and self.residual.takes_parts(name)
-        return known and self.compressor_of(name).selects_from_parts(like)
-
-    @timed("compress", exact=True)
-    def compress_parts(
-        self, gradient: Callable[[slice], Tensor], rows: Sequence[slice], like: Tensor, name: str, step: int
-    ) -> Payload:
-        """Do as `compress` for a gradient that is made in parts, twice or three times: see `payload_of_parts`.
-
-        Raises NonFiniteGradient before the residual is touched.
-        """
-        return payload_of_parts(self.compressor_of(name), self.residual, gradient, rows, like, name, step)
-
-    @timed("compress", exact=True)
     def keep(self, dense: Tensor, name: str, step: int) -> None:
         """Add `dense` to the residual of tensor `name`; `step` seeds random rounding."""
         self.residual.restore(name, self.residual.compensate_(dense, name), step)
@@ -328,29 +302,16 @@ class ErrorFeedback:
             for number, payload in enumerate(packed.payloads)
         ]
 
-    @timed("communicate", exact=True)
-    def send_in_parts(self, payload: Payload, name: str, most_bytes: int, present: bool) -> PartedMessage:
-        """Launch the first of the collectives that gather all ranks' `payload` of tensor `name` in parts.
-
-        most_bytes: of all ranks' parts that are alive at once. present: whether this rank has a gradient.
-        """
-        parts = Parts(name, payload, self.communicator, most_bytes, present)
-        return PartedMessage(name, payload, self.compressor_of(name), parts)
-
     @timed("communicate")
-    def _wait(self, handle: Handle[Tensor] | Gathered) -> Tensor | Sequence[Tensor]:
+    def _wait(self, handle: Handle[Tensor] | Handle[Sequence[Tensor]]) -> Tensor | Sequence[Tensor]:
         return handle.wait()
 
     @timed("decompress", exact=True)
-    def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:
+    def receive(self, message: Message, into: Tensor | None = None) -> Tensor:
         """Return the dense average of what all ranks sent in `message`.
 
         It is in contiguous `into`, in the payload's own memory, or in a new tensor.
         """
-        if isinstance(message, PartedMessage):
-            (flat,) = self.receive_parts(message, (0, message.payload.shape.numel()))
-            average = flat.view(message.payload.shape)
-            return average if into is None else into.copy_(average)
         payload, received = message.payload, self._wait(message.handle)
         self._learn(message, received)
         if not isinstance(received, Tensor):
@@ -367,39 +328,6 @@ class ErrorFeedback:
         if self.learns(message.name) and (state := self.states.working(message.name)) is not None:
             known = message.payload.received(received) if isinstance(received, Tensor) else message.payload
             message.compressor.learn_(state, known)
-
-    def receive_parts(self, message: Message | PartedMessage, borders: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the flat average of `message` between consecutive `borders`, which ascend from 0 to its end.
-
-        The tensors are new and 1-D; it needs a compressor that `cuts`. A message in parts can be read only once.
-        """
-        sent = [] if isinstance(message, PartedMessage) else self._sent(message)
-        for start, stop in pairwise(borders):
-            yield self._part(message, sent, start, stop)
-
-    @timed("decompress", exact=True)
-    def _sent(self, message: Message) -> list[Payload]:
-        """Wait for `message`, and return all ranks' payloads, or their sum."""
-        received = self._wait(message.handle)
-        self._learn(message, received)
-        return [*map(message.payload.received, [received] if isinstance(received, Tensor) else received)]
-
-    @timed("decompress", exact=True)
-    def _part(self, message: Message | PartedMessage, sent: Sequence[Payload], start: int, stop: int) -> Tensor:
-        """Return elements `start` to `stop` of the flat average of the payloads `sent`, or of a message in parts."""
-        payload, scale = message.payload, 1 / self.communicator.world_size
-        part = torch.zeros(stop - start, dtype=payload.dtype, device=payload.buffer.device)
-
-        def add(payloads: Iterable[Payload]) -> None:
-            for one in payloads:
-                message.compressor.add_part_(part, one, start, scale)
-
-        if isinstance(message, PartedMessage):
-            parts = message.parts
-            parts.through(stop, lambda handle: add(map(parts.received, self._wait(handle))))
-        else:
-            add(sent)
-        return part
 
     def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
         """Return the combination of all payloads, in rank order, which is the same everywhere."""

@@ -379,16 +379,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         return self._exchange.updater.grad_norm
 
-    @property
-    def whole_gradients(self) -> dict[str, str]:
-        """With `slices`: the large parameters whose gradients are still made whole, by name, and why."""
-        return {} if self._backward.layers is None else dict(self._backward.layers.whole)
-
-    @property
-    def twice_gradients(self) -> dict[str, str]:
-        """With `slices`: the large parameters whose gradients are made twice, some rows at a time, and why."""
-        return {} if self._backward.layers is None else dict(self._backward.layers.twice)
-
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,10 @@ from resireduce.checks import check_passes
 from resireduce.comm.pretend import PretendCommunicator
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.merging.costs import TIMED
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.item import sums
 from resireduce.planning.memory import ModelStates, baseline_total, outside_states, waiting_bytes
 from resireduce.planning.optimizer_zoo import Maker, make_optimizer, without_storage
 from resireduce.planning.shards import check_shards, shard_states
-from resireduce.planning.slice_price import price_of_slices
 from resireduce.planning.to_meta import to_meta
 from resireduce.planning.two_steps import two_steps
 from resireduce.planning.zoo import INSTANCE
@@ -78,9 +76,6 @@ def plan(
         in_flight: peak_states - total.
         waiting: bytes of streamed gradients that are sent without compression, and so wait for `step()`.
         peak_normalised: peak_states / baseline_total.
-        whole_gradients: with slices, why gradients of large parameters are still made whole, by name.
-        twice_gradients: with slices, why others are made twice or three times, row by row, by name.
-        slice_price: what slices cost, a `resireduce.planning.slice_price.SlicePrice`.
         items: if itemised, every `resireduce.planning.item.Item` of parameters, gradients, residuals and
             optimizer_states, which are the sums of these.
     """
@@ -111,7 +106,6 @@ def plan(
         "in_flight": peak - states.total,
         "waiting": waiting,
         "peak_normalised": peak / baseline,
-        **(_of_slices(distributed, given) if given.slices else {}),
         **({"items": items} if itemised else {}),
     }
 
@@ -154,14 +148,6 @@ def _of_shards(model: nn.Module, maker: OptimizerOf, shards: int, given: Setting
         "baseline_total": baseline,
         "normalised": states.total / baseline,
         **({"items": items} if itemised else {}),
-    }
-
-
-def _of_slices(optimizer: DistributedOptimizer, given: Settings) -> dict[str, Any]:
-    return {
-        "whole_gradients": optimizer.whole_gradients,
-        "twice_gradients": optimizer.twice_gradients,
-        "slice_price": asdict(price_of_slices(optimizer, given.slices)),
     }
 
 

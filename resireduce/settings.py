@@ -51,7 +51,6 @@ class Settings:
     group: "dist.ProcessGroup | None" = field(default=None, metadata=OWN)
     warm_up_steps: int = 0
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat"
-    slices: int | bool | None = None
     merge: int | str | Sequence[Sequence[str]] | None = None
 
     def __post_init__(self) -> None:

@@ -1,9 +1,7 @@
-"""How the wrapped optimizer's `step()` is called: once, or, where that is known to be the same, in slices."""
+"""How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same."""
 
-import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +12,6 @@ from resireduce.errors import UsageError
 from resireduce.refusals import StepGuard
 from resireduce.same_memory import TIE, Tied
 from resireduce.shared_eps import CURE, shares_eps
-from resireduce.slices.row_step import is_elementwise, step_in_rows
 
 SEPARABLE = {
     "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD",
@@ -57,7 +54,7 @@ class WrappedStep:
 
     Args:
         optimizer: whose parameters have their averages in `.grad` when it is called.
-        streamed: whether averages are to be brought back, and freed, slice by slice where that is possible.
+        streamed: whether averages are to be brought back, and freed, a few at a time where that is possible.
         tied: knows two of its parameters that lie in the same memory, if any do, so that all are updated at once.
     """
 
@@ -79,27 +76,6 @@ class WrappedStep:
         """Whether hooks other than the library's are called before `step()`."""
         hooks = [hook for hook in self.optimizer._optimizer_step_pre_hooks.values() if not isinstance(hook, StepGuard)]
         return bool(hooks or _global_optimizer_pre_hooks)
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether `step()` may be called for a few rows of a parameter at a time."""
-        return self.is_sliced and is_elementwise(self.optimizer)
-
-    def cuts(self, parameter: Tensor) -> bool:
-        """Whether `step()` may be called for a few rows of `parameter` at a time.
-
-        Fused kernels go through memory from the first element on, whatever the strides, so these rows must lie there
-        one after the other.
-        """
-        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
-        return self.is_cut and not (is_fused and parameter.stride(0) != parameter.shape[1:].numel())
-
-    def rows(self, parameter: Tensor, averages: Iterable[tuple[slice, Tensor]]) -> None:
-        """Update `parameter` from the `averages` of slices of its rows, as a part of a step."""
-        # The decorator of `step` that sets the mode of gradients costs as much as the step of a small slice.
-        is_set = not (torch.is_grad_enabled() or self.optimizer.defaults["differentiable"])
-        step = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer) if is_set else self.some
-        step_in_rows(self.optimizer, step, parameter, averages)
 
     def some(self) -> None:
         """Update the parameters that have a gradient, as a part of a step: without its hooks.

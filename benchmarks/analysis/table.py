@@ -20,7 +20,6 @@ BASELINE = {
     "residual_dtype": None,
     "hierarchy": "flat",
     "merge": "none",
-    "slices": None,
 }
 
 Record = dict[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from benchmarks.core import merge_option, scheme_options
-from benchmarks.core.cell_checks import check_hierarchy, check_momentum, check_nodes, check_slices
+from benchmarks.core.cell_checks import check_hierarchy, check_momentum, check_nodes
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
@@ -62,9 +62,6 @@ class Cell:
     merge: Any = "none"
     """Which compressed tensors travel in one message: a name, bytes, or lists of names, stored in a hashable form:
     `core.merge_option`."""
-    slices: int | bool | None = None
-    """Bytes of the slices in which gradients and averages of large tensors are made and used; True: shares of the
-    trained parameters, as `resireduce.distribute` defines them; None: no slices."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -83,7 +80,6 @@ class Cell:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
         check_hierarchy(self.hierarchy, self.ranks_per_node, self.world_size, self.nodes)
-        check_slices(self.slices, self.model, self.compressor, self.gradients, self.hierarchy)
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
@@ -118,8 +114,6 @@ class Cell:
     def _check_observations(self) -> None:
         self._set_names("observe", OBSERVATIONS | WATCHES)
         for name in self.observe:
-            if name in WATCHES and self.slices is not None:
-                raise ConfigError(f"observe: {name!r} looks at whole gradients; allowed with slices null")
             if name in OBSERVATIONS and (self.scheme, self.residual_dtype) != ("baseline", None):
                 raise ConfigError(
                     f"observe: {name!r} needs every tensor's own residual; allowed with scheme baseline and "
@@ -134,7 +128,12 @@ class Cell:
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """Build a cell from plain values. Raises ConfigError, one line, for unknown, missing or disallowed values."""
+        """Build a cell from plain values. Raises ConfigError, one line, for unknown, missing or disallowed values.
+
+        Records of earlier versions have the field `slices`, which is null in all cells that can still be run.
+        """
+        if isinstance(values, dict) and values.get("slices", 0) is None:
+            values = {name: value for name, value in values.items() if name != "slices"}
         known_keys("cell", values, CELL_FIELDS)
         if "model" not in values:
             raise ConfigError(f"model: missing; allowed: {', '.join(sorted(WORKLOADS))}")
@@ -149,9 +148,9 @@ class Cell:
     @property
     def update(self) -> str:
         """When parameters change. Uncompressed streamed gradients are used and freed in the backward pass instead of
-        waiting for the step: this is the least memory that training needs. Averages gathered within a node, and slices,
-        are used in the step."""
-        plain = (self.compressor, self.gradients, self.hierarchy, self.slices) == ("none", "streamed", "flat", None)
+        waiting for the step: this is the least memory that training needs. Averages gathered within a node are used in
+        the step."""
+        plain = (self.compressor, self.gradients, self.hierarchy) == ("none", "streamed", "flat")
         return "in_backward" if plain else "in_step"
 
     @property
@@ -177,7 +176,6 @@ class Cell:
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
         parts += [f"by-node{self.ranks_per_node or ''}"] if self.hierarchy == "node" else []
         parts += merge_option.name(self.merge)
-        parts += [f"slices{'' if self.slices is True else self.slices}"] if self.slices is not None else []
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
         parts += [f"t{self.threads}"] if self.threads != 1 else []

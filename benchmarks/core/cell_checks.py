@@ -1,15 +1,9 @@
 """Checks of fields of a cell that depend on other fields. Standard library only."""
 
-from benchmarks.core import merge_option
 from benchmarks.core.checks import integer
 from benchmarks.core.workloads import WORKLOADS
-from resireduce.errors import ConfigError, choose, is_count, short
+from resireduce.errors import ConfigError, choose
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
-
-ELEMENTWISE = ("sgd", "adamw")
-"""Optimizers of recipes that `resireduce.distribute` accepts with slices: torch's own."""
-SMALLEST_SLICE = 1 << 10
-"""Bytes of the smallest slice that `resireduce.distribute` accepts."""
 
 
 def check_hierarchy(hierarchy: str, ranks_per_node: int | None, world_size: int, nodes: int | None) -> None:
@@ -30,32 +24,6 @@ def check_hierarchy(hierarchy: str, ranks_per_node: int | None, world_size: int,
         raise ConfigError(
             f"ranks_per_node: {ranks_per_node} is not allowed with {on_each} ranks on a machine, which it "
             "must divide evenly"
-        )
-
-
-def check_slices(slices: int | bool | None, model: str, compressor: str, gradients: str, hierarchy: str) -> None:
-    """Raise ConfigError, one line, for slices of a size that is not allowed, and with fields that do not allow them.
-
-    slices, model, compressor, gradients, hierarchy: the cell's fields of these names.
-    """
-    if slices is None:
-        return
-    most, whole = merge_option.MOST_BYTES, is_count(slices)
-    if slices is not True and not (whole and SMALLEST_SLICE <= slices <= most):
-        wanted = f"null, true, or bytes, {SMALLEST_SLICE} to {most}"
-        raise ConfigError(f"slices: {short(slices)} is not allowed; give {wanted}")
-    for field, given, allowed in (("gradients", gradients, "streamed"), ("hierarchy", hierarchy, "flat")):
-        if given != allowed:
-            raise ConfigError(
-                f"slices: {slices} is not allowed with {field} {given!r}; allowed: {allowed}, or slices null"
-            )
-    optimizer = WORKLOADS[model].optimizer
-    own = COMPRESSORS[compressor].corrects_momentum
-    if optimizer not in ELEMENTWISE or own:
-        raise ConfigError(
-            f"slices: {slices} is not allowed with the optimizer of "
-            f"{repr(compressor) if own else repr(model)}, which is not known to treat each element by "
-            "itself; allowed: null"
         )
 
 

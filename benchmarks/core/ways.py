@@ -59,7 +59,6 @@ WAYS: dict[str, Way] = {
         "ours, `baseline`, kept", OURS, {"scheme": "baseline", "gradients": "kept"}, "accuracy; a residual is added"
     ),
     "baseline": Way("ours, `baseline`, streamed", OURS, {"scheme": "baseline"}, STREAMED),
-    "slices": Way("the same, `slices=True`", OURS, {"scheme": "baseline", "slices": True}, "as above"),
     "w+2d": Way(
         "ours, `w+2d`, streamed", OURS, {"scheme": "w+2d"}, "accuracy, more than `baseline`; `.grad` cannot be read"
     ),
@@ -95,7 +94,7 @@ FORMS: dict[str, Way] = {
 RESIDENT = ("baseline-kept", "w+2d")
 """Ways whose resident memory is measured with glibc's default malloc, and with malloc as ranks set it."""
 FULLEST_MODEL = "gpt2-medium"
-FULLEST = ("ddp", "ddp-view", "baseline-kept", "baseline", "slices")
+FULLEST = ("ddp", "ddp-view", "baseline-kept", "baseline")
 """Ways of which the fullest moment of a step is also measured with one rank and this model."""
 
 

@@ -30,18 +30,14 @@ class Setting(NamedTuple):
     scheme: str
     gradients: str
     residual_dtype: str | None = None
-    slices: int | bool | None = None
 
 
 DENSE = Setting("none", "kept")
 """Without a compressor."""
 BASELINE, STREAMED = Setting("baseline", "kept"), Setting("baseline", "streamed")
 SHARED, SHARED_STREAMED = Setting("w+2d", "kept"), Setting("w+2d", "streamed")
-INT8 = Setting("baseline", "streamed", "int8")
 UNFINISHED = ".unfinished.json"
 """End of the name of a file with the rows of a measurement that was interrupted."""
-FEW_SLICES = 272 * 2**10
-"""Bytes of a slice of which the small models have few."""
 PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
     "each": ((BASELINE, STREAMED), (SHARED, SHARED_STREAMED)),
     "streaming": ((BASELINE, STREAMED),),
@@ -49,9 +45,6 @@ PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
     "compression": ((DENSE, BASELINE),),
     "both": ((BASELINE, STREAMED, SHARED),),
     "every": ((BASELINE, STREAMED, SHARED, DENSE),),
-    "slices": tuple(
-        (one, one._replace(slices=True), one._replace(slices=FEW_SLICES)) for one in (STREAMED, INT8, SHARED_STREAMED)
-    ),
 }
 """Groups of settings that are timed in the same processes: all others are compared with the first."""
 
@@ -66,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--starts", type=int, default=1, help=text)
     parser.add_argument("--models", metavar="NAME", nargs="+", help="default: the small ones")
     text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, "
-    text += "both, or every, which has no compression too; against no compression: compression; streamed, against the "
-    text += "same without slices: slices"
+    text += "both, or every, which has no compression too; against no compression: compression"
     parser.add_argument("--pairs", default="each", help=text)
     text = "in place of --pairs: each setting of a config's cells against its cell without compression"
     parser.add_argument("--config", metavar="FILE", type=Path, help=text)
@@ -158,9 +150,7 @@ def _in_setting(cell: Cell, setting: Setting) -> Cell:
 def _words(row: dict[str, Any]) -> str:
     density = "" if row["density"] == 1 else f" {row['density']:g}"
     few_bits = "" if row["residual_dtype"] is None else f", {row['residual_dtype']}"
-    size = "" if isinstance(row["slices"], bool) else f" of {row['slices']} bytes"
-    slices = "" if row["slices"] is None else f", in slices{size}"
-    return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}{few_bits}{slices}"
+    return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}{few_bits}"
 
 
 def compare(cells: Sequence[Cell], rounds: int, steps: int, starts: int = 1) -> list[dict[str, Any]]:

@@ -89,7 +89,6 @@ def _distributed(
         grad_scaler=grad_scaler,
         hierarchy=nodes_of(cell),
         merge=merge_option.thaw(cell.merge),
-        slices=cell.slices,
     )
 
 

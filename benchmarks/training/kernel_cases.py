@@ -80,7 +80,7 @@ def _added(indices: Tensor) -> dict[str, tuple[Way, Way]]:
         return (compressor.add_(x, compressor.packed(x, indices), 1 / 3),)
 
     def kernel(x: Tensor) -> tuple[Tensor, ...]:
-        sent.add_sent_(x, 0, compressor.packed(x, indices).buffer, count, 1 / 3)
+        sent.add_sent_(x, compressor.packed(x, indices).buffer, count, 1 / 3)
         return (x,)
 
     return {"pack, and add": (plain, kernel)}

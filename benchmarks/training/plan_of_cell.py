@@ -37,7 +37,6 @@ def plan_of(cell: Cell) -> dict[str, int | float]:
         hierarchy=cell.hierarchy,
         ranks_per_node=_ranks_per_node(cell),
         merge="none" if cell.merge in TIMED else merge_option.thaw(cell.merge),  # not merged before being timed
-        slices=cell.slices,
     )
     return {key: value for key, value in found.items() if isinstance(value, int | float)}
 

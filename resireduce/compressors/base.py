@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import check_share
-from resireduce.kernels.largest import LargestOfParts
 from resireduce.kernels.packed_largest import Addend
 from resireduce.payload import Payload
 
@@ -120,31 +119,6 @@ class Compressor(ABC):
     # --- what it does ---
 
     @property
-    def cuts(self) -> bool:
-        """Whether `add_part_` can replace `add_`: the class that defines one defines the other, and ranks do not vote.
-
-        Averages can then be received in slices.
-        """
-        own = next(kind for kind in type(self).__mro__ if "add_" in vars(kind))
-        return "add_part_" in vars(own) and type(self).combine_ is Compressor.combine_
-
-    @property
-    def divides(self) -> bool:
-        """Whether payloads are values and ascending indices, which may be gathered and added in parts."""
-        return False
-
-    def selects_from_parts(self, like: Tensor) -> bool:
-        """Whether `selection` works for a gradient `like` this one: otherwise it must be there as a whole."""
-        return False
-
-    def selection(self, like: Tensor) -> LargestOfParts:
-        """Return an object that selects the elements to send of a gradient `like` this one that comes in parts.
-
-        Payloads are values and indices, equally many on all ranks. NotImplementedError unless it `selects_from_parts`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} selects from a whole gradient")
-
-    @property
     def adds(self) -> bool:
         """Whether `take_from_sum_` can replace an addition, `compress` and `error_`, and there is no state."""
         return False
@@ -217,14 +191,6 @@ class Compressor(ABC):
     @abstractmethod
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the decompressed payload to contiguous `dense`, of the gradient's shape; return `dense`."""
-
-    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the elements of the flat decompressed payload from `start` on to `part`; return `part`.
-
-        `part`: 1-D, in the gradient's dtype; the result is what `add_` would give there. NotImplementedError unless the
-        compressor `cuts`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} decompresses payloads as a whole")
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
         """Overwrite `dense`, as in `add_`, with the combination of all ranks' payloads, in rank order; return it.

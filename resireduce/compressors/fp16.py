@@ -35,10 +35,6 @@ class Fp16(Inexact):
         """Add `scale` x payload to `dense`, in the precision of `dense`; return `dense`."""
         return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
 
-    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the elements of the payload from `start` on to 1-D `part`; return `part`."""
-        return part.add_(payload.buffer[start : start + part.numel()].to(part.dtype), alpha=scale)
-
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Subtract what was sent from `grad`, which leaves the rounding error; return `grad`."""
         return grad.sub_(payload.buffer.view(payload.shape).to(grad.dtype))

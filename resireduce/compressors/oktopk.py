@@ -131,10 +131,6 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         """Add `scale` x the values to their places in `dense`, scaled before they are rounded; return `dense`."""
         return super().add_(dense, _scaled(payload, scale))
 
-    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
-        """Add to 1-D `part`, which begins at `start`, what `add_` would with this `scale`; return `part`."""
-        return super().add_part_(part, _scaled(payload, scale), start)
-
     def _selected(self, flat: Tensor, k: int, step: int, memory: Tensor) -> Tensor:
         """Return the indices of what this rank selects; remember the threshold, if there was anything to select."""
         if flat.is_meta:

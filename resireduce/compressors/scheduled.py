@@ -74,16 +74,6 @@ class Scheduled(Compressor):
         return self.kind.turns
 
     @property
-    def cuts(self) -> bool:
-        """Whether payloads of the kind can be added in part."""
-        return self._any.cuts
-
-    @property
-    def divides(self) -> bool:
-        """Whether payloads of the kind can be gathered in parts."""
-        return self._any.divides
-
-    @property
     def exact(self) -> bool:
         """Whether the kind sends the gradient's own values."""
         return self._any.exact
@@ -139,10 +129,6 @@ class Scheduled(Compressor):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the decompressed payload to `dense`; return `dense`."""
         return self._of(payload).add_(dense, payload, scale)
-
-    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the elements of the decompressed payload from `start` on to 1-D `part`; return `part`."""
-        return self._of(payload).add_part_(part, payload, start, scale)
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
         """Overwrite `dense` with the kind's combination of all ranks' payloads of one step; return `dense`."""

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Compressor
-from resireduce.kernels.on_gpu import in_triton
 from resireduce.kernels.sent import LAYOUT, add_sent_
 from resireduce.payload import Payload
 
@@ -25,12 +24,6 @@ class SparseCompressor(Compressor):
     def exact(self) -> bool:
         """Whether the values are the gradient's own: true unless they are rounded to half precision."""
         return not self.half
-
-    @property
-    def divides(self) -> bool:
-        """Whether payloads are packed and added in parts by the methods of this class."""
-        here, own = SparseCompressor, type(self)
-        return self.cuts and own.packed is here.packed and own.add_part_ is here.add_part_
 
     @abstractmethod
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
@@ -58,31 +51,12 @@ class SparseCompressor(Compressor):
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the values to their places in `dense`, in any order, as no index repeats; return `dense`."""
-        if self._added(dense, payload, 0, scale, whole=True):
+        (dtype, count), (index_dtype, _) = payload.layout  # compiled code takes float32, as `packed` lays it out
+        if (dtype, index_dtype) == LAYOUT and add_sent_(dense, payload.buffer, count, scale):
             return dense
         values, indices = payload.parts()
         dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
         return dense
-
-    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values whose index lies in 1-D `part`, which begins at `start`; return `part`.
-
-        Without storage these are unknown: indices are assumed to be spread evenly.
-        """
-        if self._added(part, payload, start, scale, whole=False):
-            return part
-        values, indices = payload.parts()
-        if indices.is_meta:
-            chosen = slice(-(-indices.numel() * part.numel() // payload.shape.numel()))
-        else:
-            borders = torch.tensor([start, start + part.numel()], dtype=indices.dtype, device=indices.device)
-            chosen = slice(*torch.searchsorted(indices, borders).tolist())
-        return part.index_add_(0, indices[chosen] - start, values[chosen].to(part.dtype), alpha=scale)
-
-    def _added(self, part: Tensor, payload: Payload, start: int, scale: float, whole: bool) -> bool:
-        """Whether compiled code has added what lies in `part`, or `whole`: only float32, as `packed` lays it out."""
-        (values, count), (indices, _) = payload.layout
-        return (values, indices) == LAYOUT and add_sent_(part, start, payload.buffer, count, scale, whole)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Subtract what was sent from `grad`; return it. Zeros, or rounding errors, are left there."""
@@ -90,47 +64,6 @@ class SparseCompressor(Compressor):
             return self.add_(grad, payload, scale=-1.0)
         grad.view(-1).index_fill_(0, self.sent_indices(payload), 0.0)
         return grad
-
-
-class SentParts:
-    """The payload of a gradient that comes in parts, from the first to the last.
-
-    Args:
-        indices: flat indices of all that is sent: int64, ascending.
-        like: has the gradient's shape and dtype.
-    """
-
-    def __init__(self, indices: Tensor, like: Tensor):
-        self._indices, self._like = indices, like
-        self._values: list[Tensor] = []
-
-    def take_out(self, part: Tensor, start: int, compressor: Compressor) -> Tensor:
-        """Return contiguous `part`, the elements from `start` on, without what is sent of it, in its memory.
-
-        compressor: a SparseCompressor that sends equally many elements on all ranks.
-        """
-        assert isinstance(compressor, SparseCompressor) and compressor.equal_sizes
-        indices = self._between(start, start + part.numel()) - start
-        if compressor.exact and compressor.divides and in_triton(part, indices):
-            from resireduce.kernels.gpu.take_out import take_out_
-
-            self._values.append(take_out_(part.view(-1), indices))
-            return part
-        payload = compressor.packed(part, indices)
-        self._values.append(payload.parts()[0].clone())
-        return compressor.error_(part, payload)
-
-    def payload(self) -> Payload:
-        """Return the payload, as `SparseCompressor.packed` makes it of the whole, once all parts have come."""
-        return Payload.pack(torch.cat(self._values), narrowed(self._indices, self._like), like=self._like)
-
-    def _between(self, start: int, stop: int) -> Tensor:
-        """Return the indices from `start` to `stop`; without storage they are assumed to be spread evenly."""
-        if self._indices.is_meta:
-            count, numel = self._indices.numel(), self._like.numel()
-            return self._indices[count * start // numel : count * stop // numel]
-        borders = torch.tensor([start, stop], device=self._indices.device)
-        return self._indices[slice(*torch.searchsorted(self._indices, borders).tolist())]
 
 
 def narrowed(indices: Tensor, like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
-from resireduce.kernels.largest import LargestOfParts, largest_magnitudes, largest_of_sum_
+from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.on_gpu import in_triton
 from resireduce.kernels.packed_largest import Addend, packed_largest
 from resireduce.payload import Payload, unfilled
@@ -17,15 +17,6 @@ from resireduce.share import share
 @dataclass(frozen=True)
 class TopK(Selecting, SparseCompressor):
     """Sends the k elements of largest magnitude, k = max(1, floor(density x n))."""
-
-    def selects_from_parts(self, like: Tensor) -> bool:
-        """Whether the gradient is not float64 on a GPU, where keys have no room for places; False for subclasses."""
-        exact = like.device.type in ("cpu", "meta") or (like.dtype != torch.float64 and like.numel() <= 1 << 32)
-        return type(self) is TopK and exact and self._count(like) < like.numel()
-
-    def selection(self, like: Tensor) -> LargestOfParts:
-        """Return an object that selects the k largest magnitudes of the parts of a gradient `like` this one."""
-        return LargestOfParts(like, self._count(like))
 
     @property
     def adds(self) -> bool:

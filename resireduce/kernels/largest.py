@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import coprime_step, slices
-from resireduce.kernels.candidates import Candidates, candidates_of, magnitudes_into, room_for
+from resireduce.kernels.candidates import candidates_of, magnitudes_into, room_for
 from resireduce.kernels.native import addresses, library
 from resireduce.kernels.norms import refuse_non_finite
 from resireduce.kernels.on_gpu import in_triton
@@ -73,37 +73,6 @@ def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = Fa
 def piece_of(n: int) -> int:
     """Return how many of `n` elements are scanned at once by default."""
     return min(PIECE, max(SMALLEST, n // PIECES))
-
-
-class LargestOfParts:
-    """Selects the `k` largest magnitudes of a tensor that comes in parts, as `largest_magnitudes` does for the whole.
-
-    Args:
-        like: has the tensor's shape, dtype and device; its values are not used.
-        k: how many are chosen, no more than there are elements.
-    """
-
-    def __init__(self, like: Tensor, k: int):
-        self._device, self._k = like.device, k
-        self._best = torch.empty(0, dtype=torch.int64, device=like.device)
-        self._candidates: Candidates | None = None
-        if like.device.type in ("cpu", "meta"):
-            self._candidates = candidates_of(like.detach().view(-1), k, piece_of(like.numel()))
-            self._candidates.begin(-1.0)
-
-    def add(self, part: Tensor, first: int) -> None:
-        """Scan contiguous 1-D `part`, the elements from number `first` on; the last part of the tensor comes first."""
-        if self._candidates is not None:
-            self._candidates.look_at(part, first)
-            return
-        keys = torch.cat((self._best, _keys(part, first)))
-        self._best = torch.topk(keys, min(self._k, keys.numel()), sorted=False).values
-
-    def indices(self) -> Tensor:
-        """Return the flat indices of those chosen: int64, ascending. All parts must have been added."""
-        if self._candidates is not None:
-            return self._candidates.chosen()
-        return self._best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
 
 
 def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None, check: bool = False) -> Tensor:

@@ -36,42 +36,15 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     On a CPU sums are formed in float64, with the same result for any number of threads. torch would add magnitudes one
     by one in float32: with one thread it finds half of the L1 norm of 10^8 elements.
     """
-    sums = NormsOfParts(x)
-    sums.add(x)
-    return sums.norms()
-
-
-class NormsOfParts:
-    """Forms the L1 and the L2 norm, as `l1_and_l2_norm` does, of a tensor `like` this one that comes in parts.
-
-    All but the last part have a multiple of 16 elements. On a CPU the bits are those of the whole tensor; elsewhere
-    norms are formed of the norms of parts.
-    """
-
-    def __init__(self, like: Tensor):
-        self._dtype = torch.promote_types(like.dtype, torch.float32)
-        self._norms: list[tuple[Tensor, Tensor]] | None = None if like.device.type in ("cpu", "meta") else []
-        where = like.device if self._norms is None else "cpu"
-        self._sums, self._before = torch.zeros(2, 2, LANES, dtype=torch.float64, device=where), 0
-
-    def add(self, part: Tensor) -> None:
-        """Add `part`, the next elements."""
-        if self._norms is not None:
-            l1, l2 = (torch.linalg.vector_norm(part, order, dtype=self._dtype) for order in (1, 2))
-            self._norms.append((l1, l2))
-        elif not part.is_meta:
-            _sum_into(self._sums, part.detach().reshape(-1), self._before)
-            self._before += part.numel()
-
-    def norms(self) -> tuple[Tensor, Tensor]:
-        """Return the L1 and the L2 norm, 0-D, in float32 at least."""
-        if self._norms is None:
-            magnitudes, squares = _added_up(self._sums)
-            return magnitudes.to(self._dtype), squares.sqrt().to(self._dtype)
-        if len(self._norms) == 1:
-            return self._norms[0]
-        l1, l2 = (torch.stack(norms) for norms in zip(*self._norms, strict=True))
-        return l1.sum(), torch.linalg.vector_norm(l2)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.device.type not in ("cpu", "meta"):
+        l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
+        return l1, l2
+    sums = torch.zeros(2, 2, LANES, dtype=torch.float64, device=x.device)
+    if not x.is_meta:
+        _sum_into(sums, x.detach().reshape(-1))
+    magnitudes, squares = _added_up(sums)
+    return magnitudes.to(dtype), squares.sqrt().to(dtype)
 
 
 def _added_up(sums: Tensor) -> Tensor:
@@ -97,15 +70,11 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
         return kernel.mean_norm(x, phi)
     compiled = library("sums") if x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() else None
     if compiled is None:
-        return mean_of_norms(n, phi, *l1_and_l2_norm(x))
+        l1, l2 = l1_and_l2_norm(x)
+        return phi * l1 / n + (1 - phi) * l2 / n**0.5
     mean = x.new_empty(())
     _mean_norm(compiled)(x.data_ptr(), n, phi, 1 - phi, n**0.5, threads(n), mean.data_ptr())
     return mean
-
-
-def mean_of_norms(n: int, phi: float, l1: Tensor, l2: Tensor) -> Tensor:
-    """Return `mean_norm`, with `phi`, of `n` elements whose norms are `l1` and `l2`, 0-D."""
-    return phi * l1 / n + (1 - phi) * l2 / n**0.5
 
 
 @cache
@@ -113,29 +82,25 @@ def _mean_norm(compiled: ctypes.CDLL) -> Callable[..., int]:
     return with_members(compiled.resireduce_mean_norm, "Pq3fiP")
 
 
-def _sum_into(sums: Tensor, flat: Tensor, before: int) -> None:
-    """Add magnitudes and squares of `flat`, the elements from number `before` on, to `sums`: (2, 2, 16), float64.
+def _sum_into(sums: Tensor, flat: Tensor) -> None:
+    """Add magnitudes and squares of `flat` to `sums`, zeros: (2, 2, 16), float64.
 
-    The first half has the sums of all complete pieces of 65,536 elements, the second those of the incomplete piece:
+    The first half gets the sums of all complete pieces of 65,536 elements, the second those of the incomplete piece:
     sixteen sums of magnitudes and sixteen of squares each, where element i is added to sum i % 16. The sums of a piece
     begin with zero, so that threads can share pieces.
     """
     compiled = library("sums") if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is not None:
-        sizes = ctypes.c_int64(flat.numel()), ctypes.c_int64(before), threads(flat.numel())
+        sizes = ctypes.c_int64(flat.numel()), threads(flat.numel())
         compiled.resireduce_sums(*addresses(flat), *sizes, *addresses(sums))
         return
-    complete, open_one = sums.numpy()
-    start = 0
-    while start < flat.numel():
-        part = np.abs(_array(flat[start : start + PIECE - (before + start) % PIECE]), dtype=np.float64)
-        rows = np.pad(part, (0, -part.size % LANES)).reshape(-1, LANES)
-        for so_far, more in zip(open_one, (rows, rows * rows), strict=True):
-            so_far[:] = np.vstack((so_far, more)).sum(0)
-        start += part.size
-        if (before + start) % PIECE == 0:
-            complete += open_one
-            open_one[:] = 0
+    complete, last = sums.numpy()
+    for part in flat.split(PIECE):
+        values = np.abs(_array(part), dtype=np.float64)
+        rows = np.pad(values, (0, -values.size % LANES)).reshape(-1, LANES)
+        found = [np.vstack((np.zeros((1, LANES)), more)).sum(0) for more in (rows, rows * rows)]
+        into = complete if values.size == PIECE else last
+        into += found
 
 
 def _array(flat: Tensor) -> np.ndarray:
@@ -151,7 +116,8 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
     Compiled code gives the same bits in one pass; for a single row or column torch splits sums among its threads.
     """
-    compiled = _compiled(matrix, dtype, len(matrix))
+    fits = matrix.dtype == dtype == torch.float32 and matrix.is_cpu and min(matrix.shape) > 1
+    compiled = library("submatrix") if fits and matrix.is_contiguous() else None
     if compiled is None:
         by_row, by_column = (torch.linalg.vector_norm(matrix, 1, dim=dim, dtype=dtype) for dim in (1, 0))
         return by_row, by_column
@@ -159,26 +125,3 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     sizes = (*map(ctypes.c_int64, matrix.shape), threads(matrix.numel()))
     compiled.resireduce_l1_norms(*addresses(matrix), *sizes, *addresses(by_row, by_column))
     return by_row, by_column
-
-
-def add_l1_norms_(by_row: Tensor, by_column: Tensor, part: Tensor, first: int) -> None:
-    """Write the L1 norms of the rows of 2-D `part`, the rows from number `first` on of a matrix, into 1-D `by_row`.
-
-    Also add those of its columns to `by_column`. Both are as long as the matrix has rows and columns, and zero before
-    the first part. When all parts have come in order, they equal those of `l1_norms`, bit for bit by compiled code;
-    otherwise norms of columns are rounded once more for each part.
-    """
-    compiled = _compiled(part, by_row.dtype, len(by_row))
-    here = by_row[first : first + len(part)]
-    if compiled is None:
-        here.copy_(torch.linalg.vector_norm(part, 1, dim=1, dtype=by_row.dtype))
-        by_column.add_(torch.linalg.vector_norm(part, 1, dim=0, dtype=by_row.dtype))
-        return
-    sizes = (*map(ctypes.c_int64, part.shape), threads(part.numel()))
-    compiled.resireduce_l1_norms(*addresses(part), *sizes, *addresses(here, by_column))
-
-
-def _compiled(matrix: Tensor, dtype: torch.dtype, n_rows: int) -> ctypes.CDLL | None:
-    """Return compiled code for norms in `dtype` of 2-D `matrix`, part of `n_rows` rows; None if it does not fit."""
-    fits = matrix.dtype == dtype == torch.float32 and matrix.device.type == "cpu" and min(n_rows, matrix.shape[1]) > 1
-    return library("submatrix") if fits and matrix.is_contiguous() else None

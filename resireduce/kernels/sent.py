@@ -16,24 +16,24 @@ LAYOUT = (torch.float32, torch.int32)
 
 @cache
 def _add_sent(found: ctypes.CDLL) -> Callable[..., int]:
-    return with_members(found.resireduce_add_sent, "P2q2Pqfi")
+    return with_members(found.resireduce_add_sent, "Pq2Pqf")
 
 
-def add_sent_(part: Tensor, start: int, packed: Tensor, count: int, scale: float, whole: bool) -> bool:
-    """Add `scale` x `count` values to their places in `part`, in place: elements from number `start` on of a tensor.
+def add_sent_(dense: Tensor, packed: Tensor, count: int, scale: float) -> bool:
+    """Add `scale` x `count` values to their places in `dense`, in place; return whether that was done.
 
-    packed: float32 values and then their int32 indices, ascending, as 1-D uint8. whole: all of them lie in `part`; else
-    those that do are added. False, and nothing is done, for what is not contiguous float32, where there is neither
-    compiled code for the CPU nor Triton for the GPU, or if on a CPU not all lie there.
+    packed: float32 values and then their int32 indices, as 1-D uint8. False, and nothing is done, for what is not
+    contiguous float32, where there is neither compiled code for the CPU nor Triton for the GPU, or if on a CPU an index
+    is none of `dense`.
     """
-    if part.dtype == torch.float32 and count and in_triton(part, packed):
+    if dense.dtype == torch.float32 and count and in_triton(dense, packed):
         from resireduce.kernels.gpu import sent
 
-        sent.add_sent_(part.view(-1), start, packed, count, scale)
+        sent.add_sent_(dense.view(-1), packed, count, scale)
         return True
-    fits = part.dtype == torch.float32 and part.is_cpu and part.is_contiguous() and packed.is_contiguous()
+    fits = dense.dtype == torch.float32 and dense.is_cpu and dense.is_contiguous() and packed.is_contiguous()
     found = library("sent") if fits and packed.is_cpu and packed.nbytes >= 8 * count else None
     if found is None:
         return False
     values = packed.data_ptr()
-    return bool(_add_sent(found)(part.data_ptr(), part.numel(), start, values, values + 4 * count, count, scale, whole))
+    return bool(_add_sent(found)(dense.data_ptr(), dense.numel(), values, values + 4 * count, count, scale))

@@ -48,12 +48,12 @@ def crossing_in_c(crossing: Crossing, numel: int, room: Tensor) -> tuple[int, ..
     return *places, height, width, *values.shape, room.data_ptr()
 
 
-def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, pieces: int = PIECES) -> None:
+def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
     """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` (int32, ascending) of contiguous 2-D `matrix`, in place.
 
-    Plain torch adds whole rows, in `pieces`: where operations must be deterministic, a GPU would write single elements
-    after sorting their indices, which takes several times the memory of the matrix. Compiled code and a kernel on a GPU
-    give the same bits.
+    Plain torch adds whole rows, a sixteenth of them at a time: where operations must be deterministic, a GPU would
+    write single elements after sorting their indices, which takes several times the memory of the matrix. Compiled code
+    and a kernel on a GPU give the same bits.
     """
     if _compiled("resireduce_add_crossing", matrix, rows, columns, values):
         return
@@ -63,7 +63,7 @@ def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor,
         crossing.add_crossing_(matrix, rows, columns, values)
         return
     places = columns.long()
-    for some, part in zip(rows.tensor_split(pieces), values.tensor_split(pieces), strict=True):
+    for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
         whole = matrix.new_zeros(len(some), matrix.shape[1]).index_copy_(1, places, part.to(matrix.dtype))
         matrix.index_add_(0, some, whole)
 

@@ -44,26 +44,18 @@ static void add_whole(struct sums *sums, const float *x, const float *beside, in
     }
 }
 
-/* Go on with x[0..n), the elements from number `before` on. `sums` has first those of all whole pieces, each formed for
- * itself from zero on and then added, and second those of the piece that is not complete: the same in any number of
- * threads, and whatever the parts in which the elements come, but for the last each of a multiple of sixteen. */
-static void sum(const float *x, int64_t n, int64_t before, int threads, struct sums *sums, const float *beside)
+/* Form the sums of x[0..n). `sums`, zeros, get first those of all whole pieces, each formed for itself from zero on and
+ * then added, and second those of the piece that is not complete: the same in any number of threads. */
+static void sum(const float *x, int64_t n, int threads, struct sums *sums, const float *beside)
 {
-    const int64_t open = before % PIECE, rest = open ? PIECE - open : 0, head = rest < n ? rest : n;
-    add_elements(sums + 1, x, head, beside);
-    if (open && head == rest) {
-        add_sums(sums, sums + 1);
-        memset(sums + 1, 0, sizeof *sums);
-    }
-    const int64_t whole = (n - head) / PIECE;
-    add_whole(sums, x + head, beside + head, whole, threads);
-    const int64_t done = head + whole * PIECE;
+    const int64_t whole = n / PIECE, done = whole * PIECE;
+    add_whole(sums, x, beside, whole, threads);
     add_elements(sums + 1, x + done, n - done, beside + done);
 }
 
-void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, struct sums *sums)
+void resireduce_sums(const float *x, int64_t n, int threads, struct sums *sums)
 {
-    sum(x, n, before, threads, sums, x);
+    sum(x, n, threads, sums, x);
 }
 
 /* Return phi |x|_1 / n + rest |x|_2 / root of x[0..n), as norms.py forms it of float32 norms. Meanwhile fetch what is
@@ -71,7 +63,7 @@ void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, str
 static float mean_norm(const float *x, int64_t n, int threads, float phi, float rest, float root, const float *beside)
 {
     struct sums sums[2] = {0};
-    sum(x, n, 0, threads, sums, n <= FETCHED ? beside : x);
+    sum(x, n, threads, sums, n <= FETCHED ? beside : x);
     add_sums(sums, sums + 1);
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int lane = 0; lane < half; lane++) {

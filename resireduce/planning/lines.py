@@ -19,16 +19,6 @@ def figure_lines(result: Mapping[str, float]) -> list[str]:
     ]
 
 
-def lines_by_reason(title: str, reasons: Mapping[str, str]) -> list[str]:
-    """Return a line that begins with `title` for each of the `reasons` why gradients are made so, and below it one for
-    each tensor, whose name it is."""
-    lines = []
-    for reason in dict.fromkeys(reasons.values()):
-        names = [name for name, own in reasons.items() if own == reason]
-        lines += [f"{title:<17} {reason}:", *(f"{'':<17} {name}" for name in names)]
-    return lines
-
-
 def item_line(item: Item) -> str:
     """Return a line about one tensor, an `item`: whose, which, how many bytes, and with whom it is shared."""
     shape = " x ".join(map(str, item.shape)) or "one number"

@@ -18,9 +18,6 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.item import STATES, sums
 from resireduce.planning.itemise import held_items, itemise_states
 
-ACTIVATIONS = ("resireduce.slices.layers", "resireduce.slices.takers")
-"""Modules of the library whose own tensors are activations and their gradients, which are not counted."""
-
 
 @dataclass(frozen=True)
 class ModelStates:
@@ -182,6 +179,6 @@ def _called_by_library() -> bool:
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("resireduce.") and name != __name__:
-            return name not in ACTIVATIONS
+            return True
         frame = frame.f_back
     return False

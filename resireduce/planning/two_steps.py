@@ -7,7 +7,6 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.item import Item
 from resireduce.planning.itemise import itemise_states
 from resireduce.planning.memory import tied_parameters, track_states
-from resireduce.slices.takers import is_by_rows, planned_use
 from resireduce.step.slot import Slot
 
 
@@ -37,35 +36,31 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
     Autograd holds the gradient of a tied parameter from its last use in the model to its first: here, from the start.
     There it adds the two up in a third tensor. A compiled graph holds every gradient like this. A layer with a bias
     makes both of its gradients at once, and hands over that of the bias first. What is added to the gradient of an
-    earlier pass lives until the sum has been taken. Batches are assumed to be large: inputs of a use of a tied
-    parameter are not kept.
+    earlier pass lives until the sum has been taken.
     """
     tied = tied_parameters(model)
     slots = {id(slot.parameter): slot for slot in optimizer.slots}
-    twice = {one for one, slot in slots.items() if slot.name in optimizer.twice_gradients}
     trainable = [p for p in model.parameters() if p.requires_grad]
     with_bias = _with_bias(model)
     for number in range(optimizer.backward_passes_per_step):
-        whole = [p for p in trainable if not is_by_rows(p) or id(p) in tied & twice]
-        waiting = {id(p): torch.empty_like(p) for p in whole if compiled or id(p) in tied}
-        beside = {bias: weight for bias, weight in with_bias.items() if any(weight is p for p in whole)}
+        waiting = {id(p): torch.empty_like(p) for p in trainable if compiled or id(p) in tied}
+        beside = {bias: weight for bias, weight in with_bias.items() if weight.requires_grad}
         for parameter in reversed(trainable):
             if (weight := beside.get(id(parameter))) is not None:
                 waiting.setdefault(id(weight), torch.empty_like(weight))
             waited = waiting.pop(id(parameter), None)
-            was_waiting = waited is not None
-            if waited is not None and id(parameter) in tied - twice:
+            if waited is not None and id(parameter) in tied:
                 torch.add(waited, torch.empty_like(waited))
             del waited
             added = torch.empty_like(parameter) if number and _has_more(slots.get(id(parameter))) else None
-            planned_use(parameter, was_waiting).backward()
+            parameter.sum().backward()
             del added
     optimizer.step()
 
 
 def _has_more(slot: Slot | None) -> bool:
     """Whether a whole gradient of the parameter of `slot` will be added to that of an earlier pass, in `.grad`."""
-    if slot is None or slot.is_guarded or is_by_rows(slot.parameter):
+    if slot is None or slot.is_guarded:
         return False
     return slot.parameter.grad is not None
 

@@ -16,12 +16,6 @@ from resireduce.residuals.few_bits import Blocks
 from resireduce.residuals.hosted import Hosted
 from resireduce.residuals.stored import Plain, Stored
 
-PARTS = {
-    "takes_parts": [("compensate_", "compensate_part_"), *((n, "update_part") for n in ("update", "fold", "weight"))],
-    "absorbs": [("compensate_", "absorb_rows")],
-}
-"""By the method that says whether gradients may come in parts: methods for whole ones, and those for parts."""
-
 
 def norm_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype in which norms and sums over many elements of `tensor` are formed: float32 at least."""
@@ -61,17 +55,8 @@ class Residual(ABC):
         rank: whose residual this is; it seeds random choices that need not agree between ranks.
         device: where it is held between uses: "cpu", the host's memory; None: each gradient's own.
 
-    Subclasses have further arguments, all keyword-only, which users give as `options`. A subclass that has a method of
-    its own in `PARTS`, but not what does the same to parts of a gradient, is given whole gradients, unless it has a
-    `takes_parts` of its own.
+    Subclasses have further arguments, all keyword-only, which users give as `options`.
     """
-
-    def __init_subclass__(cls, **options: object):
-        super().__init_subclass__(**options)
-        depth = {name: i for i, kind in reversed(list(enumerate(cls.__mro__))) for name in vars(kind)}
-        for whether, pairs in PARTS.items():
-            if any(depth.get(whole, len(depth)) < min(depth[part], depth[whether]) for whole, part in pairs):
-                setattr(cls, whether, getattr(Residual, whether))
 
     def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0, device: str | None = None):
         self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device
@@ -199,67 +184,19 @@ class Residual(ABC):
             )
         return Plain(shape, dtype, like.device)
 
-    # --- gradients that come in parts ---
-
-    def takes_parts(self, name: str) -> bool:
-        """Whether gradients of tensor `name` may come in parts, twice, by `compensate_part_` and `update_part`."""
-        return False
-
-    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
-        """Return contiguous `grad`, a part of tensor `name` from element `start` on, with the residual added in place.
-
-        It may be called repeatedly before `update_part`. Raises NotImplementedError in a residual that takes no parts.
-        """
-        raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
-
-    def looks_first(self, name: str) -> bool:
-        """Whether the residual must look at the whole error of tensor `name` before it stores a part.
-
-        Then `look_at_part` is called for all parts, in order, and then `end_look`, before the first `update_part`.
-        """
-        return False
-
-    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
-        """Look at contiguous `error`, which will be left of tensor `name` from element `start` on.
-
-        Raises NotImplementedError in a residual that does not look first.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not look at what is left before it stores that")
-
-    def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """End the look at tensor `name`, which is on the device of `like`, after its last part; `step`: see `update`.
-
-        Raises NotImplementedError in a residual that does not look first.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not look at what is left before it stores that")
-
-    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Store contiguous `error`, which is left of tensor `name` from element `start` on.
-
-        Calls for all parts in order, with one `source` for random rounding, equal one call of `update`. Raises
-        NotImplementedError in a residual that takes no parts.
-        """
-        raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
+    # --- gradients of several passes ---
 
     def absorbs(self, name: str) -> bool:
         """Whether `compensate_` adds tensor `name`'s gradient into what is stored, so that it may be called repeatedly
         before `update`, once for each gradient."""
         return False
 
-    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
-        """Add `grad`, the gradient of some `rows` of tensor `name`, into what is stored, where the residual `absorbs`.
-
-        Calls for all rows equal one call of `compensate_`, whose result `absorbed` then returns. Raises
-        NotImplementedError in a residual that does not absorb.
-        """
-        raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
-
     def absorbed(self, name: str) -> Tensor:
         """Return the residual of tensor `name` with the gradients it has absorbed, in the residual's own memory.
 
         Raises NotImplementedError in a residual that does not absorb.
         """
-        raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
+        raise NotImplementedError(f"{type(self).__name__} does not absorb gradients")
 
 
 def options_of(residual: type[Residual]) -> set[str]:

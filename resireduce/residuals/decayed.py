@@ -3,7 +3,6 @@ arXiv 2411.19870, algorithm 1; Sarfi et al., "Communication efficient LLM pre-tr
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError, is_number
@@ -28,10 +27,6 @@ class DecayedResidual(FullResidual):
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error, decayed."""
         super().update(name, lambda: error().mul_(self.decay), step)
-
-    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Store `error` from element `start` on, decayed and rounded."""
-        super().update_part(error.mul_(self.decay), name, start, source)
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
         """Store `value` of tensor `name` without decay: no step has passed."""

@@ -101,19 +101,6 @@ class Blocks(Stored):
         unsigned = pad(codes.add_(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
         self.codes[piece.start // 2 : -(-piece.stop // 2)] = unsigned[:, 0] | (unsigned[:, 1] << 4)
 
-    @property
-    def cuts(self) -> bool:
-        """Return True: parts that begin with a block have blocks of their own."""
-        return True
-
-    def add_part_to_(self, target: Tensor, start: int) -> Tensor:
-        """Add the decoded values from element `start` on, which begins a block, to `target`; return it."""
-        return self._part(target, start).add_to_(target)
-
-    def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
-        """Encode `value` from element `start` on, which begins a block."""
-        self._part(value, start)._encode(value.view(-1), source)
-
     def _part(self, like: Tensor, start: int) -> "Blocks":
         """Return the elements from `start` on, as many as `like` has, as views of the codes and scales."""
         assert start % BLOCK == 0

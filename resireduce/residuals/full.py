@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from resireduce.kernels.packed_largest import Addend
@@ -48,28 +47,16 @@ class FullResidual(Residual):
         return name not in self._summing and type(self).compensate_ is FullResidual.compensate_
 
     def absorbs(self, name: str) -> bool:
-        """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients."""
-        return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype
+        """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients.
 
-    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
-        """Add `grad` to the `rows` of R, of tensor `name`, in place."""
-        self._summing[name].values[rows].add_(grad)
+        False if `compensate_` is a subclass' own, which may not be called more than once a step.
+        """
+        own = type(self).compensate_ is FullResidual.compensate_ and name in self._summing
+        return own and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype
 
     def absorbed(self, name: str) -> Tensor:
         """Return the memory of R of tensor `name`, in which the sum is formed."""
         return self._summing[name].values
-
-    def takes_parts(self, name: str) -> bool:
-        """Whether R is stored in a precision other than the gradient's, and not in the host's memory."""
-        return name not in self._summing and self._stored[name].cuts
-
-    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
-        """Add R from element `start` on to `grad`; return it."""
-        return self._stored[name].add_part_to_(grad, start)
-
-    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Store `error` from element `start` on, rounded."""
-        self._stored[name].set_part(error, start, source)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error, unless it is already in the residual's memory, where the sum was formed."""

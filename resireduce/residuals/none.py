@@ -3,7 +3,6 @@ residuals are worth."""
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from resireduce.residuals.base import Residual
@@ -21,17 +20,6 @@ class NoResidual(Residual):
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Drop the error, without computing it."""
-
-    def takes_parts(self, name: str) -> bool:
-        """Return True: there is nothing to add or to store."""
-        return True
-
-    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
-        """Return the part itself."""
-        return grad
-
-    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Drop the error."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return no tensors."""

@@ -63,30 +63,6 @@ class RoutedResidual(Residual):
         """Store `value` of tensor `name` in the responsible part; `step` as there."""
         self._part(name).restore(name, value, step)
 
-    def takes_parts(self, name: str) -> bool:
-        """Whether the responsible part takes gradients in parts."""
-        return self._part(name).takes_parts(name)
-
-    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
-        """Return a part of a gradient + residual, as the responsible part forms it."""
-        return self._part(name).compensate_part_(grad, name, start)
-
-    def looks_first(self, name: str) -> bool:
-        """Whether the responsible part looks at what is left before it stores it."""
-        return self._part(name).looks_first(name)
-
-    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
-        """Have the responsible part look at a part of what will be left."""
-        self._part(name).look_at_part(error, name, start)
-
-    def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """Tell the responsible part that it has looked at all parts."""
-        self._part(name).end_look(name, like, step)
-
-    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Store a part of the error in the responsible part."""
-        self._part(name).update_part(error, name, start, source)
-
     def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
         """Return the responsible part's generator for tensor `name` in step number `step`."""
         return self._part(name).source(name, like, step)
@@ -94,10 +70,6 @@ class RoutedResidual(Residual):
     def absorbs(self, name: str) -> bool:
         """Whether the responsible part adds the gradient into what is stored."""
         return self._part(name).absorbs(name)
-
-    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
-        """Add the gradient of some rows into what the responsible part stores."""
-        self._part(name).absorb_rows(grad, name, rows)
 
     def absorbed(self, name: str) -> Tensor:
         """Return residual + absorbed gradients, in the memory of the responsible part."""

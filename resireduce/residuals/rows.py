@@ -9,8 +9,7 @@ from torch import Tensor
 from resireduce.errors import choose
 from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
-from resireduce.residuals.moving import Moving, between
-from resireduce.residuals.stored import Plain, Stored, plain
+from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
 
@@ -45,7 +44,6 @@ class RowsResidual(Residual):
         self.norms, self.choice = choose("norms", norms, NORMS), choose("choice", choice, CHOICES)
         self._stored: dict[str, _Rows] = {}
         self._norms: dict[str, Tensor] = {}  # of what is being compressed
-        self._moving: dict[str, Moving] = {}  # of what comes in parts
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate zeros for the first rows, so that the bytes are the same from the first step on."""
@@ -73,44 +71,6 @@ class RowsResidual(Residual):
         norms = _row_norms(matrix) if self.norms == "residual" else self._norms.pop(name)
         stored.rows = select(norms, len(stored.rows), self.choice, self.source(f"{name}/rows", left, step))
         stored.values.set_(matrix.index_select(0, stored.rows), self.source(name, left, step))
-
-    def takes_parts(self, name: str) -> bool:
-        """Whether the norms are of the residual, and rows are stored in a floating-point dtype, on the device."""
-        return self.norms == "residual" and isinstance(self._stored[name].values, Plain)
-
-    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
-        """Add the stored rows of this part to their places in the gradient, in place; return it."""
-        stored, matrix = self._stored[name], grad.view(len(grad), -1)
-        first = start // matrix.shape[1]
-        here = between(stored.rows, first, first + len(matrix), stored.n_rows)
-        matrix.index_add_(0, stored.rows[here] - first, plain(stored.values)[here].to(grad.dtype))
-        return grad
-
-    def looks_first(self, name: str) -> bool:
-        """Return True: the norms of all rows decide which are stored."""
-        return True
-
-    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
-        """Compute the norms of the rows of this part."""
-        matrix = error.view(len(error), -1)
-        if start == 0:
-            self._norms[name] = matrix.new_zeros(self._stored[name].n_rows, dtype=norm_dtype(matrix))
-        first = start // matrix.shape[1]
-        self._norms[name][first : first + len(matrix)] = _row_norms(matrix)
-
-    def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """Choose rows by the norms of all parts."""
-        stored = self._stored[name]
-        source = self.source(f"{name}/rows", like, step)
-        rows = select(self._norms.pop(name), len(stored.rows), self.choice, source)
-        self._moving[name] = Moving(plain(stored.values), stored.rows, rows, None, stored.n_rows)
-
-    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Store the rows of this part that were chosen."""
-        matrix, moving = error.view(len(error), -1), self._moving[name]
-        if moving.write(matrix, start // matrix.shape[1]):
-            self._stored[name].rows = moving.rows
-            del self._moving[name]
 
     def stored_for(self, name: str) -> Stored:
         """Return the stored rows of tensor `name`."""

@@ -7,17 +7,13 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import choose
-from resireduce.kernels.norms import add_l1_norms_, l1_norms
+from resireduce.kernels.norms import l1_norms
 from resireduce.kernels.packed_largest import Addend
-from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest
+from resireduce.kernels.submatrix import Crossing, cut_crossing, cut_largest
 from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
-from resireduce.residuals.moving import Moving, between
-from resireduce.residuals.stored import Plain, Stored, plain
+from resireduce.residuals.stored import Plain, Stored
 from resireduce.share import share
-
-ROWS = 16
-"""Rows of a part that are added at once."""
 
 
 @dataclass
@@ -35,12 +31,6 @@ class _Block:
         if type(self.values) is not Plain or self.values.values.dtype != dtype:
             return None
         return Crossing(self.values.values, self.rows, self.columns, self.n_rows)
-
-    def add_part_to_(self, matrix: Tensor, first: int) -> None:
-        """Add to `matrix`, the rows from number `first` on, the part of the block that is in these rows."""
-        here = between(self.rows, first, first + len(matrix), self.n_rows)
-        rows, kept = self.rows[here] - first, plain(self.values)[here]
-        add_crossing_(matrix, rows, self.columns, kept, max(1, -(-len(rows) // ROWS)))
 
 
 class RowsColumnsResidual(Residual):
@@ -71,7 +61,6 @@ class RowsColumnsResidual(Residual):
         self.norms, self.choice = choose("norms", norms, NORMS), choose("choice", choice, CHOICES)
         self._blocks: dict[str, _Block] = {}
         self._norms: dict[str, tuple[Tensor, Tensor]] = {}  # of what is being compressed
-        self._moving: dict[str, Moving] = {}  # of what comes in parts
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate a block of zeros for the first rows and columns: the bytes are the same from the first step on."""
@@ -120,41 +109,6 @@ class RowsColumnsResidual(Residual):
         block, (of_rows, of_columns) = self._blocks[name], self._norms.pop(name)
         rows = select(of_rows, len(block.rows), self.choice, self.source(f"{name}/rows", like, step))
         return rows, select(of_columns, len(block.columns), self.choice, self.source(f"{name}/columns", like, step))
-
-    def takes_parts(self, name: str) -> bool:
-        """Whether norms are those of the residual, and the block is stored in a floating-point dtype, on the device."""
-        return self.norms == "residual" and isinstance(self._blocks[name].values, Plain)
-
-    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
-        """Add the part of the block that is in this part of the gradient to its place there; return it."""
-        matrix = grad.view(len(grad), -1)
-        self._blocks[name].add_part_to_(matrix, start // matrix.shape[1])
-        return grad
-
-    def looks_first(self, name: str) -> bool:
-        """Return True: norms of all rows and columns decide what is stored."""
-        return True
-
-    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
-        """Form the norms of the rows of this part, and add to those of the columns."""
-        matrix = error.view(len(error), -1)
-        if start == 0:
-            sizes = self._blocks[name].n_rows, matrix.shape[1]
-            self._norms[name] = tuple(matrix.new_zeros(size, dtype=norm_dtype(matrix)) for size in sizes)  # type: ignore[assignment]
-        add_l1_norms_(*self._norms[name], matrix, start // matrix.shape[1])
-
-    def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """Choose rows and columns by the norms of all parts."""
-        block = self._blocks[name]
-        self._moving[name] = Moving(plain(block.values), block.rows, *self._chosen(name, like, step), block.n_rows)
-
-    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Store what was chosen of this part."""
-        matrix, block, moving = error.view(len(error), -1), self._blocks[name], self._moving[name]
-        if moving.write(matrix, start // matrix.shape[1]):
-            assert moving.columns is not None
-            block.rows, block.columns = moving.rows, moving.columns
-            del self._moving[name]
 
     def stored_for(self, name: str) -> Stored:
         """Return the stored block of tensor `name`."""

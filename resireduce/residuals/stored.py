@@ -34,26 +34,6 @@ class Stored(ABC):
         """
         return None
 
-    @property
-    def cuts(self) -> bool:
-        """Whether elements can be read and written in parts, by `add_part_to_` and `set_part`."""
-        return False
-
-    def add_part_to_(self, target: Tensor, start: int) -> Tensor:
-        """Add the stored elements from number `start` on to contiguous `target`, as many as it has; return `target`.
-
-        The result is that of the whole if `start` begins a block. NotImplementedError unless this `cuts`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is read as a whole")
-
-    def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
-        """Store contiguous `value` from element `start` on, as `set_` would store it there.
-
-        Calls for all elements in order, with one `source`, equal one call of `set_`. NotImplementedError unless this
-        `cuts`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is written as a whole")
-
     def prefetch(self) -> None:
         """Start copying what is stored to where it is used; do nothing if it is already there."""
         return
@@ -102,20 +82,6 @@ class Plain(Stored):
             self.values.copy_(value)
         _limit_(self.values, value)
 
-    @property
-    def cuts(self) -> bool:
-        """Return True: each element is rounded by itself."""
-        return True
-
-    def add_part_to_(self, target: Tensor, start: int) -> Tensor:
-        """Add the values from element `start` on to `target`; return it."""
-        return target.add_(self.values.view(-1)[start : start + target.numel()].view(target.shape))
-
-    def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
-        """Store `value`, rounded, from element `start` on."""
-        part = self.values.view(-1)[start : start + value.numel()]
-        _limit_(part.copy_(value.view(-1)), value)
-
     def over(self, tensors: Mapping[str, Tensor]) -> "Plain":
         """Return a tensor of the same precision that holds the values in `tensors`."""
         other = copy(self)
@@ -125,12 +91,6 @@ class Plain(Stored):
     def tensors(self) -> dict[str, Tensor]:
         """Return the values, with an empty suffix as their name."""
         return {"": self.values}
-
-
-def plain(stored: Stored) -> Tensor:
-    """Return the values that are `stored` in a floating-point dtype, on the device."""
-    assert isinstance(stored, Plain)
-    return stored.values
 
 
 def _limit_(rounded: Tensor, value: Tensor) -> None:

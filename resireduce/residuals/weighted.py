@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from resireduce.errors import ConfigError, choose, is_number
-from resireduce.kernels.norms import NormsOfParts, mean_norm, mean_of_norms
+from resireduce.kernels.norms import mean_norm
 from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.average import AverageResidual
 from resireduce.residuals.base import addable
@@ -27,7 +27,6 @@ class WeightedResidual(AverageResidual):
             raise ConfigError(f"phi: {phi!r} is not allowed; give the weight of the L1 norm, 0 <= phi <= 1")
         self.phi, self.norms = phi, choose("norms", norms, NORMS)
         self._weights: dict[str, Tensor] = {}
-        self._sums: dict[str, NormsOfParts] = {}
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return G + the group's residual; remember its weight, if norms are to be those of this sum."""
@@ -46,23 +45,5 @@ class WeightedResidual(AverageResidual):
         return type(self).compensate_ is WeightedResidual.compensate_
 
     def weight(self, error: Tensor, name: str) -> Tensor | float:
-        """Return phi, for norms of `error`; or the weight, 0-D, of what has been seen before: the sum, or all parts."""
+        """Return phi, for norms of `error`; or the weight, 0-D, that the sum has had."""
         return self._weights.pop(name, self.phi)
-
-    def takes_parts(self, name: str) -> bool:
-        """Whether norms are those of the residual, and what is stored can be read some elements at a time."""
-        return self.norms == "residual" and super().takes_parts(name)
-
-    def looks_first(self, name: str) -> bool:
-        """Return True: a member's weight depends on all that it has left."""
-        return True
-
-    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
-        """Add to the norms of member `name`."""
-        if start == 0:
-            self._sums[name] = NormsOfParts(error)
-        self._sums[name].add(error)
-
-    def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """Remember the weight of member `name`."""
-        self._weights[name] = mean_of_norms(like.numel(), self.phi, *self._sums.pop(name).norms())

@@ -22,7 +22,6 @@ from resireduce.step.outdated import QUIET, BeforeForward
 from resireduce.step.own_memory import separate
 from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
-from resireduce.step.slicing import gathered_at_once
 from resireduce.step.slot import Slot, Stage
 from resireduce.step.update import Updater, largest_layer
 from resireduce.streamed_away import SECOND_BACKWARD
@@ -33,6 +32,8 @@ WAS_THERE = (
     ".grad empty (zero_grad() does), and put gradients there after backward(); or use gradients='kept' (without "
     "overlap=True)"
 )
+GATHERED = 16
+"""Payloads of all ranks that are under way take at most 1 / GATHERED of the trained bytes, unless one takes more."""
 TRAIN = "start all processes before, and call distribute() in each of those that train"
 
 
@@ -72,7 +73,7 @@ class Exchange:
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
-        self.intake = Intake(slots, feedback, settings, self.hides, levels.world, self.updater.sizes)
+        self.intake = Intake(slots, feedback, settings, self.hides, levels.world)
         feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
@@ -92,9 +93,9 @@ class Exchange:
         if self.before_forward is not None:
             halves = HalvesQueue(slots, feedback, levels, settings.merge)
             return halves, LateUpdater(optimizer, slots, halves, settings, self.before_forward)
-        limit, parts = gathered_at_once(settings, slots)
+        limit = sum(slot.nbytes for slot in slots) // GATHERED
         remembers = settings.streamed and settings.scaler is not None
-        queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge, parts)
+        queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
         feedback.checked_packed = frozenset(slot.name for one in queue.buckets if one[1:] for slot in one)
         return queue, Updater(optimizer, slots, queue, settings)
 
@@ -160,7 +161,6 @@ class Exchange:
             self._send(slot)
         else:
             self.intake.hold(slot)
-        slot.by_rows = False
 
     def _send(self, slot: Slot) -> None:
         """Compress the gradient of `slot`, which is complete, and launch what is ready."""

@@ -1,4 +1,4 @@
-"""The intake of gradients: the first half of a step, in which they arrive, whole or row by row, and are compressed."""
+"""The intake of gradients: the first half of a step, in which they arrive and are compressed."""
 
 from collections.abc import Sequence
 
@@ -9,21 +9,14 @@ from resireduce.clip import clip_factor
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.finiteness import check_finite
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.settings import Settings
-from resireduce.slices.row_gradients import RowGradient, SumRows
-from resireduce.slices.takers import is_used_again
-from resireduce.step.slicing import SliceBytes, rows_of
 from resireduce.step.slot import DROPPED, Slot, Stage
 
 
 class Intake:
     """Takes gradients: with overlap as autograd finishes them in the backward pass, otherwise all in `step()`.
-
-    Gradients that layers make some rows at a time are never there as a whole: they are taken row by row, into residuals
-    that absorb them or, made more than once, into payloads.
 
     Args:
         slots: one for each parameter.
@@ -31,7 +24,6 @@ class Intake:
         settings: what `resireduce.distribute` was given.
         hides: whether a guard replaces `.grad` once a gradient has been taken.
         world: all ranks.
-        sizes: bytes of the slices in which large gradients are taken.
     """
 
     def __init__(
@@ -41,10 +33,8 @@ class Intake:
         settings: Settings,
         hides: bool,
         world: Communicator,
-        sizes: SliceBytes,
     ):
         self.slots, self.feedback, self.scaler = slots, feedback, settings.scaler
-        self._slice_bytes = sizes
         self.has_begun = False
         """Whether a gradient of this step has been compressed, absorbed or dropped."""
         self.non_finite: NonFiniteGradient | None = None
@@ -68,7 +58,7 @@ class Intake:
     def has_gone(self, slot: Slot) -> bool:
         """Whether autograd has left no gradient: the parameter of `slot` was frozen after the forward pass, or a hook
         of somebody has dropped it. What the residual has absorbed of earlier passes stays there."""
-        if slot.by_rows or slot.parameter.grad is not None:
+        if slot.parameter.grad is not None:
             return False
         if slot.stage is Stage.ABSORBED and not slot.parameter.requires_grad:
             slot.hide()
@@ -83,9 +73,6 @@ class Intake:
     def hold(self, slot: Slot) -> None:
         """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`."""
         grad = slot.parameter.grad
-        if slot.by_rows and grad is None:
-            slot.hide()
-            return
         absorbs = self.streamed and slot.slices is None and self.feedback.absorbs(slot.name)
         if not absorbs or grad is None or grad.layout != torch.strided:
             self.holds = True
@@ -143,10 +130,7 @@ class Intake:
         slot.payload = self.feedback.absent(slot.template, slot.name, step)
 
     def _payload(self, slot: Slot, step: int) -> Payload | Round:
-        if slot.uses:
-            return self._payload_of_parts(slot, step)
-        absorbed = slot.is_guarded or (slot.by_rows and slot.parameter.grad is None)
-        if absorbed and slot.stage in (Stage.ABSORBED, Stage.LAST):
+        if slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST):
             return self.feedback.compress_absorbed(slot.name, step)
         return self.feedback.compress(self._gradient(slot).contiguous(), slot.name, step)
 
@@ -212,106 +196,3 @@ class Intake:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
         self.non_finite, self.has_begun = self.non_finite or error, True
         slot.go(stage)
-
-    @property
-    def large(self) -> list[Slot]:
-        """Return the slots whose gradient is taken row by row, where possible. All must have been registered.
-
-        Some are one slice: it is absorbed before anything is compressed; autograd would hold the gradient until then.
-        """
-        smallest = min(self._slice_bytes.average, self._slice_bytes.gradient)
-        return [slot for slot in self.slots if 0 < min(smallest, self._bytes_of(slot)) < slot.nbytes]
-
-    def _bytes_of(self, slot: Slot) -> int:
-        """Return the bytes of a slice of the gradient of `slot`."""
-        absorbs = self.feedback.keeps_residual(slot.name) and self.feedback.residual.absorbs(slot.name)
-        return self._slice_bytes.gradient if absorbs else self._slice_bytes.twice
-
-    def takes_uses(self, slot: Slot) -> bool:
-        """Whether the gradient of `slot` can be compressed row by row once its last use is known.
-
-        This must be the only pass of a step, and `.grad` must be empty.
-        """
-        is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None and not slot.passes
-        return is_clear and self.feedback.takes_parts(slot.name, slot.parameter)
-
-    def takes_rows(self, slot: Slot) -> bool:
-        """Whether the residual can absorb the gradient of `slot` row by row now, with nothing in the way in `.grad`."""
-        grad_is_clear = slot.parameter.grad is None or (slot.stage is Stage.ABSORBED and slot.is_guarded)
-        return grad_is_clear and not slot.is_over and self.feedback.absorbs(slot.name)
-
-    def may_be_taken_back(self, slot: Slot) -> bool:
-        """Whether gradients of all uses of `slot` in a pass must be kept, since an overflow in one drops all."""
-        return self.scaler is not None and is_used_again(slot.parameter)
-
-    def absorb_rows(self, slot: Slot, gradient: RowGradient) -> None:
-        """Have the residual absorb the `gradient` of `slot`, slice by slice of its rows.
-
-        If a slice is not finite, none is absorbed. If there are several slices, each is made twice, unless all are
-        certain to be finite.
-        """
-        slot.by_rows = True
-        if slot.stage is Stage.SPOILT:
-            return
-        slot.check_kind()
-        rows = rows_of(slot, self._bytes_of(slot))
-        try:
-            only = self._check_rows(slot, gradient, rows)
-        except NonFiniteGradient as error:
-            self._drop(slot, error, Stage.SPOILT)
-            slot.parameter.grad = None
-            return
-        for part in rows:
-            self.feedback.absorb_rows(self._unscale_(gradient.rows(part)) if only is None else only, slot.name, part)
-        self.has_begun = True
-        slot.go(Stage.ABSORBED)
-        slot.hide()
-
-    def absorb_uses(self, slot: Slot) -> None:
-        """Have the residual absorb the gradients of the uses of `slot` that were kept until the last had come.
-
-        If one of them is not finite, or a whole part of the gradient in `.grad`, nothing of this pass is absorbed.
-        """
-        uses, slot.uses = slot.uses, []
-        if slot.stage is Stage.SPOILT:
-            return
-        slot.check_kind()
-        rows, whole = rows_of(slot, self._bytes_of(slot)), slot.parameter.grad
-        try:
-            for use in uses:
-                self._check_rows(slot, use, rows)
-            if whole is not None and whole.layout == torch.strided:
-                check_finite(whole if self._inverse() <= 1 else whole * self._inverse(), slot.name)
-        except NonFiniteGradient as error:
-            self._drop(slot, error, Stage.SPOILT)
-            slot.parameter.grad = None
-            return
-        for use in uses:
-            for part in rows:
-                self.feedback.absorb_rows(self._unscale_(use.rows(part)), slot.name, part)
-        self.has_begun = True
-        slot.go(Stage.ABSORBED)
-
-    def _check_rows(self, slot: Slot, gradient: RowGradient, rows: Sequence[slice]) -> Tensor | None:
-        """Raise NonFiniteGradient if a slice of `gradient` is not finite; return the slice, if it is the only one."""
-        if len(rows) > 1 and gradient.stays_below(
-            torch.finfo(slot.parameter.dtype).max / (4 * max(self._inverse(), 1.0))
-        ):
-            return None
-        for part in rows:
-            check_finite(made := self._unscale_(gradient.rows(part)), slot.name)
-            if len(rows) == 1:
-                return made
-            del made  # before the next is made
-        return None
-
-    def _payload_of_parts(self, slot: Slot, step: int) -> Payload:
-        gradient = SumRows(slot.uses, slot.parameter.grad)
-        slot.uses, slot.parameter.grad = [], None
-        return self.feedback.compress_parts(
-            lambda part: self._unscale_(gradient.rows(part)),
-            rows_of(slot, self._bytes_of(slot)),
-            slot.parameter,
-            slot.name,
-            step,
-        )

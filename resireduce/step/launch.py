@@ -2,7 +2,7 @@
 are received."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -14,7 +14,6 @@ from resireduce.errors import UsageError, warn
 from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
 from resireduce.sending.packing import packed_nbytes
-from resireduce.sending.parts import PartedMessage
 from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets, merged
 from resireduce.step.drift import DRIFTED
 from resireduce.step.gather import Gather
@@ -40,9 +39,8 @@ class LaunchQueue:
     message. The others may be merged into messages of several, which leave when the last tensor is there.
 
     A gathered message takes world size x payload bytes from launch to receipt: if all of them would take more than
-    `gathered_limit`, the next waits. A single larger message goes alone or, with `parts` and a compressor that
-    `divides`, in parts that stay within the limit, in `step()`; nothing is launched between these. With two `levels`
-    messages carry slices, and the averages are then gathered within the node.
+    `gathered_limit`, the next waits. A single larger message goes alone. With two `levels` messages carry slices, and
+    the averages are then gathered within the node.
 
     Where ranks make payloads in rounds, the first round takes a message's place. The others follow in `step()`, after
     the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
@@ -55,7 +53,6 @@ class LaunchQueue:
         levels: the ranks of this one's node, and of its place in all nodes.
         remembers: whether to keep a copy of what is sent, for a step that is skipped.
         merge: which tensors travel together, as in `resireduce.distribute`.
-        parts: whether large messages are gathered in parts, at most two of them at once.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class LaunchQueue:
         levels: Levels,
         remembers: bool = False,
         merge: object = None,
-        parts: bool = False,
     ):
         self.slots, self.feedback, self.world = slots, feedback, levels.world
         self._gather = None if levels.node is None else Gather(levels.node, feedback)
@@ -78,8 +74,6 @@ class LaunchQueue:
         self.copies_together = False
         """Whether averages that came in one message are put into `.grad` by one copy, when the last one of them has
         been received, or in `settle`."""
-        self.in_slices: frozenset[Slot] = frozenset()
-        """Slots whose averages are not put into `.grad`, but read in slices."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
         self.digest = 0
@@ -92,7 +86,7 @@ class LaunchQueue:
         self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
         self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
         self.merge(merge)
-        self.gathered_limit, self._remembers, self._parts = gathered_limit, remembers, parts
+        self.gathered_limit, self._remembers = gathered_limit, remembers
         varies = feedback.compressor.varies or feedback.warm_up_steps > 0
         self._step_is_agreed = self.world.world_size == 1 or not varies
         self._restart()
@@ -104,8 +98,6 @@ class LaunchQueue:
         self._parked.clear()
         self._copies.clear()
         self._in_rounds: list[Slot] = []  # whose message is a round, in the order of their launch
-        self._alone: dict[Slot, int] = {}  # bytes of each message that might go in parts
-        self._in_parts: Slot | None = None
 
     @property
     def compressed(self) -> list[Slot]:
@@ -146,7 +138,7 @@ class LaunchQueue:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
         if not self._may_begin(step, complete):
             return
-        while self._launched < len(self.messages) and self._in_parts is None:
+        while self._launched < len(self.messages):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
             message = self.messages[self._launched]
@@ -156,11 +148,6 @@ class LaunchQueue:
             for slot in message:
                 if slot.payload is None:
                     slot.payload = self.feedback.absent(slot.parameter, slot.name, step)
-            if len(message) == 1 and self._goes_in_parts(message[0], step):
-                if not complete or self._gathered_bytes:
-                    return
-                self._send_in_parts(message[0])
-                continue
             nbytes = self.gathered_nbytes(message, [slot.payload for slot in message if slot.payload])
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
@@ -198,35 +185,6 @@ class LaunchQueue:
             if isinstance(message, Round):
                 self._in_rounds.append(slot)
 
-    def _goes_in_parts(self, slot: Slot, step: int) -> bool:
-        """Whether to gather the message of `slot` in parts: decided once a step, by numbers equal on all ranks."""
-        if not self._parts:
-            return False
-        if slot not in self._alone:
-            self._alone[slot] = self._divided_nbytes(slot, step)
-        return self._alone[slot] > self.gathered_limit
-
-    def _divided_nbytes(self, slot: Slot, step: int) -> int:
-        """Return the bytes of all ranks' payloads of `slot`; 0 if they cannot be gathered in parts.
-
-        If payload sizes differ between ranks, the size for a tensor without storage counts, which is the same on all.
-        """
-        payload, name = slot.payload, slot.name
-        compressor = self.feedback.compressor_of(name)
-        if not (isinstance(payload, Payload) and self.feedback.gathers(name) and compressor.divides):
-            return 0
-        if not compressor.equal_sizes:
-            like = torch.empty(slot.template.shape, dtype=slot.template.dtype, device="meta")
-            payload = compressor.compress(like, name, step)
-        return self.gathered_nbytes([slot], [payload])
-
-    def _send_in_parts(self, slot: Slot) -> None:
-        assert isinstance(slot.payload, Payload)
-        slot.message = self.feedback.send_in_parts(slot.payload, slot.name, self.gathered_limit, slot.is_taken)
-        slot.payload, self._in_parts = None, slot
-        self._under_way.append(slot)
-        self._launched += 1
-
     def _end_rounds(self) -> None:
         while self._in_rounds:
             waiting, self._in_rounds = self._in_rounds, []
@@ -255,23 +213,18 @@ class LaunchQueue:
     def receive(self) -> Slot | None:
         """Receive the oldest message into its parameter's `.grad`, and return its slot; None if it is parked.
 
-        A tensor without a gradient on this rank is parked, undecompressed, until `settle` asks the other ranks; if its
-        message comes in parts, it is parked only if no rank has a gradient. The message's share of the bytes that may
-        be under way is released.
+        A tensor without a gradient on this rank is parked, undecompressed, until `settle` asks the other ranks. The
+        message's share of the bytes that may be under way is released.
         """
         slot = self._under_way.popleft()
-        if isinstance(slot.message, Message):
-            self._gathered_bytes -= self._gathered_until.pop(slot, 0)
-        else:
-            self._in_parts = None
-        taken = slot.is_taken or (isinstance(slot.message, PartedMessage) and slot.message.parts.somewhere)
-        if taken:
+        self._gathered_bytes -= self._gathered_until.pop(slot, 0)
+        if slot.is_taken:
             self.deliver(slot)
         else:
             self._parked.append(slot)
         if self._copies and slot is self._bucket_of[slot][-1]:
             self._copy()
-        return slot if taken else None
+        return slot if slot.is_taken else None
 
     def _copy(self) -> None:
         """Copy averages into `.grad`, each into the tensor that is there."""
@@ -280,13 +233,10 @@ class LaunchQueue:
         self._copies = []
 
     def deliver(self, slot: Slot) -> None:
-        """Decompress the message of `slot` into its parameter's `.grad`, unless it will be read in slices."""
-        assert isinstance(slot.message, Message | PartedMessage)
-        if slot in self.in_slices:
-            return
+        """Decompress the message of `slot` into its parameter's `.grad`."""
+        assert isinstance(slot.message, Message)
         kept = slot.parameter.grad
         if self._gather is not None:
-            assert isinstance(slot.message, Message)
             average = self._gather.average(slot, self._bucket_of[slot])
             slot.parameter.grad = laid_out(average, slot.parameter) if kept is None else kept.copy_(average)
         elif kept is None:
@@ -299,27 +249,6 @@ class LaunchQueue:
             kept.copy_(self.feedback.receive(slot.message))
         if not self.keeps_messages:
             slot.message = slot.average = None
-
-    def averages(self, slot: Slot, rows: Sequence[slice]) -> Iterator[Tensor]:
-        """Yield the average for each slice in `rows` of `slot`, laid out like the parameter; its message has come.
-
-        It is decompressed slice by slice, or as a whole before the first if its compressor cannot do that.
-        """
-        assert isinstance(slot.message, Message | PartedMessage)
-        if not slot.message.compressor.cuts:
-            whole = self.feedback.receive(slot.message)
-            yield from (laid_out(whole[part], slot.parameter[part]) for part in rows)
-            return
-        shape = slot.parameter.shape[1:]
-        borders = [0, *(part.stop * shape.numel() for part in rows)]
-        is_plain, places = slot.parameter.is_contiguous(), iter(rows)
-        for flat in self.feedback.receive_parts(slot.message, borders):
-            part, average = next(places), flat.view(-1, *shape)
-            if not is_plain:
-                average = laid_out(average, slot.parameter[part])
-            del flat  # before the next is made
-            yield average
-            del average
 
     def settle(self, flag: bool, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.

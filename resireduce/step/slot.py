@@ -1,30 +1,22 @@
 """Slots: the record of one parameter's gradient on its way through a step, and the stages of that way."""
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from resireduce.comm.base import Communicator
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
+from resireduce.grouping import is_small
 from resireduce.node_slices import NodeSlices
 from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
-from resireduce.sending.parts import PartedMessage
-from resireduce.step.shared import is_shared
-from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway
-
-if TYPE_CHECKING:
-    from resireduce.slices.row_gradients import RowGradient
-from collections.abc import Mapping
-
-from resireduce.comm.base import Communicator
-from resireduce.error_feedback import ErrorFeedback
-from resireduce.grouping import is_small
-from resireduce.step.shared import prepare
-from resireduce.streamed_away import guards
+from resireduce.step.shared import is_shared, prepare
+from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
 
 
 class Stage(Enum):
@@ -99,17 +91,13 @@ class Slot:
     """Whether autograd is about to add a gradient to `.grad`; None: its hook before that has not been called."""
     left: "weakref.ref[Tensor] | None" = None
     """With kept gradients: the average that the last step has left in `.grad`, while it is still there."""
-    by_rows: bool = False
-    """Whether a layer has made the gradient of the current pass row by row, and the residual has absorbed it."""
-    uses: "list[RowGradient]" = field(default_factory=list)
-    """Gradients of the current pass, one for each use of the weight, made row by row once the last is known."""
     stage: Stage = Stage.OPEN
     """How far the gradient has come in this step."""
     sent: Payload | None = None
     """With a GradScaler: a copy of what this rank sent, which goes back into the residual if the step is skipped."""
     payload: Payload | Round | None = None
     """This rank's message, from its compression to its launch; or the round before it, until that is launched."""
-    message: Message | PartedMessage | Round | None = None
+    message: Message | Round | None = None
     """The message under way, from its launch to its receipt; or the round before it."""
     kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
     """Dtype, device and shape that the parameter had at the start."""
@@ -158,7 +146,7 @@ class Slot:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None
         self.whole, self.elsewhere, self.average = None, False, None
-        self.stage, self.by_rows, self.uses = Stage.OPEN, False, []
+        self.stage = Stage.OPEN
 
     def hide(self, keep: bool = False) -> None:
         """Replace `.grad` by the guard; the gradient is remembered if `keep`, and otherwise freed."""
@@ -190,7 +178,7 @@ class Slot:
             self.parameter.grad = None
 
     def note_made(self) -> None:
-        """Remember the address of the gradient that autograd has left in `.grad`; None if it was made row by row."""
+        """Remember the address of the gradient that autograd has left in `.grad`."""
         grad = None if self.is_guarded else self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 

@@ -12,7 +12,6 @@ from resireduce.errors import UsageError, warn
 from resireduce.same_memory import TIE, Tied
 from resireduce.settings import Settings
 from resireduce.step.launch import LaunchQueue
-from resireduce.step.slicing import norm_in_rows, rows_of, slice_bytes
 from resireduce.step.slot import Slot
 from resireduce.step.watch import Watch
 from resireduce.timeline import Timeline, timed
@@ -23,8 +22,8 @@ class Updater:
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
     With streamed gradients, if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are
-    alive at once: the optimizer is called for one chunk of them after the other, and large tensors are updated in
-    slices of rows. Otherwise all are received for one call.
+    alive at once: the optimizer is called for one chunk of them after the other. Otherwise all are received for one
+    call.
 
     Args:
         optimizer: the wrapped optimizer.
@@ -33,7 +32,7 @@ class Updater:
         settings: what `resireduce.distribute` was given.
 
     With a limit on the norm, or a GradScaler and streamed gradients, nothing is updated before all averages have been
-    received. Until then averages that will be used in slices are freed again; their messages are kept, and decompressed
+    received. Until then averages that will be used in chunks are freed again; their messages are kept, and decompressed
     a second time.
     """
 
@@ -41,15 +40,12 @@ class Updater:
         self.queue, self.streamed = queue, settings.streamed
         self._parameters = [slot.parameter for slot in slots]
         self._waiting = slots if settings.in_backward else ()  # whose `.grad` may be set by hand meanwhile
-        self.sizes = slice_bytes(settings.slices, slots, optimizer)
-        self.slice_bytes = self.sizes.average
-        self.chunk_bytes = self.slice_bytes or largest_layer(slots)
-        self.large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
+        self.chunk_bytes = largest_layer(slots)
         alone = self.streamed or settings.in_halves  # whether some are updated before others
         self._tied = Tied({slot.name: slot.parameter for slot in slots}) if alone else None
         self._held_bytes, self._early = sum(slot.nbytes for slot in slots), settings.in_backward or settings.in_halves
         self._wrapped_step = WrappedStep(optimizer, self.streamed, self._tied)
-        self._sliced = False
+        self._in_chunks = False
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
         self._updating_bytes = 0
         self.in_backward, self.max_grad_norm = settings.in_backward, settings.max_grad_norm
@@ -78,7 +74,7 @@ class Updater:
     def restart(self) -> None:
         """Forget what an unfinished step has brought."""
         self._updating, self._updating_bytes = [], 0
-        self._sliced = self.in_backward
+        self._in_chunks = self.in_backward
         self._early_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
         self.watch.restart()
 
@@ -91,7 +87,7 @@ class Updater:
             self.watch.note_use()
             slot = self._receive()
             self._early_bytes -= slot.nbytes if slot.is_taken else 0
-            updated = [*self._updating, *([slot] if slot in self.queue.in_slices and slot.is_taken else [])]
+            updated = list(self._updating)
             self._update_some()
             self.watch.note_updated(updated)
 
@@ -107,10 +103,9 @@ class Updater:
         cannot, parameters that have not been updated by then are not updated on any rank. loss: what the closure given
         to `step` returned, if one was.
         """
-        self._sliced = self._wrapped_step.is_sliced
-        self.queue.keeps_messages = self._sliced and self.waits
+        self._in_chunks = self._wrapped_step.is_sliced
+        self.queue.keeps_messages = self._in_chunks and self.waits
         self.queue.copies_together = not (self.streamed or self.waits)
-        self.queue.in_slices = frozenset(slot for slot in self.large if self._wrapped_step.cuts(slot.parameter))
         if self.waits:
             norms = self._measure(step, flag)
             if not self.queue.flagged:
@@ -132,16 +127,13 @@ class Updater:
         self._free()
 
     def _measure(self, step: int, flag: Callable[[], bool]) -> dict[Slot, Tensor]:
-        """Receive everything; return the norm of each average, which is freed again if it will be used in slices."""
+        """Receive everything; return the norm of each average, which is freed again if it will be used in chunks."""
         norms: dict[Slot, Tensor] = {}
 
         def measure(slot: Slot) -> None:
-            if slot in self.queue.in_slices:
-                norms[slot] = norm_in_rows(self.queue.averages(slot, rows_of(slot, self.slice_bytes)))
-                return
             assert slot.parameter.grad is not None
             norms[slot] = torch.linalg.vector_norm(slot.parameter.grad)
-            if self._sliced:
+            if self._in_chunks:
                 slot.parameter.grad = None
 
         while self.queue.next():
@@ -157,7 +149,7 @@ class Updater:
         factor = self._factor(list(norms.values()))
         for slot in norms:
             self._make_room(slot)
-            if self._sliced:
+            if self._in_chunks:
                 self.queue.deliver(slot)
             self._add(slot, factor)
             slot.message = None
@@ -197,7 +189,7 @@ class Updater:
             warn(self._wrapped_step.cost(self._held_bytes) or "")
 
     def _receive(self) -> Slot:
-        """Receive the oldest message; in slices, update first if one more average would make more than a chunk."""
+        """Receive the oldest message; in chunks, update first if one more average would make more than one."""
         slot = self.queue.next()
         assert slot is not None
         self._make_room(slot)
@@ -206,14 +198,11 @@ class Updater:
         return slot
 
     def _make_room(self, slot: Slot) -> None:
-        if self._sliced and self._updating and self._updating_bytes + slot.nbytes > self.chunk_bytes:
+        if self._in_chunks and self._updating and self._updating_bytes + slot.nbytes > self.chunk_bytes:
             self._update_some()
 
     def _add(self, slot: Slot, factor: Tensor | None = None) -> None:
-        """Update a slot whose average has come, scaled by `factor`: at once in slices, or later with others."""
-        if slot in self.queue.in_slices:
-            self._update_in_rows(slot, factor)
-            return
+        """Note a slot whose average has come, scaled by `factor`: it is updated later, with others."""
         if factor is not None:
             slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
         self._updating.append(slot)
@@ -239,22 +228,6 @@ class Updater:
         finally:
             for parameter, grad in aside:
                 parameter.grad = grad
-
-    @timed("update")
-    def _update_in_rows(self, slot: Slot, factor: Tensor | None) -> None:
-        """Let the wrapped optimizer update a large parameter, in slices of its rows, and forget each average."""
-
-        def averages() -> Iterator[tuple[slice, Tensor]]:
-            rows = rows_of(slot, self.slice_bytes)
-            parts = iter(rows)
-            for average in self.queue.averages(slot, rows):  # zip would hold the last one while the next is made
-                if factor is not None:
-                    average.mul_(factor.to(average.device))
-                yield next(parts), average
-                del average
-
-        self._wrapped_step.rows(slot.parameter, averages())
-        slot.message = None
 
     @timed("update")
     def _update_rest(self, loss: Tensor | float | None) -> None:

@@ -16,7 +16,6 @@ from tests.worlds import Net, same, seeded, train
 
 CHECKS = (
     test_gloo.check_ragged,
-    test_gloo.check_messages_in_parts,
     test_gloo.check_exchange,
     test_gloo.check_ddp,
     test_gloo.check_start,

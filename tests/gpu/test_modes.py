@@ -12,12 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import resireduce
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.slices.row_gradients import EmbeddingRows
 from tests.gpu.loops import apart, batches, distributed, net, step, stream_beside, trained
 from tests.worlds import OPTIMIZERS, Net, same, seeded
 
-SLICE = 4096
-"""Bytes: all matrices of the small network are larger."""
 NONE: dict[str, Any] = {"compressor": "none", "scheme": "none"}
 
 
@@ -40,62 +37,6 @@ def close(found: nn.Module, expected: nn.Module) -> bool:
     """Whether all parameters are equal but for rounding."""
     pairs = zip(found.parameters(), expected.parameters(), strict=True)
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
-
-
-# --- slices ---
-
-
-@pytest.mark.parametrize("slices", [True, SLICE])
-@pytest.mark.parametrize("name", ["momentum", "adamw"])
-@pytest.mark.parametrize("residual_dtype", [None, "bfloat16", "int4"])
-@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
-def test_slices_train_as_whole_gradients_do(
-    device: torch.device, scheme: str, residual_dtype: str | None, name: str, slices: int
-) -> None:
-    options: dict[str, Any] = {"scheme": scheme, "residual_dtype": residual_dtype, "optimizer": OPTIMIZERS[name]}
-    whole, cut = (trained(device, slices=one, **options) for one in (None, slices))
-    # A GPU draws other numbers for slices than for the whole, by which few bits are rounded up or down.
-    draws = device.type == "cuda" and residual_dtype == "int4" and scheme == "baseline"
-    assert apart(cut, whole, net(device)) < (0.5 if draws else 0.01)
-
-
-@pytest.mark.parametrize("name", ["momentum", "adamw", "fused-adamw"])
-def test_slices_of_averages_have_the_bits_of_whole_ones(device: torch.device, name: str) -> None:
-    whole, cut = (trained(device, slices=one, optimizer=OPTIMIZERS[name], **NONE) for one in (None, SLICE))
-    assert same(cut, whole) and same(whole, plain(device, name))
-
-
-@pytest.mark.filterwarnings("ignore:the gradient of .* came whole")
-@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
-def test_slices_under_autocast(device: torch.device, scheme: str) -> None:
-    whole, cut = (trained(device, scheme=scheme, slices=one, autocast=torch.bfloat16) for one in (None, SLICE))
-    assert same(cut, whole), "gradients are whole there"
-
-
-def test_slices_and_a_scale(device: torch.device) -> None:
-    scaler = resireduce.GradScaler(device.type, init_scale=2.0**10)
-    without, scaled = (trained(device, scheme="baseline", slices=SLICE, scaler=one) for one in (None, scaler))
-    assert apart(scaled, without, net(device)) < 0.01
-
-
-def test_every_large_gradient_of_the_network_is_made_in_slices(device: torch.device) -> None:
-    model = net(device)
-    optimizer = distributed(model, scheme="baseline", slices=SLICE)
-    step(model, optimizer, batches(device)[0])
-    assert not optimizer.whole_gradients and not optimizer.twice_gradients
-
-
-@pytest.mark.parametrize("count", [50, 5000])
-def test_rows_of_an_embedding_s_gradient(device: torch.device, count: int) -> None:
-    """Few indices and many go through different kernels on a GPU."""
-    generator = torch.Generator().manual_seed(count)
-    indices = torch.randint(-1, 300, (count,), generator=generator).to(device)
-    outputs = torch.randn(count, 24, generator=generator).to(device)
-    expected = torch.zeros(300, 24, dtype=torch.float64, device=device)
-    expected.index_add_(0, indices.clamp_min(0), outputs.double() * (indices >= 0)[:, None])
-    rows = EmbeddingRows(indices, outputs, torch.empty_like(indices))
-    found = torch.cat([rows.rows(slice(start, start + 100)) for start in (0, 100, 200)])
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 # --- when gradients leave, and when parameters change ---
@@ -168,11 +109,8 @@ def test_passes_are_added_up_as_in_plain_torch(device: torch.device, gradients: 
 @pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
 def test_passes_that_residuals_absorb_are_those_that_are_kept(device: torch.device, scheme: str) -> None:
     """Sums are formed in another order."""
-    kept, streamed, cut = (
-        accumulated(device, scheme=scheme, gradients=gradients, slices=slices)
-        for gradients, slices in (("kept", None), ("streamed", None), ("streamed", SLICE))
-    )
-    assert apart(streamed, kept, net(device)) < 0.01 and apart(cut, kept, net(device)) < 0.01
+    kept, streamed = (accumulated(device, scheme=scheme, gradients=one) for one in ("kept", "streamed"))
+    assert apart(streamed, kept, net(device)) < 0.01
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
@@ -193,7 +131,6 @@ SAVED: tuple[dict[str, Any], ...] = (
     {"scheme": "w+2d", "gradients": "kept"},
     {"scheme": "w+2d", "residual_dtype": "int4"},
     {"scheme": "baseline", "residual_device": "cpu"},
-    {"scheme": "baseline", "slices": SLICE},
     {"scheme": "baseline", "compressor": "dgc"},
     {"scheme": "baseline", "compressor": "powersgd"},
 )
@@ -278,8 +215,6 @@ class _Slow(torch.autograd.Function):
 STREAMS: tuple[dict[str, Any], ...] = (
     {"scheme": "baseline"},
     {"scheme": "w+2d", "residual_dtype": "int4"},
-    {"scheme": "baseline", "slices": SLICE},
-    {"scheme": "w+2d", "slices": SLICE},
     {"scheme": "baseline", "residual_device": "cpu"},
     {"scheme": "w+2d", "gradients": "kept"},
     {"scheme": "w+2d", "gradients": "kept", "overlap": True},
@@ -324,7 +259,7 @@ class Reentrant(Recomputed):
     reentrant = True
 
 
-@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"scheme": "baseline", "slices": SLICE}])
+@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"scheme": "baseline"}])
 @pytest.mark.parametrize("kind", [Recomputed, Reentrant])
 def test_activations_that_are_recomputed(
     device: torch.device, kind: Callable[[], nn.Module], options: dict[str, Any]
@@ -384,9 +319,3 @@ def test_pictures_and_words_streamed_are_those_kept(device: torch.device, scheme
     kept, streamed = (seen(device, autocast, scheme=scheme, gradients=one) for one in ("kept", "streamed"))
     assert same(kept, streamed) and not same(kept, seeded(Pictures).to(device))
     assert same(kept.unused, seeded(Pictures).to(device).unused)
-
-
-@pytest.mark.parametrize("scheme", ["baseline", "none"])
-def test_pictures_and_words_in_slices(device: torch.device, scheme: str) -> None:
-    whole, cut = (seen(device, False, "adamw", scheme=scheme, slices=one) for one in (None, SLICE))
-    assert apart(cut, whole, seeded(Pictures).to(device)) < 0.01

@@ -91,7 +91,7 @@ KERNELS = {
         {"flat": "*bf16", "values": "*bf16", "indices": "*i64"},
         {"TILE": take_out.TILE},
     ),
-    "add": (sent._add_sent, SENT | {"part": "*fp32", "scale": "fp32"}, {"TILE": sent.TILE}),
+    "add": (sent._add_sent, SENT | {"dense": "*fp32", "scale": "fp32"}, {"TILE": sent.TILE}),
     "add a crossing": (crossing._add, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, {"TILE": crossing.TILE}),
     "cut a crossing": (crossing._cut, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, {"TILE": crossing.TILE}),
     "mean norm": (mean_norm._mean_norm, NORM | {"flat": "*fp32"}, NORMED),

@@ -264,10 +264,9 @@ def test_what_has_come_is_added_to_its_places(count: int) -> None:
     packed = torch.cat((values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)))
     sums = np.ones(1000, np.float32)
     sums[places.numpy()] += values.numpy() * np.float32(1 / 3)
-    parts = [torch.ones(700), torch.ones(300)]
-    for part, first in zip(parts, (0, 700), strict=True):
-        add_sent_(part, first, packed, count, 1 / 3, tile=256)
-    assert torch.cat(parts).tolist() == sums.tolist()
+    added = torch.ones(1000)
+    add_sent_(added, packed, count, 1 / 3, tile=256)
+    assert added.tolist() == sums.tolist()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -363,7 +362,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rows and columns": {"scheme": "2d", "groups": Grouping(groups=(), specific=("0.weight", "1.weight"))},
     "weighted": {"scheme": "w", "groups": GROUPED, "gradients": "kept"},
     "int4": {"residual_dtype": "int4"},
-    "in slices": {"residual_dtype": "float16", "slices": 1 << 14},
     "in the host's memory": {"residual_dtype": "int8", "residual_device": "cpu"},
 }
 TOP_K = {"_chosen", "zero_unless_finite_", "add_sent_"}
@@ -373,7 +371,6 @@ USED = {
     "rows and columns": TOP_K | {"add_crossing_", "cut_crossing_into"},
     "weighted": TOP_K | {"mean_norm", "add_weighted"},
     "int4": CODED,
-    "in slices": {"take_out_", "zero_unless_finite_", "add_sent_"},
     "in the host's memory": CODED,
 }
 """What of the library's kernels takes part."""

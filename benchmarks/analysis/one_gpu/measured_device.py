@@ -10,7 +10,7 @@ Json = Mapping[str, Any]
 NVML_PROCESS = "nvml_process"
 HARMLESS = ("pid-namespace", "nvml-v1")
 """Flags of a rung that leave it comparable; with any other it decides nothing."""
-USUAL: Json = {"compressor": "topk", "residual_dtype": None, "slices": None, "world_size": 1}
+USUAL: Json = {"compressor": "topk", "residual_dtype": None, "world_size": 1}
 BASELINE: Json = {**USUAL, "scheme": "baseline", "gradients": "kept"}
 """Fields of the cell that savings are measured against."""
 

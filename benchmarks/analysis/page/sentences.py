@@ -83,7 +83,7 @@ def _change(record: Record) -> str:
 def streaming(run: Run) -> str:
     """Say what streamed gradients save against kept ones, all else equal, and whether they change a metric."""
     settings = run.settings()
-    streamed = [one for one in settings if one.gradients == "streamed" and one.slices is None]  # kept has no slices
+    streamed = [one for one in settings if one.gradients == "streamed"]
     both = [(one, replace(one, gradients="kept")) for one in streamed]
     both = [(one, kept) for one, kept in both if one.update == kept.update and settings.get(kept)]
     pairs = [(settings[one], settings[kept]) for one, kept in both if settings[one]]

@@ -72,7 +72,6 @@ BLOCKS: Mapping[str, Callable[[Measured], str]] = {
     "slow-link-claim": slow_link_claim,
     "merged-links": merged_links,
     "saved-states": saved_states,
-    "slices-time": seeds.slices_time,
     "sharded": sharded,
     "powers": powers,
     "one-gpu": one_gpu,

@@ -1,7 +1,7 @@
-"""Words on several seeds: intervals of mini.json, verdicts of tell.json, times of pace.json and pace-slices.json."""
+"""Words on several seeds: intervals of mini.json, verdicts of tell.json, times of pace.json."""
 
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.labels import METRIC_WORDS, markdown_table, with_half
+from benchmarks.analysis.labels import METRIC_WORDS, with_half
 from benchmarks.analysis.readme.measured import Measured, Row, judged, listed, machine, number, of_all, on_models, span
 from benchmarks.analysis.readme.smoke import BOTH, CONTROL, KEPT, SHARED
 from benchmarks.analysis.statistics import Interval
@@ -109,24 +109,3 @@ def _ratios(scheme: str, found: dict[str, Interval]) -> str:
         f"*{scheme}, kept*'s steps per second ({' / '.join(name.partition('-')[0] for name in found)}): "
         + on_models({name: words.get(one, one) for name, one in verdicts.items()})
     )
-
-
-def slices_time(measured: Measured) -> str:
-    """Return a table of the speed with slices, in that of the same setting without, with a row for each model."""
-    found = measured.load("pace-slices")
-    models = dict.fromkeys(row["model"] for row in found["rows"])
-    columns = list(dict.fromkeys(map(_column, found["rows"])))
-    ratios = {(row["model"], _column(row)): with_half(row["ratio"], row["half_width"], 2) for row in found["rows"]}
-    rows = [[model, *(ratios[model, column] for column in columns)] for model in models]
-    facts = found["measured"]
-    return (
-        f"{markdown_table(('', *columns), rows, 'l' + 'r' * len(columns))}\n\nMeasured on "
-        f"{machine(facts['cpu'], facts['cores'])}, commit `{facts['commit'][:7]}`, {found['rounds']} rounds of "
-        f"{found['steps']} steps in turn."
-    )
-
-
-def _column(row: Row) -> str:
-    """Return the heading of a setting: its residual, and its slices."""
-    residual = row["residual_dtype"] or f"`{row['scheme']}`"
-    return residual + (", `slices=True`" if row["slices"] is True else f", {row['slices'] >> 10} KiB")

@@ -12,7 +12,6 @@ from benchmarks.core.ways import FORMS, FULLEST, FULLEST_MODEL, RESIDENT, WAYS
 Values = dict[str, Any]
 TITLES = {
     "ddp-view": "DistributedDataParallel, `gradient_as_bucket_view=True`",
-    "slices": "ours, `baseline`, streamed, `slices=True`",
 }
 """Titles where those of other tables would refer to a row that is not above."""
 
@@ -71,11 +70,11 @@ def fullest(values: Values) -> str:
 
 
 def fullest_short(values: Values) -> str:
-    """The fullest moment of the same process with slices, and with the better form of DistributedDataParallel."""
+    """The fullest moment of the same process: streamed gradients, and both forms of DistributedDataParallel."""
     found = {row["name"]: row for row in values["rows"] if row["model"] == FULLEST_MODEL}
     peaks = {name: f"{row['peak_bytes'] / row['parameters_bytes']:.2f} P" for name, row in found.items()}
     return (
-        f"{peaks['slices']} with streamed gradients in slices, {peaks['ddp']} with PyTorch's DDP, {peaks['ddp-view']} "
+        f"{peaks['baseline']} with streamed gradients, {peaks['ddp']} with PyTorch's DDP, {peaks['ddp-view']} "
         "with `gradient_as_bucket_view=True`"
     )
 

@@ -67,7 +67,7 @@ def paired_baseline(run: Run, setting: Cell) -> Cell | None:
     """
     plain = setting.compressor == "none"
     wanted = {"scheme": "baseline", "residual_dtype": None, "options": (), "hierarchy": "flat"}
-    wanted |= {"merge": "none", "slices": None}
+    wanted |= {"merge": "none"}
     wanted |= {"compressor": "topk"} if plain else {}
     found = finished_like(run, setting, (*SAME_WORK, "steps", *(() if plain else ("compressor", "density"))), wanted)
     nearest = min(found, key=lambda one: (one.gradients != "kept", abs(one.density - USUAL_DENSITY)), default=None)

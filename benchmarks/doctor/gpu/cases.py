@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.cell_checks import ELEMENTWISE
 from benchmarks.core.workloads import PAPER, SMALL, WORKLOADS
 
 MEMORY_STEPS = 5
@@ -18,22 +17,20 @@ DENSITIES = {"bert-large": 0.001}
 """Densities of the models for which the released scripts do not send one percent."""
 GLOO_MODEL = "bert-base"
 """The model that also runs on two ranks, which share the GPU."""
-Setting = tuple[str, str, str, str | None, bool | None]
+Setting = tuple[str, str, str, str | None]
 SETTINGS: tuple[Setting, ...] = (
-    ("topk", "baseline", "kept", None, None),
-    ("topk", "w+2d", "streamed", None, None),
-    ("topk", "baseline", "streamed", None, None),
-    ("topk", "w+2d", "streamed", None, True),
-    ("topk", "w+2d", "kept", None, None),
-    ("topk", "baseline", "streamed", "int4", None),
-    ("topk", "baseline", "streamed", "int4", True),
-    ("none", "none", "streamed", None, None),
+    ("topk", "baseline", "kept", None),
+    ("topk", "w+2d", "streamed", None),
+    ("topk", "baseline", "streamed", None),
+    ("topk", "w+2d", "kept", None),
+    ("topk", "baseline", "streamed", "int4"),
+    ("none", "none", "streamed", None),
 )
-"""The settings measured for each model: compressor, scheme, gradients, residual dtype and slices.
+"""The settings measured for each model: compressor, scheme, gradients and residual dtype.
 
 All others are compared with the first setting; the most telling ones come next.
 """
-NAMES = ("compressor", "scheme", "gradients", "residual_dtype", "slices")
+NAMES = ("compressor", "scheme", "gradients", "residual_dtype")
 TIMED_TOGETHER = 4
 """Settings of a model that are timed in turn in one process; for gpt2-large they take some 75 GB together."""
 
@@ -53,13 +50,9 @@ UNKNOWN = (2.0, 0.5)
 
 
 def memory_cells(models: Sequence[str] = MODELS, steps: int = MEMORY_STEPS) -> Iterator[Cell]:
-    """Yield the cells whose memory is measured: all models with the most telling setting, then with the next.
-
-    Slices are for models whose optimizer works element by element.
-    """
+    """Yield the cells whose memory is measured: all models with the most telling setting, then with the next."""
     for setting in SETTINGS:
-        taken = (model for model in models if not setting[-1] or WORKLOADS[model].optimizer in ELEMENTWISE)
-        yield from (make_cell(model, steps, setting) for model in taken)
+        yield from (make_cell(model, steps, setting) for model in models)
     if GLOO_MODEL in models:
         yield make_cell(GLOO_MODEL, steps, SETTINGS[1], world_size=2)
 

@@ -70,14 +70,13 @@ def _takes_out(flat: Tensor) -> bool:
 
 
 def _adds_sent(flat: Tensor) -> bool:
-    values, half, scale = flat.float(), flat.numel() // 2, 1 / 3
+    values, scale = flat.float(), 1 / 3
     indices = torch.arange(1, values.numel(), 3, device=flat.device)
     packed = torch.cat((values[indices].view(torch.uint8), indices.to(torch.int32).view(torch.uint8)))
     added, sums = torch.ones_like(values), torch.ones_like(values)
-    for first in (0, half):
-        add_sent_(added[first : first + half], first, packed, indices.numel(), scale)
+    add_sent_(added, packed, indices.numel(), scale)
     sums[indices] += values[indices] * scale
-    return same_bits(added[: 2 * half], sums[: 2 * half])
+    return same_bits(added, sums)
 
 
 def _weights(flat: Tensor) -> bool:

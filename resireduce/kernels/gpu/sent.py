@@ -12,23 +12,21 @@ BYTES = 8
 
 
 @jit
-def _add_sent(part, values, places, n, k, first, scale, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Add `scale` x each value to its place in `part`, elements `first` to `first` + `n`, if it lies there."""
+def _add_sent(dense, values, places, n, k, scale, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add `scale` x each value to its place in `dense`, of `n` elements, if it lies there."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    place = tl.load(places + at, mask=at < k, other=-1).to(tl.int64) - first
+    place = tl.load(places + at, mask=at < k, other=-1).to(tl.int64)
     here = (at < k) & (place >= 0) & (place < n)
     added = tl.load(values + at, mask=here, other=0.0) * scale
-    tl.store(part + place, tl.load(part + place, mask=here, other=0.0) + added, mask=here)
+    tl.store(dense + place, tl.load(dense + place, mask=here, other=0.0) + added, mask=here)
 
 
-def add_sent_(part: Tensor, first: int, packed: Tensor, count: int, scale: float, tile: int = TILE) -> None:
-    """Add `scale` x those of `count` values whose places lie in `part`, in place: element `first` of a tensor and on.
+def add_sent_(dense: Tensor, packed: Tensor, count: int, scale: float, tile: int = TILE) -> None:
+    """Add `scale` x each of `count` values to its place in `dense`, in place. A product is rounded before it is added.
 
-    part: 1-D, contiguous, float32. packed: float32 values and then their int32 indices, as
-    1-D uint8; no index is there twice. A product is rounded before
-    it is added. tile: elements of one program, a power of two.
+    dense: 1-D, contiguous, float32. packed: float32 values and then their int32 indices, as 1-D uint8; no index is
+    there twice. tile: elements of one program, a power of two.
     """
     values, places = packed[: 4 * count].view(torch.float32), packed[4 * count : BYTES * count].view(torch.int32)
-    with on_device(part):
-        programs = (-(-count // tile),)
-        _add_sent[programs](part, values, places, part.numel(), count, first, scale, tile, **EXACT)
+    with on_device(dense):
+        _add_sent[(-(-count // tile),)](dense, values, places, dense.numel(), count, scale, tile, **EXACT)

@@ -9,7 +9,6 @@ from benchmarks.analysis.charts.draw import draw_all
 from benchmarks.analysis.charts.moments_chart import PANELS, POINTS, moments_chart
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.page.page import render_page
-from benchmarks.analysis.page.sentences import streaming
 from benchmarks.analysis.tables.moments_table import moments
 from benchmarks.core.cell import Cell
 from benchmarks.core.moments import BANDS, pack_moments
@@ -99,10 +98,3 @@ def test_the_page_shows_the_picture_where_there_is_one(run: Run) -> None:
     figure = page[page.index('id="figure-moments"') :]
     assert 'aria-label="Memory over one step figure"' in figure and "<svg" in figure
     assert "gradients, averages" in figure and "bytes at most" in figure
-
-
-def test_cells_in_slices_are_not_asked_for_kept_gradients_which_have_no_slices() -> None:
-    cells = [Cell(model="vgg-digits", gradients=how) for how in ("kept", "streamed")]
-    cells.append(Cell(model="vgg-digits", gradients="streamed", slices=True))
-    text = streaming(run_of(cells, {cell: make_result(cell) for cell in cells}))
-    assert text.startswith("Streamed gradients leave") and "1 setting" in text

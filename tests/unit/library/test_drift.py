@@ -19,7 +19,6 @@ MODES: list[dict[str, Any]] = [
     {"gradients": "kept"},
     {"gradients": "kept", "overlap": True},
     {"gradients": "streamed"},
-    {"gradients": "streamed", "slices": 4096},
     {"compressor": "none", "scheme": "none", "gradients": "streamed", "update": "in_backward"},
     {"compressor": "none", "scheme": "none", "gradients": "kept", "overlap": True, "merge": "dear"},
 ]

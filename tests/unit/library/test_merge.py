@@ -97,7 +97,6 @@ CASES: list[dict[str, object]] = [
     {"scheme": "a", "max_grad_norm": 0.1},
     {"scheme": "baseline", "gradients": "kept"},
     {"scheme": "w+2d", "warm_up_steps": 1},
-    {"scheme": "baseline", "slices": 4096},
     {"scheme": "baseline", "dense": ["first.weight"]},
     {"scheme": "w", "backward_passes_per_step": 2, "steps": 4},
     {"scheme": "baseline", "hierarchy": [[0, 1], [2, 3]]},

@@ -63,7 +63,7 @@ def test_parts_of_torch_jit_are_planned_as_others() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"compressor": "none"}, {"slices": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"compressor": "none"}], ids=str)
 def test_where_a_model_is_built_changes_nothing(tied: bool, options: dict[str, Any]) -> None:
     """Not even the fullest moment; a constructor that reads values needs a device that has them."""
 

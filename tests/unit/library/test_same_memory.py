@@ -46,7 +46,7 @@ def train(model: nn.Module, optimizer: Any) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("options", [DENSE, ALL_SENT, ALL_SENT | {"max_grad_norm": 1e9}, ALL_SENT | {"slices": 8192}])
+@pytest.mark.parametrize("options", [DENSE, ALL_SENT, ALL_SENT | {"max_grad_norm": 1e9}])
 def test_streamed_updates_wait_until_both_averages_are_there(options: dict[str, Any]) -> None:
     plain = tied()
     train(plain, torch.optim.AdamW(plain.parameters(), 0.01, weight_decay=0.5))
@@ -56,9 +56,7 @@ def test_streamed_updates_wait_until_both_averages_are_there(options: dict[str, 
     assert same(train(model, optimizer), plain)
 
 
-@pytest.mark.parametrize(
-    "options", [DENSE, ALL_SENT, ALL_SENT | {"slices": 8192}, {**ALL_SENT, "gradients": "kept", "overlap": True}]
-)
+@pytest.mark.parametrize("options", [DENSE, ALL_SENT, {**ALL_SENT, "gradients": "kept", "overlap": True}])
 def test_a_model_that_is_tied_later(options: dict[str, Any]) -> None:
     plain, model = tied(by_data=None), tied(by_data=None)
     other = torch.optim.AdamW(plain.parameters(), 0.01, weight_decay=0.5)

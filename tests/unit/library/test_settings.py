@@ -88,7 +88,6 @@ DIFFERENT: dict[str, tuple[dict[str, object], object]] = {
     "overlap": (KEPT, True),
     "warm_up_steps": ({}, 1),
     "hierarchy": ({}, "node"),
-    "slices": ({}, True),
     "merge": ({}, "one"),
 }
 """Another value than the default of each setting that ranks must have alike, and what else that takes."""

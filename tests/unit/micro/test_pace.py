@@ -69,25 +69,6 @@ def test_what_compression_costs_is_beside_none(tmp_path: Path, capsys: pytest.Ca
     assert "gpt2-bytes: topk 0.01, baseline, kept against none, none, kept: " in capsys.readouterr().out
 
 
-def test_slices_are_beside_the_same_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    groups = pace.PAIRS["slices"]
-    assert [[one.slices for one in group] for group in groups] == 3 * [[None, True, 278528]]
-    assert [len({one._replace(slices=None) for one in group}) for group in groups] == [1, 1, 1]
-    monkeypatch.setitem(pace.PAIRS, "slices", groups[1:2])
-    output = tmp_path / "pace.json"
-    options = ["--models", "vgg-digits", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
-    assert main(["pace", "--pairs", "slices", *options]) == 0
-    for row in json.loads(output.read_text())["rows"]:
-        against = row["against"]
-        assert against["slices"] is None and against["gradients"] == row["gradients"] == "streamed"
-        assert (against["scheme"], against["residual_dtype"]) == (row["scheme"], row["residual_dtype"])
-    said = capsys.readouterr().out
-    assert "int8, in slices against topk 0.01, baseline, streamed, int8: " in said
-    assert "int8, in slices of 278528 bytes against topk 0.01, baseline, streamed, int8: " in said
-
-
 def test_unless_told_streaming_is_timed_with_each_scheme_and_no_committed_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ def test_tensors_are_in_their_bands_as_long_as_they_are_alive() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"gradients": "kept"}, {"gradients": "streamed", "slices": True}, {"gradients": "streamed", "scheme": "w+2d"}],
+    [{"gradients": "kept"}, {"gradients": "streamed"}, {"gradients": "streamed", "scheme": "w+2d"}],
     ids=str,
 )
 def test_the_picture_of_a_cell_is_of_what_it_holds_and_its_fullest_moment_is_the_plans(options: dict) -> None:

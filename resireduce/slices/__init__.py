@@ -1,1 +1,0 @@
-"""Gradients and updates of large tensors, some rows at a time, so that none exists as a whole (`slices=`)."""
