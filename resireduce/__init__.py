@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from resireduce.grad_scaler import GradScaler
     from resireduce.grouping import Grouping, find_groups
     from resireduce.optimizer import DistributedOptimizer
-    from resireduce.planning.itemise import itemise_states
-    from resireduce.planning.memory import measure_states
+    from resireduce.planning.memory import itemise_states, measure_states
     from resireduce.resume import redistribute
     from resireduce.wrappers.comm_hook import CompressionHook
     from resireduce.wrappers.ddp import compress_ddp
@@ -31,7 +30,7 @@ _EXPORTS = {
     "compress_fsdp": "resireduce.wrappers.fsdp",
     "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
-    "itemise_states": "resireduce.planning.itemise",
+    "itemise_states": "resireduce.planning.memory",
     "measure_states": "resireduce.planning.memory",
     "redistribute": "resireduce.resume",
 }

@@ -12,8 +12,16 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from resireduce.errors import ConfigError, UsageError, check_given, in_one_line
-from resireduce.planning.lines import figure_lines, group_lines, item_line
-from resireduce.planning.texts import arguments_in, as_count, as_number, as_pair, patterns_in
+from resireduce.planning.texts import (
+    arguments_in,
+    as_count,
+    as_number,
+    as_pair,
+    figure_lines,
+    group_lines,
+    item_line,
+    patterns_in,
+)
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
 from resireduce.settings import Settings
 
@@ -95,7 +103,7 @@ def _add_ranks(plan: argparse.ArgumentParser) -> None:
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
     """Return what builds the model that the command line names, with the arguments that it gives."""
-    from resireduce.planning.zoo import find_builder, is_config_file
+    from resireduce.planning.models import find_builder, is_config_file
 
     if is_config_file(args.model):  # a few models would load parts of others that are trained already
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -122,7 +130,7 @@ def _groups(args: argparse.Namespace) -> str:
 
     from resireduce.grouping import compressible
     from resireduce.pipeline import find_grouping
-    from resireduce.planning.savings import residual_bytes, saved_bytes
+    from resireduce.planning.memory import residual_bytes, saved_bytes
 
     with torch.device("meta"):
         model = _builder(args)()

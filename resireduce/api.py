@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from resireduce.agreement import check_optimizer_agreement
-from resireduce.checks import check_beside_optimizer, check_settings
+from resireduce.checks import (
+    check_beside_optimizer,
+    check_dear,
+    check_merge,
+    check_settings,
+    check_types,
+    optimized,
+    warn_of_unmerged,
+)
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds
-from resireduce.merge_checks import check_dear, check_merge, warn_of_unmerged
-from resireduce.model_checks import check_types, optimized
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
 from resireduce.same_memory import check_memory
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.start import broadcast_start
+from resireduce.start import broadcast_start, check_optimizer_agreement
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -71,7 +76,7 @@ def distribute(
             step number, counted from 0, to that share, the same on all ranks.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
             Communicator.
-        groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.patterns`.
+        groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.grouping`.
         gradients: streamed frees each gradient during the backward pass, when it is compressed and sent: clipping or
             unscaling between `backward()` and `step()` comes too late, and is an error. kept leaves gradients in
             `.grad`, as plain training does, until `step()` sends them and replaces them by the averages.

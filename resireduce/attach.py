@@ -11,12 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from resireduce.accumulation import accumulation_node
 from resireduce.errors import UsageError, warn
 from resireduce.orphaned import Orphans, end_watch
 from resireduce.refusals import COMPILED_AUTOGRAD, StepGuard
-from resireduce.step.outdated import QUIET, BeforeForward
+from resireduce.step.dear import QUIET, BeforeForward
 from resireduce.step.slot import Slot
+from resireduce.wrappers.hooks import accumulation_node
 
 _OWNERS = WeakTensorKeyDictionary()
 """For each distributed parameter, a weak reference to the owner, which takes its gradients."""

@@ -13,11 +13,10 @@ from torch.autograd import Variable
 from resireduce.attach import Attachment
 from resireduce.bypassed import Bypassed
 from resireduce.errors import UsageError
-from resireduce.refusals import refuse_capture, refuse_compiled_autograd
+from resireduce.refusals import AFTER_FAILURE, SECOND_BACKWARD, refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
 from resireduce.step.slot import Slot, Stage
-from resireduce.streamed_away import AFTER_FAILURE, SECOND_BACKWARD
 
 P = ParamSpec("P")
 T = TypeVar("T")

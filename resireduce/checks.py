@@ -1,19 +1,26 @@
-"""The settings of `resireduce.distribute`, checked before anything is changed."""
+"""What is refused before anything is changed: settings, ways to merge, models and optimizers."""
 
 import math
 import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
+from inspect import Parameter, signature
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
+from resireduce.attach import is_distributed
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, check_count, choose, is_count, is_number
+from resireduce.errors import ConfigError, check_count, choose, is_count, is_number, warn
 from resireduce.grad_scaler import GradScaler
 from resireduce.momentum import own_momentum
-from resireduce.scheme import GRADIENTS, HIERARCHIES, UPDATES
-from resireduce.settings import Settings
-from resireduce.shared_eps import CURE, shares_eps
-from resireduce.wrapped_step import WrappedStep
+from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
+from resireduce.settings import Settings, dear_bytes
+from resireduce.wrapped_step import EPS_CURE, WrappedStep, is_separable, shares_eps
+
+# --- The settings of `resireduce.distribute`, checked before anything is changed ---
 
 
 def check_settings(settings: Settings, model: nn.Module) -> None:
@@ -87,7 +94,7 @@ def check_update(settings: Settings, compressor: Compressor, optimizer: torch.op
             )
     if not WrappedStep(optimizer, streamed=True).is_sliced:
         unknown = "is not known to update each parameter by itself (a class says so by step_is_separable = True)"
-        shared = f"takes one eps for parameters of several dtypes ({CURE})"
+        shared = f"takes one eps for parameters of several dtypes ({EPS_CURE})"
         raise ConfigError(
             f"update: 'in_backward' is not allowed with {type(optimizer).__name__}, which has a hook before its step "
             f"or {shared if shares_eps(optimizer) else unknown}; give update='in_step'"
@@ -141,3 +148,217 @@ def check_skips(settings: Settings, compressor: Compressor) -> None:
             f"grad_scaler: it is not allowed with {type(compressor).__name__} and gradients='streamed': velocities of "
             "a step that is skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
         )
+
+
+# --- Checks of `merge`, which says which tensors travel in one message ---
+
+
+MERGE_CURE = "give a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
+
+
+def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError for a `merge` that cannot be used with `parameters`, given by name, or with `compressor`."""
+    if merge is None:
+        return
+    if isinstance(merge, str) and dear_bytes(merge) is None:
+        choose("merge", merge, MERGES)
+    elif isinstance(merge, list | tuple):
+        _check_lists(merge, parameters)
+    elif not isinstance(merge, str) and (not is_count(merge) or merge < 1):
+        raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
+    if merge != "none" and compressor.has_rounds:
+        raise ConfigError(
+            f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose payloads ranks make together, in "
+            "rounds of one tensor each; leave merge out, or choose another compressor"
+        )
+
+
+DEAR_NEEDS: tuple[tuple[str, object, str], ...] = (
+    ("gradients", "kept", "a gradient waits for those of its group"),
+    ("grad_scaler", None, "the whole gradient would have to be looked at before anything is sent"),
+    ("max_local_grad_norm", None, "the whole gradient would have to be looked at before anything is sent"),
+    ("hierarchy", "flat", "a reduce-scatter gives each rank a part of all ranks' sum"),
+    ("warm_up_steps", 0, "everything is sent dense in every step"),
+)
+"""What `merge="dear"` needs of other settings, and why."""
+
+
+def check_dear(
+    settings: Settings,
+    compressor: Compressor,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    parameters: Mapping[str, Tensor],
+) -> None:
+    """Raise ConfigError if `settings` ask for DeAR where it would train wrongly.
+
+    It needs a lossless `compressor`, a `model` whose modules Python calls, plain `parameters`, given by name, and an
+    `optimizer` that updates each parameter by itself.
+    """
+    if not settings.in_halves:
+        return
+    where = f"merge: {settings.merge!r} is not allowed with"
+    if not compressor.lossless:
+        raise ConfigError(
+            f"{where} {type(compressor).__name__}, whose payloads cannot be summed in parts; give compressor='none'"
+        )
+    for field, needed, reason in DEAR_NEEDS:
+        if (given := settings.scaler if field == "grad_scaler" else getattr(settings, field)) != needed:
+            told = type(given).__name__ if field == "grad_scaler" else repr(given)
+            raise ConfigError(f"{where} {field}={told}, since {reason}; give {field}={needed!r}, or leave merge out")
+    if settings.overlap is False:
+        raise ConfigError(f"{where} overlap=False: it sends during the backward pass; leave overlap out")
+    scripted = next(
+        (name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)), None
+    )
+    if scripted is not None:
+        raise ConfigError(
+            f"{where} the torch.jit.ScriptModule {scripted or 'that the model is'!r}, of which nobody could tell when "
+            "it uses a parameter; give the module that it was made of, or leave merge out"
+        )
+    _check_late_update(where, optimizer, parameters)
+
+
+def warn_of_unmerged(merge: Any, messages: Iterable[Iterable[str]], compressed: Container[str]) -> None:
+    """Warn if `merge` lists a tensor that is sent dense, whose message the lists do not change.
+
+    messages: which tensors travel together; compressed: names of the tensors that lists merge.
+    """
+    made = [{*names} for names in messages]
+    apart = [names for names in merge if {*names} not in made] if isinstance(merge, list | tuple) else []
+    dense = next((name for names in apart for name in names if name not in compressed), None)
+    if dense is not None:
+        warn(
+            f"merge: {dense!r} is sent without compression, in a message of its own or with other small tensors, which "
+            "lists do not change: leave it out of them, or give merge='hybrid', which makes one message of all such"
+        )
+
+
+def _check_late_update(where: str, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError unless `optimizer` can update `parameters` when they are used, a few at a time."""
+    own = f"{type(optimizer).__module__}.".startswith("torch.optim.")
+    if not (own and is_separable(optimizer)) or WrappedStep(optimizer, streamed=False).has_hooks_before:
+        raise ConfigError(
+            f"{where} {type(optimizer).__name__}, which has a hook before its step, or is none of torch.optim's that "
+            "update each parameter by itself (all but LBFGS, SparseAdam, and Adafactor where it takes one eps for "
+            "parameters of several dtypes); leave merge out"
+        )
+    strange = next((name for name, parameter in parameters.items() if type(parameter) is not nn.Parameter), None)
+    if strange is not None:
+        raise ConfigError(
+            f"{where} {strange!r}, a {type(parameters[strange]).__name__} and no plain nn.Parameter, of which nobody "
+            "could tell when it is used; leave merge out"
+        )
+
+
+def _check_lists(lists: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError unless `lists` name trained parameters once each, those of a message all of one kind."""
+    if not all(isinstance(names, list | tuple) and names for names in lists):
+        raise ConfigError(f"merge: {lists!r} is not allowed; give a list of names of parameters for each message")
+    seen: set[object] = set()
+    for name in (name for names in lists for name in names):
+        choose("merge", name, parameters)
+        if name in seen:
+            raise ConfigError(f"merge: {name!r} is in several messages, or twice in one; name each parameter once")
+        seen.add(name)
+    for names in lists:
+        kinds = {(parameters[name].dtype, parameters[name].device): name for name in names}
+        if len(kinds) > 1:
+            first, second, *_ = kinds.values()
+            raise ConfigError(
+                f"merge: {first!r} and {second!r} have different dtypes, or are on different devices, and cannot be in "
+                "one message; put them into two"
+            )
+
+
+# --- The model and the optimizer given to `resireduce.distribute`, checked before anything is changed ---
+
+
+def check_types(model: object, optimizer: object) -> None:
+    """Raise ConfigError unless `model` and `optimizer` are torch's, and nothing else averages the gradients."""
+    for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
+        if not isinstance(value, kind):
+            what = f"class {value.__name__}" if isinstance(value, type) else f"object of type {type(value).__name__}"
+            raise ConfigError(f"{field}: the {what} is not allowed; give an object of torch's {kind.__name__}")
+    assert isinstance(model, nn.Module)
+    _check_made(model, optimizer)
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
+            "and train that without the wrapper, or use resireduce.compress_ddp(...)"
+        )
+    sharded = next((name for name, p in model.named_parameters() if hasattr(p, "placements")), None)
+    wrapper = next((m for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"), None)
+    if sharded is not None or wrapper is not None:
+        what = "the model" if sharded is None else repr(sharded)
+        raise ConfigError(
+            f"model: {what} is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model "
+            "whose parameters are whole on every rank, or use resireduce.compress_fsdp(...)"
+        )
+
+
+def _check_made(model: nn.Module, optimizer: object) -> None:
+    """Raise ConfigError unless autograd can train `model`, and `optimizer` has what torch's constructor gives it."""
+    name = type(optimizer).__name__
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise ConfigError(
+            f"optimizer: {name} is not allowed as it is, made without the constructor of torch.optim.Optimizer: call "
+            f"super().__init__(params, defaults) in {name}.__init__, or give the optimizer that it wraps"
+        )
+    if name == "ZeroRedundancyOptimizer":
+        raise ConfigError(
+            f"optimizer: {name} is not allowed: each rank has the state of other parameters, which are updated there "
+            "alone; give an optimizer of the class within, over all parameters"
+        )
+    if hasattr(optimizer, "_allreduce_grad_async"):  # Horovod's, of either kind
+        raise ConfigError(
+            "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "
+            "backward pass goes on; leave it out, and give the optimizer that it was made of"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "model: distribute() is not allowed within torch.inference_mode(), where nothing can be prepared for "
+            "autograd: call it outside (torch.no_grad() is allowed)"
+        )
+    inferred = next((key for key, one in model.named_parameters() if not is_lazy(one) and one.is_inference()), None)
+    if inferred is not None:
+        raise ConfigError(
+            f"model: {inferred!r} is not allowed, made within torch.inference_mode(), so that autograd cannot train "
+            "it: build or load the model outside, or clone the parameter there"
+        )
+
+
+def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters that `optimizer` holds, by name, in the order of `model`.
+
+    Raises ConfigError if it holds others, or none, or needs several gradients per step.
+    """
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise ConfigError(
+            f"optimizer: {type(optimizer).__name__} computes gradients several times a step, which are under way after "
+            "the first; use one that takes a step from one gradient (SGD, Adam, ...)"
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    parameters = {name: p for name, p in model.named_parameters() if id(p) in held}
+    if len(parameters) < len(held):
+        raise ConfigError(
+            "optimizer: it holds parameters that are not the model's; give distribute() the whole model, and make the "
+            "optimizer after whatever replaces parameters: a copy, a new head, load_state_dict(assign=True), to_empty()"
+        )
+    twice = next((name for name, p in parameters.items() if is_distributed(p)), None)
+    if twice is not None:
+        raise ConfigError(
+            f"model: {twice!r} is distributed already; use the optimizer of that call, or close() it before"
+        )
+    if not parameters:
+        raise ConfigError(
+            "optimizer: it holds no trainable parameter of the model; give it those to train, and set their "
+            "requires_grad before distribute()"
+        )
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and id(layer.weight) in held:
+            raise ConfigError(
+                f"model: the gradient of {f'{name}.weight'.lstrip('.')!r} is sparse: make its layer with sparse=False"
+            )
+    return parameters

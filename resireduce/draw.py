@@ -1,9 +1,24 @@
-"""Random choices that can be repeated, seeded by a name and a number, never by a global generator."""
+"""How many of a tensor's elements are chosen, and at random which."""
 
+import math
 import zlib
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+# --- The number of elements that a share of a tensor is ---
+
+
+@lru_cache(1 << 14)
+def share(ratio: float, size: int) -> int:
+    """Return max(1, floor(ratio x size)); a product that is whole but for rounding (0.29 x 100) counts as whole."""
+    product = ratio * size
+    nearest = round(product)
+    return max(1, nearest if math.isclose(product, nearest, rel_tol=1e-12) else math.floor(product))
+
+
+# --- Random choices that can be repeated, seeded by a name and a number, never by a global generator ---
 
 
 def generator(device: torch.device, name: str, number: int = 0) -> torch.Generator | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from resireduce.backward import BackwardPasses
-from resireduce.comm.levels import Levels
+from resireduce.comm.nodes import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.left_out import Outside, warn_of_outer
@@ -25,9 +25,9 @@ from resireduce.orphaned import warn_of_scaler
 from resireduce.refusals import refuse_capture
 from resireduce.resumed import Resumed, only_makes_state
 from resireduce.settings import Settings
+from resireduce.step.dear import QUIET
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
-from resireduce.step.outdated import QUIET
 from resireduce.step.slot import make_slots
 
 REPLACED = (

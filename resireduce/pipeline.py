@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from resireduce.agreement import check_agreement
 from resireduce.comm.base import Communicator
-from resireduce.comm.levels import Levels
+from resireduce.comm.nodes import Levels
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose, warn
-from resireduce.grouping import Grouping, compressible, find_groups, is_small
-from resireduce.patterns import FORM, match_groups
+from resireduce.grouping import FORM, Grouping, compressible, find_groups, is_small, match_groups
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
+from resireduce.start import check_agreement
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -1,28 +1,215 @@
-"""The bytes that a training step will need, found by running the real code on tensors without storage."""
+"""What a run will hold, by the library's own code on tensors without storage."""
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from resireduce.api import distribute
 from resireduce.checks import check_passes
-from resireduce.comm.pretend import PretendCommunicator
+from resireduce.comm.local import PretendCommunicator
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose, is_count
+from resireduce.grouping import compressible
 from resireduce.merging.costs import TIMED
-from resireduce.planning.item import sums
-from resireduce.planning.memory import ModelStates, baseline_total, outside_states, waiting_bytes
-from resireduce.planning.optimizer_zoo import Maker, make_optimizer, without_storage
-from resireduce.planning.shards import check_shards, shard_states
-from resireduce.planning.to_meta import to_meta
-from resireduce.planning.two_steps import two_steps
-from resireduce.planning.zoo import INSTANCE
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.pipeline import build_feedback, find_compressor, settle_slices
+from resireduce.planning.item import Item, sums
+from resireduce.planning.memory import (
+    ModelStates,
+    baseline_total,
+    itemise_states,
+    outside_states,
+    tied_parameters,
+    track_states,
+    waiting_bytes,
+)
+from resireduce.planning.models import INSTANCE, to_meta
+from resireduce.planning.optimizers import Maker, make_optimizer, without_storage
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
 from resireduce.settings import Settings
+from resireduce.step.slot import Slot, make_slots
+
+# --- Steps of training on tensors without storage: what they leave, and what they hold at their fullest moment ---
+
+
+def two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
+    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one.
+
+    The peak is over as many further steps as the compressor has turns.
+
+    Args:
+        model: without storage.
+        optimizer: made of it by `resireduce.distribute`.
+        compiled: whether the whole model is one compiled graph, whose gradients all come at the end.
+    """
+    _step(model, optimizer, compiled)
+    items, peak = itemise_states(optimizer, model), 0
+    for _ in range(optimizer.feedback.compressor.turns):
+        optimizer.zero_grad()
+        with track_states(optimizer) as tracker:
+            _step(model, optimizer, compiled)
+        peak = max(peak, tracker.peak_bytes)
+    return items, peak
+
+
+def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> None:
+    """Run backward passes that hand over one gradient after the other, last layer first, and a step.
+
+    Autograd holds the gradient of a tied parameter from its last use in the model to its first: here, from the start.
+    There it adds the two up in a third tensor. A compiled graph holds every gradient like this. A layer with a bias
+    makes both of its gradients at once, and hands over that of the bias first. What is added to the gradient of an
+    earlier pass lives until the sum has been taken.
+    """
+    tied = tied_parameters(model)
+    slots = {id(slot.parameter): slot for slot in optimizer.slots}
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    with_bias = _with_bias(model)
+    for number in range(optimizer.backward_passes_per_step):
+        waiting = {id(p): torch.empty_like(p) for p in trainable if compiled or id(p) in tied}
+        beside = {bias: weight for bias, weight in with_bias.items() if weight.requires_grad}
+        for parameter in reversed(trainable):
+            if (weight := beside.get(id(parameter))) is not None:
+                waiting.setdefault(id(weight), torch.empty_like(weight))
+            waited = waiting.pop(id(parameter), None)
+            if waited is not None and id(parameter) in tied:
+                torch.add(waited, torch.empty_like(waited))
+            del waited
+            added = torch.empty_like(parameter) if number and _has_more(slots.get(id(parameter))) else None
+            parameter.sum().backward()
+            del added
+    optimizer.step()
+
+
+def _has_more(slot: Slot | None) -> bool:
+    """Whether a whole gradient of the parameter of `slot` will be added to that of an earlier pass, in `.grad`."""
+    if slot is None or slot.is_guarded:
+        return False
+    return slot.parameter.grad is not None
+
+
+def _with_bias(model: nn.Module) -> dict[int, nn.Parameter]:
+    """Return the weight of each layer that has a bias too, which comes after it, by the `id` of the bias.
+
+    Names tell: in_proj_weight and in_proj_bias belong together. A parameter that `model` has in more than one place is
+    neither.
+    """
+    tied = tied_parameters(model)
+    order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    held = [dict(layer.named_parameters(recurse=False, remove_duplicate=False)) for layer in model.modules()]
+    pairs = [(one.get(name.replace("bias", "weight")), one[name]) for one in held for name in one if "bias" in name]
+    return {
+        id(bias): weight
+        for weight, bias in pairs
+        if weight is not None and not {id(weight), id(bias)} & tied
+        if order[id(weight)] < order[id(bias)]
+    }
+
+
+# --- The model states of a rank under FSDP2 with `resireduce.compress_fsdp`, found without storage ---
+
+
+TAKEN = ("scheme", "compressor", "density", "groups", "residual_dtype", "dense", "options", "residual_device")
+"""Settings that a plan takes of those of `compress_fsdp`."""
+MADE = ("backend", "gradients")
+"""Settings that say nothing here: ranks are pretended, and gradients stay in any case, as FSDP2 leaves them."""
+
+
+def check_shards(shards: Any, world_size: int, given: Settings, compiled: bool) -> None:
+    """Raise ConfigError unless `world_size` ranks can be replicas of as many `shards`, with the settings `given`.
+
+    compiled: whether the plan was to be that of a compiled model, which differs only in its fullest moment.
+    """
+    if not is_count(shards) or not shards or world_size % shards:
+        raise ConfigError(
+            f"shards: {shards!r} is not allowed with {world_size} ranks; give a divisor of their number: over how many "
+            "ranks fully_shard shards each replica"
+        )
+    others = {one.name: one.default for one in fields(Settings) if one.name not in (*TAKEN, *MADE)}
+    values = {**{name: getattr(given, name) for name in others}, "compiled": compiled}
+    for name, value in values.items():
+        if value != others.get(name, False):
+            raise ConfigError(
+                f"{name}: {value!r} means nothing with shards, which plan for resireduce.compress_fsdp; leave it out"
+            )
+
+
+def slice_of(parameter: Tensor, name: str, shards: int) -> nn.Parameter:
+    """Return a tensor without storage like the slice of `parameter` that the first of `shards` ranks holds.
+
+    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most. Raises ConfigError, which
+    says the `name`, for a parameter without dimensions.
+    """
+    if not parameter.dim():
+        raise ConfigError(f"model: {name!r} is a scalar, which fully_shard refuses; make it a tensor of one element")
+    rows = -(-parameter.shape[0] // shards)
+    whole = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
+    return nn.Parameter(whole, requires_grad=parameter.requires_grad)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A `resireduce.planning.memory.Holder` of slices, beside which an optimizer of the user's own takes steps."""
+
+    feedback: ErrorFeedback
+    slots: list[Slot]
+    param_groups: list[dict[str, Any]]
+    state: Mapping[Any, Any]
+
+
+def shard_states(
+    model: nn.Module, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], shards: int, given: Settings
+) -> tuple[list[Item], dict[str, int]]:
+    """Return every tensor of the model states of the first rank, at a step boundary, and bytes beside them.
+
+    Args:
+        model: without storage, not sharded.
+        make: makes the optimizer from the slices of the trained parameters.
+        shards: over how many ranks each replica is sharded.
+        given: settings of `compress_fsdp`, whose backend has all ranks.
+
+    Returns:
+        items, and a dictionary: host_residuals, frozen and buffers as `resireduce.plan` has them, and full_residuals,
+        the bytes of a full residual of all slices that are compressed.
+    """
+    sliced = {name: slice_of(parameter, name, shards) for name, parameter in model.named_parameters()}
+    slices = {name: one for name, one in sliced.items() if one.requires_grad}
+    feedback = _feedback(model, slices, shards, given)
+    optimizer = make([*slices.values()])
+    for one in slices.values():
+        one.grad = torch.empty_like(one)
+    with without_storage(optimizer, type(optimizer).__name__):
+        optimizer.step()
+    held = _Held(feedback, make_slots(slices, feedback), optimizer.param_groups, optimizer.state)
+    compressed = compressible(model, given.dense).keys() & slices.keys()
+    beside = {
+        "host_residuals": sum(tensor.nbytes for tensor in feedback.residual.host_tensors()),
+        "frozen": sum(one.nbytes for name, one in sliced.items() if name not in slices),
+        "buffers": sum(buffer.nbytes for buffer in model.buffers()),
+        "full_residuals": sum(slices[name].nbytes for name in compressed),
+    }
+    return itemise_states(held), beside
+
+
+def _feedback(model: nn.Module, slices: Mapping[str, nn.Parameter], shards: int, given: Settings) -> ErrorFeedback:
+    """Return the error feedback of `compress_fsdp` over the replicas, with all that it keeps of `slices`."""
+    assert isinstance(given.backend, PretendCommunicator)
+    replicas = PretendCommunicator(given.backend.world_size // shards)
+    parameters = {name: one for name, one in model.named_parameters() if name in slices}
+    lossy = find_compressor(given)
+    settings = settle_slices(replace(given, gradients="kept"), lossy, model, parameters, slices)
+    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
+    for name, one in slices.items():
+        feedback.register(name, one)
+    return feedback
+
+
+# --- The bytes that a training step will need, found by running the real code on tensors without storage ---
+
 
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer of trained parameters."""

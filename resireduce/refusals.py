@@ -1,11 +1,116 @@
-"""Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure."""
+"""What stands in the place of a streamed gradient, and what is refused while a step is under way."""
 
 import os
 import sys
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from resireduce.errors import UsageError
+
+# --- The guard in `.grad` of a gradient under way: using it raises an error, where None would count as zero ---
+
+
+SECOND_BACKWARD = (
+    "a second backward() reached {name!r} before step(). To add up several passes, run all but the last within "
+    "optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...). If that pass was meant for "
+    "another model (a GAN's generator, through the discriminator): call requires_grad_(False) on this one before it, "
+    "and requires_grad_(True) after it; if it was for the gradient of an input, use torch.autograd.grad(loss, input); "
+    "if a checkpoint runs this layer several times, give it use_reentrant=False"
+)
+AFTER_FAILURE = (
+    "; and if the pass before failed half-way, as for want of memory, its gradients cannot be taken back: go on from a "
+    "checkpoint, or close() the optimizer on every rank and distribute it anew, without what residuals had kept"
+)
+
+
+MOVES = (Tensor.cpu, Tensor.cuda, Tensor.to)
+"""What moves or converts a tensor, as Module.cpu(), cuda() and to() do with each gradient."""
+ASKED = (Tensor.is_floating_point, Tensor.is_complex)
+"""What Module.to() asks of a gradient before it moves it."""
+PUT = (torch._has_compatible_shallow_copy_type, Tensor.data.__set__)  # type: ignore[attr-defined]
+"""By what a module puts the moved gradient in the place of the one before."""
+
+
+class StreamedAway(Tensor):
+    """Shape and dtype of a gradient without its values; anything done with it raises UsageError.
+
+    Without it `clip_grad_norm_` would find no gradients between `backward()` and `step()`, return a norm of 0, and
+    training would go on unclipped. It may be moved, since trainers move the model when training ends or fails, perhaps
+    with passes that no step has followed; a step after a parameter was moved is refused there.
+    """
+
+    owner: str
+    """The name of the parameter that it stands for, as the model calls it."""
+
+    @classmethod
+    def of(cls, element: Tensor, parameter: Tensor, name: str) -> "StreamedAway":
+        """Return the guard of `parameter`, called `name`, in the memory of `element`: 0-D, same dtype and device."""
+        guard = element.expand(parameter.shape).as_subclass(cls)
+        guard.owner = name
+        return guard
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Raise UsageError, whatever was called, except by a model that is moved."""
+        if func in MOVES and isinstance(args[0], cls):
+            return args[0]._moved(func, args[1:], kwargs or {})
+        if func in ASKED or (func in PUT and all(isinstance(one, cls) for one in args)):
+            return super().__torch_function__(func, types, args, kwargs)
+        name = getattr(func, "__name__", func)
+        used = getattr(func.__self__, "__name__", name) if name in ("__get__", "__set__") else name  # which attribute
+        raise UsageError(
+            f".grad was used ({used}): gradients have been streamed, that is compressed and sent during "
+            "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "
+            "clipping off; for their norm max_grad_norm=inf and optimizer.grad_norm; to look at them or to change them "
+            "gradients='kept' (without overlap=True), and no merge='dear', which sends them during backward() even "
+            "then; to update parameters by another optimizer, or by its functional form, distribute that one"
+            + _behind()
+        )
+
+    def _moved(self, func: Any, others: Any, kwargs: Any) -> "StreamedAway":
+        """Return the guard where `func`, called with `others` and `kwargs`, moves it to: itself, if it is there."""
+        with torch._C.DisableTorchFunctionSubclass():
+            element = torch.empty((), dtype=self.dtype, device=self.device)
+            moved = func(element, *others, **kwargs)
+            return self if moved is element else StreamedAway.of(moved, self, self.owner)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuse what comes from C++ code: autograd, which adds up, and DistributedDataParallel, which copies."""
+        guard = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, StreamedAway))
+        if func in (torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor):  # the second with create_graph=True
+            raise UsageError(SECOND_BACKWARD.format(name=guard.owner))
+        raise UsageError(
+            f"{func}: the gradient of {guard.owner!r} has been streamed, and somebody else takes it for one of its "
+            "own. Take the model out of DistributedDataParallel, or use resireduce.compress_ddp(...) instead of "
+            "resireduce.distribute(...)"
+        )
+
+
+def _behind() -> str:
+    """Return words that name the error being handled, if any: a trainer may move the model after one."""
+    error = sys.exception()
+    return "" if error is None else f". This came after another error, {type(error).__name__}: {error}"
+
+
+def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
+    """Return the guard of each of `parameters`, by name; those of one dtype and device share their memory."""
+    elements: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+    for parameter in parameters.values():
+        kind = (parameter.dtype, parameter.device)
+        if kind not in elements:
+            elements[kind] = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+    return {
+        name: StreamedAway.of(elements[parameter.dtype, parameter.device], parameter, name)
+        for name, parameter in parameters.items()
+    }
+
+
+# --- Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure ---
+
 
 COMPILED_AUTOGRAD = (
     "compiled autograd traces the backward pass, whose gradients resireduce compresses and sends: switch "

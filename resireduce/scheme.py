@@ -28,49 +28,49 @@ class Listed:
 
 
 COMPRESSORS = {
-    "none": Listed("resireduce.compressors.none:NoCompression", selects=False),
+    "none": Listed("resireduce.compressors.dense:NoCompression", selects=False),
     "topk": Listed("resireduce.compressors.topk:TopK", selects=True),
     "randomk": Listed("resireduce.compressors.randomk:RandomK", selects=True),
-    "threshold": Listed("resireduce.compressors.threshold:Threshold", selects=False),
+    "threshold": Listed("resireduce.compressors.thresholds:Threshold", selects=False),
     "dgc": Listed("resireduce.compressors.dgc:DGC", selects=True),
-    "dgc-simple": Listed("resireduce.compressors.dgc_simple:DGCSimple", selects=True),
+    "dgc-simple": Listed("resireduce.compressors.dgc:DGCSimple", selects=True),
     "dgc-momentum": Listed("resireduce.compressors.dgc:DGCMomentum", selects=True, corrects_momentum=True),
-    "gaussian": Listed("resireduce.compressors.gaussian:GaussianK", selects=True),
-    "redsync": Listed("resireduce.compressors.redsync:RedSync", selects=True),
-    "redsync-trim": Listed("resireduce.compressors.redsync:RedSyncTrim", selects=True),
-    "sidco-exp": Listed("resireduce.compressors.sidco:SIDCo", selects=True),
-    "sidco-gp": Listed("resireduce.compressors.sidco:SIDCoPareto", selects=True),
-    "sidco-gamma": Listed("resireduce.compressors.sidco:SIDCoGamma", selects=True),
-    "fp16": Listed("resireduce.compressors.fp16:Fp16", selects=False),
-    "qsgd": Listed("resireduce.compressors.qsgd:QSGD", selects=False),
-    "qsgd-max": Listed("resireduce.compressors.qsgd:QSGDMax", selects=False),
+    "gaussian": Listed("resireduce.compressors.thresholds:GaussianK", selects=True),
+    "redsync": Listed("resireduce.compressors.thresholds:RedSync", selects=True),
+    "redsync-trim": Listed("resireduce.compressors.thresholds:RedSyncTrim", selects=True),
+    "sidco-exp": Listed("resireduce.compressors.thresholds:SIDCo", selects=True),
+    "sidco-gp": Listed("resireduce.compressors.thresholds:SIDCoPareto", selects=True),
+    "sidco-gamma": Listed("resireduce.compressors.thresholds:SIDCoGamma", selects=True),
+    "fp16": Listed("resireduce.compressors.dense:Fp16", selects=False),
+    "qsgd": Listed("resireduce.compressors.quantized:QSGD", selects=False),
+    "qsgd-max": Listed("resireduce.compressors.quantized:QSGDMax", selects=False),
     "adtopk": Listed("resireduce.compressors.adtopk:ADTopK", selects=True),
     "adtopk-interleaved": Listed("resireduce.compressors.adtopk:ADTopKInterleaved", selects=True),
-    "adtopk-threshold": Listed("resireduce.compressors.adtopk_threshold:ADTopKThreshold", selects=True),
+    "adtopk-threshold": Listed("resireduce.compressors.adtopk:ADTopKThreshold", selects=True),
     "demo": Listed("resireduce.compressors.demo:DeMo", selects=True),
     "chunked": Listed("resireduce.compressors.chunked:Chunked", selects=True),
     "topk+packed": Listed("resireduce.compressors.packed:Packed", selects=True),
     "dgc+packed": Listed("resireduce.compressors.packed:PackedDGC", selects=True),
-    "signsgd": Listed("resireduce.compressors.signsgd:SignSGD", selects=False),
-    "signum": Listed("resireduce.compressors.signum:Signum", selects=False, corrects_momentum=True),
-    "ef-signsgd": Listed("resireduce.compressors.ef_signsgd:EFSignSGD", selects=False),
-    "onebit": Listed("resireduce.compressors.onebit:OneBit", selects=False),
-    "terngrad": Listed("resireduce.compressors.terngrad:TernGrad", selects=False),
-    "natural": Listed("resireduce.compressors.natural:Natural", selects=False),
-    "block8": Listed("resireduce.compressors.block:Block8", selects=False),
-    "block4": Listed("resireduce.compressors.block:Block4", selects=False),
+    "signsgd": Listed("resireduce.compressors.signs:SignSGD", selects=False),
+    "signum": Listed("resireduce.compressors.signs:Signum", selects=False, corrects_momentum=True),
+    "ef-signsgd": Listed("resireduce.compressors.signs:EFSignSGD", selects=False),
+    "onebit": Listed("resireduce.compressors.signs:OneBit", selects=False),
+    "terngrad": Listed("resireduce.compressors.quantized:TernGrad", selects=False),
+    "natural": Listed("resireduce.compressors.quantized:Natural", selects=False),
+    "block8": Listed("resireduce.compressors.dense:Block8", selects=False),
+    "block4": Listed("resireduce.compressors.dense:Block4", selects=False),
     "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False, in_rounds=True),
-    "l1-chunks": Listed("resireduce.compressors.l1_chunks:L1Chunks", selects=True, in_rounds=True),
+    "l1-chunks": Listed("resireduce.compressors.chunked:L1Chunks", selects=True, in_rounds=True),
     "ok-topk": Listed("resireduce.compressors.oktopk:OkTopK", selects=True, in_rounds=True),
 }
 """All compressors, by name."""
 
 FULL = "resireduce.residuals.full:FullResidual"
-NONE = "resireduce.residuals.none:NoResidual"
-WEIGHTED = "resireduce.residuals.weighted:WeightedResidual"
-ROWS_COLUMNS = "resireduce.residuals.rows_columns:RowsColumnsResidual"
-PARTIAL = "resireduce.residuals.partial:PartialResidual"
-DECAYED = "resireduce.residuals.decayed:DecayedResidual"
+NONE = "resireduce.residuals.full:NoResidual"
+WEIGHTED = "resireduce.residuals.group:WeightedResidual"
+ROWS_COLUMNS = "resireduce.residuals.matrix:RowsColumnsResidual"
+PARTIAL = "resireduce.residuals.full:PartialResidual"
+DECAYED = "resireduce.residuals.full:DecayedResidual"
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class Scheme:
 SCHEMES = {
     "baseline": Scheme(),
     "none": Scheme(NONE, NONE, NONE),
-    "a": Scheme(grouped="resireduce.residuals.average:AverageResidual"),
+    "a": Scheme(grouped="resireduce.residuals.group:AverageResidual"),
     "w": Scheme(grouped=WEIGHTED),
-    "member": Scheme(grouped="resireduce.residuals.member:MemberResidual"),
-    "d": Scheme(specific="resireduce.residuals.rows:RowsResidual"),
+    "member": Scheme(grouped="resireduce.residuals.group:MemberResidual"),
+    "d": Scheme(specific="resireduce.residuals.matrix:RowsResidual"),
     "2d": Scheme(specific=ROWS_COLUMNS),
     "w+2d": Scheme(grouped=WEIGHTED, specific=ROWS_COLUMNS),
     "partial": Scheme(PARTIAL, PARTIAL, PARTIAL),

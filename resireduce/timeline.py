@@ -1,11 +1,39 @@
-"""Where the time of a step goes: marks in the pipeline for an observer, which cost nothing without one."""
+"""Marks around what the library does: where the time of a step goes, and that it is computed exactly."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from resireduce.exactly import exactly
+import torch
+
+# --- Arithmetic that an autocast around `backward()` or `step()` does not change ---
+
+
+Q = ParamSpec("Q")
+B = TypeVar("B")
+
+
+def exactly(function: Callable[Q, B]) -> Callable[Q, B]:
+    """Have `function` run without autocast, even if a script runs `backward()` or `step()` within one.
+
+    Autocast is for forward passes. Elsewhere it rounds products of matrices, makes float32 of float16, so that messages
+    have another dtype, and refuses to concatenate tensors that are neither of its own precision nor of float32. Without
+    autocast this costs one look at a flag.
+    """
+
+    @wraps(function)
+    def exact(*args: Q.args, **kwargs: Q.kwargs) -> B:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **kwargs)
+        with torch._C._DisableAutocast():
+            return function(*args, **kwargs)
+
+    return exact
+
+
+# --- Where the time of a step goes: marks in the pipeline for an observer, which cost nothing without one ---
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,7 +11,24 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from resireduce.errors import UsageError
 from resireduce.refusals import StepGuard
 from resireduce.same_memory import TIE, Tied
-from resireduce.shared_eps import CURE, shares_eps
+
+# --- Torch's Adafactor, where it does not update each parameter from its own gradient and state alone ---
+
+
+EPS_CURE = "give eps=(1e-7, 1e-3), say, or make a group for each dtype"
+
+
+def shares_eps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `optimizer` is an Adafactor that takes one number for parameters of several dtypes, by its default.
+
+    With `eps=(None, ...)`, it takes the dtype of the first parameter of a group that has a gradient, and uses the same
+    number for those after it.
+    """
+    if not isinstance(optimizer, torch.optim.Adafactor):
+        return False
+    groups = [group["params"] for group in optimizer.param_groups if group["eps"][0] is None]
+    return any(len({parameter.dtype for parameter in parameters}) > 1 for parameters in groups)
+
 
 SEPARABLE = {
     "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD",
@@ -139,7 +156,7 @@ class WrappedStep:
             return None
         name, held = type(self.optimizer).__name__, f"so all averages, {nbytes / MIB:,.1f} MiB, are held at once for"
         if shares_eps(self.optimizer):
-            return f"{name} takes one eps for parameters of several dtypes, {held} its step(): {CURE}"
+            return f"{name} takes one eps for parameters of several dtypes, {held} its step(): {EPS_CURE}"
         if not is_separable(self.optimizer):
             return (
                 f"{name} is not known to update each parameter by itself, {held} its step(). If it does, say so by a "

@@ -28,7 +28,7 @@ REPORT = (
     "docs/deviations.md",
     "benchmarks/config/paper.yaml",
 )
-SUFFIXES = (".py", ".c", ".j2", ".css", ".js", ".json", ".md", ".txt", ".csv", ".yaml")
+SUFFIXES = (".py", ".c", ".h", ".j2", ".css", ".js", ".json", ".md", ".txt", ".csv", ".yaml")
 
 
 def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:

@@ -52,15 +52,15 @@ def _one_of(*names: str) -> Callable[[str, Any], str]:
 
 NORMS, CHOICES = _one_of("residual", "compensated"), _one_of("largest", "softmax")
 CHECKS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
-    "resireduce.residuals.average:AverageResidual": {},
+    "resireduce.residuals.group:AverageResidual": {},
     "resireduce.residuals.full:FullResidual": {},
-    "resireduce.residuals.none:NoResidual": {},
+    "resireduce.residuals.full:NoResidual": {},
     WEIGHTED: {"phi": _weight, "norms": NORMS},
-    "resireduce.residuals.member:MemberResidual": {"norm": _norm, "smallest": _yes_or_no},
-    "resireduce.residuals.rows:RowsResidual": {"row_ratio": _share, "norms": NORMS, "choice": CHOICES},
+    "resireduce.residuals.group:MemberResidual": {"norm": _norm, "smallest": _yes_or_no},
+    "resireduce.residuals.matrix:RowsResidual": {"row_ratio": _share, "norms": NORMS, "choice": CHOICES},
     ROWS_COLUMNS: {"row_ratio": _share, "column_ratio": _share, "norms": NORMS, "choice": CHOICES},
-    "resireduce.residuals.partial:PartialResidual": {"ratio": _share},
-    "resireduce.residuals.decayed:DecayedResidual": {"decay": check_share},
+    "resireduce.residuals.full:PartialResidual": {"ratio": _share},
+    "resireduce.residuals.full:DecayedResidual": {"decay": check_share},
 }
 """Allowed options of each residual. The library itself checks those of residuals missing here, when the cell runs."""
 

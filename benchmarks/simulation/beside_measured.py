@@ -15,7 +15,7 @@ from benchmarks.simulation.rows import Settings, rows_of
 from benchmarks.simulation.step_time import merged, timed
 from benchmarks.simulation.wire import works
 from resireduce.merging import RULES, Rule
-from resireduce.merging.fixed import size
+from resireduce.merging.rules import size
 
 NEAR, APART = 0.15, 0.20
 """A simulated step is NEAR within this share; two steps are APART, and so ranked, if they differ by more."""

@@ -9,7 +9,7 @@ from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.grid import LOSSLESS, Case, grid
 from benchmarks.simulation.rows import Settings
 from benchmarks.simulation.sweep import Result, simulate
-from resireduce.merging.arrivals import Array
+from resireduce.merging.rules import Array
 from resireduce.scheme import COMPRESSORS
 
 DENSITIES = tuple(float(one) for one in np.geomspace(1e-4, 1, 25))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from resireduce.merging.arrivals import Array
+from resireduce.merging.rules import Array
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def needed_bytes(layers: Layers, gradients: str) -> Callable[[Result], int]:
 def _states(layers: Layers, gradients: str, compressor: str, density: float, scheme: str, ranks: int) -> int:
     """Return the bytes of the model states at the fullest moment of a step."""
     planned = load("resireduce.plan:plan")(
-        load("resireduce.planning.zoo:find_builder")(layers.model),
+        load("resireduce.planning.models:find_builder")(layers.model),
         optimizer=PLANNED.get(layers.optimizer, layers.optimizer),
         world_size=ranks,
         compressor=compressor,

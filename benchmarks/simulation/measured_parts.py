@@ -14,8 +14,8 @@ from benchmarks.simulation.curve import Curve
 from benchmarks.simulation.measured_form import MAKE, check_form
 from benchmarks.simulation.model_layers import Layers
 from resireduce.errors import ConfigError
-from resireduce.merging.arrivals import Array
 from resireduce.merging.costs import line_through
+from resireduce.merging.rules import Array
 
 REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"
 

@@ -13,7 +13,7 @@ from benchmarks.simulation.measured_parts import GATHER, REDUCE, REDUCE_HALF, Me
 from benchmarks.simulation.rows import Rows, Settings
 from benchmarks.simulation.wire import Key, Work
 from resireduce.errors import ConfigError
-from resireduce.merging.arrivals import Array
+from resireduce.merging.rules import Array
 
 
 def measured_rows(rows: Rows, cases: Sequence[Case], settings: Settings, known: Any, measured: Measured) -> Rows:

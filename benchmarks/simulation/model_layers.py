@@ -12,7 +12,7 @@ from benchmarks.core.record import CellResult, RecordError
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.simulation.cluster import Device
 from resireduce.errors import ConfigError
-from resireduce.merging.arrivals import Array
+from resireduce.merging.rules import Array
 from resireduce.scheme import load
 
 TRACE = "benchmarks.training.layer_trace:trace"

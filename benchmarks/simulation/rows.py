@@ -13,7 +13,7 @@ from benchmarks.simulation.curve import Curve
 from benchmarks.simulation.grid import Case
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.wire import FLOAT_BYTES, Key, Work
-from resireduce.merging.arrivals import Array
+from resireduce.merging.rules import Array
 
 MEMORY = ("bytes_per_second", "launch_seconds")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.simulation.rows import Rows
 from resireduce.merging import RULES, Rule
-from resireduce.merging.arrivals import Array, Arrivals, Ends
+from resireduce.merging.rules import Array, Arrivals, Ends
 
 COMPUTING = ("backward", "compress", "next forward")
 """Streams that compute, whose time need not be hidden; compression that delays the backward pass is part of it."""

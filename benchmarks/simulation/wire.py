@@ -12,7 +12,7 @@ from benchmarks.simulation.compress_cost import Compression, compression
 from benchmarks.simulation.curve import Curve
 from benchmarks.simulation.grid import LOSSLESS, Case
 from benchmarks.simulation.model_layers import Layers
-from resireduce.merging.arrivals import Array
+from resireduce.merging.rules import Array
 from resireduce.scheme import COMPRESSORS, load
 
 PAYLOAD = "benchmarks.training.layer_trace:payload_of"

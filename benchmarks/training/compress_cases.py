@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from resireduce.comm.local import LocalCommunicator
+from resireduce.draw import share
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.grouping import Grouping
+from resireduce.messages import Round
 from resireduce.payload import Payload
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import COMPRESSORS
-from resireduce.sending.message import Round
 from resireduce.settings import Settings
-from resireduce.share import share
 
 Step = Callable[[Sequence[Tensor], int], object]
 """Compresses contiguous gradients, whose memory it may overwrite, in step number 0, 1, ..."""

@@ -13,12 +13,10 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.core.files import load_json, save_json
-from resireduce.compressors.dgc_simple import DGCSimple
-from resireduce.compressors.gaussian import GaussianK
-from resireduce.compressors.redsync import RedSync, RedSyncTrim
-from resireduce.compressors.sidco import FITS, SIDCo
-from resireduce.compressors.sparse import SparseCompressor
-from resireduce.share import share
+from resireduce.compressors.dgc import DGCSimple
+from resireduce.compressors.thresholds import FITS, GaussianK, RedSync, RedSyncTrim, SIDCo
+from resireduce.compressors.topk import SparseCompressor
+from resireduce.draw import share
 
 STAGES = (1, 2, 3)
 

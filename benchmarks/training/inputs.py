@@ -13,7 +13,7 @@ from benchmarks.training.place import nodes_of
 from benchmarks.training.time_compression import Compression
 from benchmarks.training.time_passes import Passes, copying
 from resireduce.comm.base import Communicator
-from resireduce.comm.levels import Levels
+from resireduce.comm.nodes import Levels
 from resireduce.comm.torch import TorchCommunicator
 
 STEPS = 3

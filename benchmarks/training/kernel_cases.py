@@ -12,8 +12,8 @@ from resireduce.draw import generator
 from resireduce.finiteness import zero_unless_finite_
 from resireduce.kernels import submatrix
 from resireduce.kernels.gpu import blocks, crossing, finite, select, self_check, sent, take_out
-from resireduce.kernels.largest import PIECE, by_keys
-from resireduce.residuals.few_bits import Blocks
+from resireduce.kernels.selection import PIECE, by_keys
+from resireduce.residuals.stored import Blocks
 
 SIZES, TINY = (1 << 16, 1 << 20, 25 << 20, 100 << 20), (1500,)
 DTYPES = {"cuda": ("float32", "float16", "bfloat16"), "cpu": ("float32",)}

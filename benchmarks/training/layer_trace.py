@@ -19,7 +19,7 @@ from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.build import make_task
 from resireduce.grouping import compressible
 from resireduce.pipeline import find_grouping
-from resireduce.planning.zoo import find_builder
+from resireduce.planning.models import find_builder
 from resireduce.scheme import build_compressor
 
 Operation = tuple[int, int]

@@ -1,4 +1,4 @@
-"""A world of 1..n ranks in one process, one thread each: for one process alone, and for tests."""
+"""Ranks without a network: this process alone, ranks that are threads, and ranks that are pretended."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
 from resireduce.errors import UsageError
+
+# --- A world of 1..n ranks in one process, one thread each: for one process alone, and for tests ---
+
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 60.0
@@ -165,3 +168,42 @@ class LocalCommunicator(Communicator):
         if self.world_size == 1:
             return tensor
         return tensor.copy_(self._exchange(tensor.clone(), name).wait()[0])
+
+
+# --- Ranks that are only pretended, of which one is here: for planning ---
+
+
+class PretendCommunicator(Communicator):
+    """Rank 0 of `world_size` ranks, of which the others send the same. Nothing is sent."""
+
+    rank = 0
+
+    def __init__(self, world_size: int):
+        self.world_size = world_size
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Multiply `tensor` by `world_size` when it is waited for, as if all ranks had sent the same."""
+        return Deferred(lambda: tensor.mul_(self.world_size))
+
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
+        """Return `world_size` copies of the tensor, made at the launch, as a real collective takes its buffer then."""
+        gathered = tensor.repeat(self.world_size, 1)
+        return Deferred(lambda: list(gathered))
+
+    def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Return `world_size` copies of the tensor in one tensor, made at the launch."""
+        gathered = tensor.repeat(self.world_size)
+        return Deferred(lambda: gathered)
+
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        """Return `world_size` copies of the first part of `tensor`, of `sizes[0]` elements, made at the launch."""
+        received = tensor[: sizes[0]].repeat(self.world_size, 1)
+        return Deferred(lambda: list(received))
+
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return for each of `partitions` a communicator of as many ranks as the part of rank 0 has."""
+        return [PretendCommunicator(next(len(part) for part in parts if 0 in part)) for parts in partitions]
+
+    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
+        """Return `tensor` as it is: this is rank 0."""
+        return tensor

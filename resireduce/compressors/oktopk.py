@@ -1,4 +1,4 @@
-"""Ok-Topk: Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022."""
+"""Ok-Topk: the largest elements of the sum over all ranks, by exchanges among all of them."""
 
 import math
 from collections.abc import Generator
@@ -8,17 +8,166 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.compressors import regions
-from resireduce.compressors.agreeing import Agreeing
-from resireduce.compressors.base import AllGather, AllToAll, Collective, Rounds, Selecting, State
-from resireduce.compressors.reused import Threshold, is_due
-from resireduce.compressors.sparse import SparseCompressor, narrowed
+from resireduce.compressors.base import Agreeing, AllGather, AllToAll, Collective, Rounds, Selecting, State
+from resireduce.compressors.topk import SparseCompressor, narrowed
+from resireduce.draw import share
 from resireduce.errors import ConfigError, is_count, is_number
-from resireduce.kernels.largest import largest_magnitudes
-from resireduce.kernels.moments import planned
-from resireduce.kernels.pairs import pairs, summed, unpaired
+from resireduce.kernels.selection import largest_magnitudes
+from resireduce.kernels.thresholds import few_reaching, not_above, planned
 from resireduce.payload import Payload
-from resireduce.share import share
+
+# --- Values with their indices in one tensor, pair after pair, so that any run of them can be sent by itself ---
+
+
+INT32 = torch.iinfo(torch.int32)
+
+
+def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
+    """Return 1-D integers, twice as many as 1-D `values` (float32 or float64): the bits of each value, then its index.
+
+    They are int32; or int64 if values are float64, or `numel`, which all indices are below, exceeds int32.
+    """
+    narrow = values.dtype == torch.float32 and numel <= INT32.max
+    bits = values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
+    dtype = torch.int32 if narrow else torch.int64
+    return torch.stack((bits.to(dtype), indices.to(dtype)), 1).view(-1)
+
+
+def unpaired(paired: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the values, in `dtype` (float32 or float64), and the indices, int64, of `paired`, made by `pairs`."""
+    bits, indices = paired.view(-1, 2).unbind(1)
+    wide = bits.to(torch.int64 if dtype == torch.float64 else torch.int32).contiguous()
+    return wide.view(dtype), indices.long().contiguous()
+
+
+def summed(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the sums of `parts`, pairs of values and indices, by index, and the indices: ascending, each once.
+
+    In each part no index repeats. Sums are formed in the order of parts, the same on every device.
+    """
+    if parts[0][1].is_meta:  # which indices are equal is unknown: as if none were
+        return torch.cat([values for values, _ in parts]), torch.cat([places for _, places in parts])
+    indices = torch.cat([places for _, places in parts]).unique()
+    sums = torch.zeros(len(indices), dtype=parts[0][0].dtype, device=indices.device)
+    for values, places in parts:
+        sums.index_add_(0, torch.searchsorted(indices, places), values)
+    return sums, indices
+
+
+# --- A threshold that is found exactly from time to time, and reused in between, as in Ok-Topk ---
+
+
+RAISES, RAISE = 5, 1.03
+"""How often, and by what factor, a threshold is raised within a step while too many magnitudes reach it."""
+
+
+def is_due(step: int, found: int, every: int) -> bool:
+    """Whether what was found in step number `found`, counted from 1, is due again in `step`, counted from 0.
+
+    It is due if a multiple of `every` steps has come since, or if `found` is 0: it was never found.
+    """
+    return not found or (found - 1) // every != step // every
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A magnitude that about k elements reach, remembered as three numbers."""
+
+    value: float = 0.0
+    """The magnitude; 0: none is known."""
+    k: int = 0
+    """The number of elements that were wanted when it was found."""
+    found: int = 0
+    """The number of the step, counted from 1, in which it was found exactly."""
+
+    @classmethod
+    def of(cls, memory: Tensor) -> "Threshold":
+        """Return the threshold that `memory`, three float64, holds; an unknown one if it has no storage."""
+        if memory.is_meta:
+            return cls()
+        value, k, found = memory.tolist()
+        return cls(value, int(k), int(found))
+
+    @classmethod
+    def reached_by(cls, values: Tensor, k: int, step: int) -> "Threshold":
+        """Return the threshold that 1-D `values`, chosen exactly in `step`, counted from 0, have all reached, where `k`
+        were wanted: their least magnitude; an unknown one if there are none, or no storage."""
+        least = float(values.abs().amin()) if len(values) and not values.is_meta else 0.0
+        return cls(least, k, step + 1)
+
+    def remembered(self, device: torch.device) -> Tensor:
+        """Return three float64 on `device`, from which `of` makes this threshold again."""
+        return torch.tensor([self.value, self.k, self.found], dtype=torch.float64, device=device)
+
+    def is_due(self, k: int, step: int, every: int) -> bool:
+        """Whether it must be found again in `step`, counted from 0: after `every` steps, and for another `k`."""
+        return not self.value or self.k != k or is_due(step, self.found, every)
+
+    def reaching(self, values: Tensor) -> Tensor:
+        """Return the indices of those of 1-D `values` whose magnitude reaches it, ascending."""
+        return (values.abs() >= not_above(self.value, values.dtype)).nonzero()[:, 0]
+
+    def raised(self, flat: Tensor, most: int) -> tuple["Threshold", Tensor | None]:
+        """Return it, raised while more than `most` magnitudes of 1-D `flat` reach it, and the indices of those that do;
+        None if it was raised RAISES times, and too many still do."""
+        known = self
+        for _ in range(RAISES + 1):
+            found = few_reaching(flat, not_above(known.value, flat.dtype), most)
+            if found is not None:
+                return known, found
+            known = replace(known, value=known.value * RAISE)
+        return known, None
+
+    def adapted(self, count: int, most: float, factor: float) -> "Threshold":
+        """Return it divided by `factor` if `count`, the elements that reached it, is less than 2/3 of k, multiplied by
+        `factor` if more than `most`."""
+        if 3 * count < 2 * self.k:
+            return replace(self, value=self.value / factor)
+        return replace(self, value=self.value * factor) if count > most else self
+
+
+# --- Regions of a flat tensor, one for each rank, that divide what ranks have selected evenly, as in Ok-Topk ---
+
+
+def first_starts(numel: int, ranks: int, device: torch.device) -> Tensor:
+    """Return where each of `ranks` equal regions of `numel` elements begins, and 0: 1-D int64 on `device`.
+
+    The last number is the step, counted from 1, in which ranks have agreed on them; 0: none.
+    """
+    return torch.tensor([*(numel * rank // ranks for rank in range(ranks)), 0], dtype=torch.int64, device=device)
+
+
+def proposed_starts(mine: Tensor, starts: Tensor) -> Tensor:
+    """Return a rank's proposal of regions, to be summed: where all but the first would begin to divide its ascending
+    indices `mine` evenly, and 1. If it has none, zeros. `starts`: those that were agreed on last."""
+    ranks = len(starts) - 1
+    asked = starts.new_zeros(ranks)
+    if len(mine):
+        asked[:-1] = mine[torch.arange(1, ranks, device=mine.device) * len(mine) // ranks]
+        asked[-1] = 1
+    return asked
+
+
+def agreed_starts(total: Tensor, starts: Tensor, step: int) -> Tensor:
+    """Return where regions begin, as the mean of the ranks' proposals, from their sum `total`, and last `step` + 1;
+    `starts` themselves if no rank has proposed any. `step` is counted from 0."""
+    count = total[-1:]
+    found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
+    return torch.where(count > 0, found, starts)
+
+
+def region_counts(mine: Tensor, starts: Tensor) -> list[int]:
+    """Return how many of the ascending indices `mine` lie in each region of `starts`; equally many without storage."""
+    ranks = len(starts) - 1
+    if mine.is_meta:
+        cuts = [len(mine) * rank // ranks for rank in range(ranks)]
+    else:
+        cuts = torch.searchsorted(mine, starts[:-1].contiguous()).tolist()
+    return [stop - start for start, stop in zip(cuts, [*cuts[1:], len(mine)], strict=True)]
+
+
+# --- Ok-Topk: Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022 ---
+
 
 PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
 Sums = tuple[Tensor, Tensor]
@@ -92,7 +241,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         found; 0: none is known. starts: where each rank's region begins, and last the step in which this was found.
         """
         none = Threshold().remembered(like.device)
-        starts = regions.first_starts(shape.numel(), self.ranks, like.device)
+        starts = first_starts(shape.numel(), self.ranks, like.device)
         return {"mine": none, "common": none.clone(), "starts": starts}
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
@@ -109,7 +258,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         state = state or self.state(grad.shape, grad)
         mine = self._selected(flat, k, step, state["mine"])
         starts, told = yield from self._regions(mine, step, state["starts"])
-        sizes = [2 * count for count in regions.counts(mine, starts)]
+        sizes = [2 * count for count in region_counts(mine, starts)]
         asked = AllToAll(pairs(flat[mine].to(wide), mine, flat.numel()), sizes)
         sums = summed([unpaired(one, wide) for one in (yield asked)])
         (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
@@ -149,8 +298,8 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         """Return where regions begin, and the bytes that this rank has sent for it: ranks agree on them if due."""
         if self.ranks == 1 or not (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
             return starts, 0
-        asked = regions.proposed(mine, starts)
-        return regions.agreed((yield asked), starts, step), asked.nbytes
+        asked = proposed_starts(mine, starts)
+        return agreed_starts((yield asked), starts, step), asked.nbytes
 
     def _common(
         self, sums: Sums, k: int, step: int, memory: Tensor, numel: int

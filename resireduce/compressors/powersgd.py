@@ -1,5 +1,4 @@
-"""PowerSGD: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
-optimization", NeurIPS 2019."""
+"""PowerSGD: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression", NeurIPS 2019."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,12 +7,36 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.agreeing import Agreeing
-from resireduce.compressors.base import Inexact, Rounds, State
+from resireduce.compressors.base import Agreeing, Inexact, Rounds, State
 from resireduce.draw import generator
 from resireduce.errors import ConfigError, check_count, is_number
-from resireduce.kernels.orthonormal import orthonormal
 from resireduce.payload import Payload
+
+# --- Orthonormal vectors, by Gram and Schmidt ---
+
+
+ROUNDING = 10
+"""Units of rounding: a vector of which projection leaves less than this part counts as dependent on the others."""
+
+
+def orthonormal(rows: Tensor) -> Tensor:
+    """Return a new matrix whose rows span what those of `rows` do, orthonormal, in the same order and dtype.
+
+    A row that depends on those before it, or is zero, becomes zero. Each is projected twice, since one projection
+    leaves nearly dependent rows far from orthogonal. Elements may be so small or large that their squares leave the
+    dtype's range. There is no product of matrices, which autocast would round, and the host does not wait for the
+    device.
+    """
+    largest = rows.abs().amax(1, keepdim=True)
+    scaled, basis = rows / torch.where(largest > 0, largest, 1), torch.zeros_like(rows)
+    smallest = ROUNDING * torch.finfo(rows.dtype).eps
+    for number, row in enumerate(scaled):
+        before, left = basis[:number], row
+        for _ in range(2):
+            left = left - (before * (before * left).sum(1, keepdim=True)).sum(0)
+        length = torch.linalg.vector_norm(left)
+        basis[number] = torch.where(length > smallest * torch.linalg.vector_norm(row), left / length, 0)
+    return basis
 
 
 @dataclass(frozen=True)

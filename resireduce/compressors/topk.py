@@ -1,17 +1,83 @@
-"""Top-k sparsification: Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017."""
+"""Top-k sparsification, and what all compressors share that send values and indices."""
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Selecting
-from resireduce.compressors.sparse import SparseCompressor
-from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
+from resireduce.compressors.base import Compressor, Selecting
+from resireduce.draw import share
 from resireduce.kernels.on_gpu import in_triton
-from resireduce.kernels.packed_largest import Addend, packed_largest
+from resireduce.kernels.selection import Addend, largest_magnitudes, largest_of_sum_, packed_largest
+from resireduce.kernels.sent import LAYOUT, add_sent_
 from resireduce.payload import Payload, unfilled
-from resireduce.share import share
+
+# --- The common base of compressors that send some elements as values and indices ---
+
+
+LARGEST_HALF = torch.finfo(torch.float16).max
+
+
+@dataclass(frozen=True)
+class SparseCompressor(Compressor):
+    """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""
+
+    half: bool = field(default=False, kw_only=True)
+    """Whether values travel as float16: 6 bytes per element. The rounding error stays in the residual."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values are the gradient's own: true unless they are rounded to half precision."""
+        return not self.half
+
+    @abstractmethod
+    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
+        """Return the indices (int64, unique, ascending) of 1-D `flat` to send; `name`, `step`: as in `compress`."""
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return the selected elements, values and int32 indices: 8 bytes each in float32."""
+        return self.packed(grad, self.select(grad.view(-1), name, step))
+
+    def packed(self, grad: Tensor, indices: Tensor) -> Payload:
+        """Return the payload of the elements of contiguous `grad` at the flat `indices` (int64, unique, ascending)."""
+        flat = grad.view(-1)
+        values = flat.index_select(0, indices)
+        if self.half:
+            wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
+            values = wide.clamp_(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
+            if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
+                kept = values.nonzero().view(-1)
+                values, indices = values[kept], indices[kept]
+        return Payload.pack(values, narrowed(indices, grad), like=grad, ragged=not self.equal_sizes)
+
+    def sent_indices(self, payload: Payload) -> Tensor:
+        """Return the flat indices that the payload holds: 1-D, int64, ascending."""
+        return payload.parts()[1].long()
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values to their places in `dense`, in any order, as no index repeats; return `dense`."""
+        (dtype, count), (index_dtype, _) = payload.layout  # compiled code takes float32, as `packed` lays it out
+        if (dtype, index_dtype) == LAYOUT and add_sent_(dense, payload.buffer, count, scale):
+            return dense
+        values, indices = payload.parts()
+        dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
+        return dense
+
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """Subtract what was sent from `grad`; return it. Zeros, or rounding errors, are left there."""
+        if self.half:
+            return self.add_(grad, payload, scale=-1.0)
+        grad.view(-1).index_fill_(0, self.sent_indices(payload), 0.0)
+        return grad
+
+
+def narrowed(indices: Tensor, like: Tensor) -> Tensor:
+    """Return flat `indices` of a tensor `like` this one as they travel: int32, and int64 from 2^31 elements on."""
+    return indices.to(torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64)
+
+
+# --- Top-k sparsification: Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017 ---
 
 
 @dataclass(frozen=True)

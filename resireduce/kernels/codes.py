@@ -1,13 +1,66 @@
-"""Codes of 8 and 4 bits with a scale for each block of 64, by compiled code on a CPU and by Triton's on a GPU."""
+"""Codes of few bits: encoding, decoding, and packing into bytes."""
 
 import ctypes
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from resireduce.kernels.native import addresses, library, threads
 from resireduce.kernels.on_gpu import in_triton
+
+# --- Bits packed eight a byte, and whole numbers of a few bits as planes of them: bit b of all numbers lies together
+# ---
+
+
+BYTE = 8
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """Return `bits`, [..., n] of bool or 0 and 1, as bytes, [..., ceil(n / 8)]: element 8 i + j is bit j of byte i.
+
+    Zeros fill the last byte up.
+    """
+    octets = pad(bits.to(torch.uint8), (0, -bits.shape[-1] % BYTE)).unflatten(-1, (-1, BYTE))
+    packed = octets[..., 0].clone()
+    for place in range(1, BYTE):
+        packed |= octets[..., place] << place
+    return packed
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """Return the first `count` bits of each row of bytes `packed`, [..., m], as 0 and 1 in uint8, [..., count]."""
+    places = torch.arange(BYTE, dtype=torch.uint8, device=packed.device)
+    return ((packed[..., None] >> places) & 1).flatten(-2)[..., :count]
+
+
+def pack_codes(codes: Tensor, width: int) -> Tensor:
+    """Return the lower `width` bits of 1-D whole numbers `codes` as `width` planes of bytes, [width, ceil(n / 8)].
+
+    Planes of pieces that begin with a multiple of eight elements lie side by side in those of the whole: `octets`.
+    """
+    return pack_bits((codes >> _places(width, codes)).bitwise_and_(1))
+
+
+def unpack_codes(planes: Tensor, count: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return the first `count` whole numbers of `planes`, 1-D, in an integer `dtype` that holds as many bits."""
+    bits = unpack_bits(planes, count).to(dtype)
+    return (bits << _places(len(planes), bits)).sum(0, dtype=dtype)
+
+
+def octets(piece: slice) -> slice:
+    """Return the bytes that hold the bits of a piece of elements, which begins with a byte."""
+    return slice(piece.start // BYTE, -(-piece.stop // BYTE))
+
+
+def _places(width: int, like: Tensor) -> Tensor:
+    """Return 0, 1, ..., width - 1 in a column."""
+    return torch.arange(width, dtype=like.dtype, device=like.device)[:, None]
+
+
+# --- Codes of 8 and 4 bits with a scale for each block of 64, by compiled code on a CPU and by Triton's on a GPU ---
+
 
 BITS = {"int8": 8, "int4": 4}
 

@@ -2,7 +2,7 @@
 
 #include <stdint.h>
 
-#include "wide.h"
+#include "threads.h"
 
 enum { TILE = 256, WIDEST = 1 << 16, FETCHED = 256, AHEAD_WIDE = 1024 };
 

@@ -7,12 +7,20 @@ torch. Every rule decides once for all ranks, which must be given the same numbe
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from resireduce.merging.arrivals import Arrivals, Ends
-from resireduce.merging.fixed import HOROVOD_CYCLE_SECONDS, dear, horovod, none, one, size
-from resireduce.merging.mg_wfbp import mg_wfbp
-from resireduce.merging.omgs import omgs
-from resireduce.merging.optimal import optimal
-from resireduce.merging.rgmerge import rgmerge_style
+from resireduce.merging.rules import (
+    HOROVOD_CYCLE_SECONDS,
+    Arrivals,
+    Ends,
+    dear,
+    horovod,
+    mg_wfbp,
+    none,
+    omgs,
+    one,
+    optimal,
+    rgmerge_style,
+    size,
+)
 
 
 @dataclass(frozen=True)

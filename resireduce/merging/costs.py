@@ -6,11 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from resireduce.errors import ConfigError, choose
-from resireduce.merging.arrivals import Array, Arrivals, messages_of
-from resireduce.merging.mg_wfbp import mg_wfbp
-from resireduce.merging.omgs import omgs
-from resireduce.merging.optimal import optimal
-from resireduce.merging.rgmerge import rgmerge_style
+from resireduce.merging.rules import Array, Arrivals, messages_of, mg_wfbp, omgs, optimal, rgmerge_style
 
 TIMED = {"mg-wfbp": mg_wfbp, "omgs": omgs, "optimal": optimal, "rgmerge-style": rgmerge_style}
 """Rules that need to know what a step costs, by name."""

@@ -1,12 +1,16 @@
-"""Baseline: one residual for each tensor (paper, section 2.2; Seide et al., Interspeech 2014)."""
+"""Residuals of one tensor each: whole, fading, of a random part, and none at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from resireduce.kernels.packed_largest import Addend
-from resireduce.residuals.base import Residual, addable, alike, named, norm_dtype
+from resireduce.draw import generator, one_of_each, share
+from resireduce.errors import ConfigError, is_number
+from resireduce.kernels.selection import Addend
+from resireduce.residuals.base import Ratio, Residual, addable, alike, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
+
+# --- Baseline: one residual for each tensor (paper, section 2.2; Seide et al., Interspeech 2014) ---
 
 
 class FullResidual(Residual):
@@ -71,3 +75,127 @@ class FullResidual(Residual):
     def tensors(self) -> dict[str, Tensor]:
         """Return the residual of each registered tensor."""
         return named("full", self._stored)
+
+
+# --- A residual that fades, as momentum does: Peng, Quesnelle and Kingma, "DeMo: Decoupled momentum optimization",
+# 2024, arXiv 2411.19870, algorithm 1; Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025
+# ---
+
+
+class DecayedResidual(FullResidual):
+    """Error feedback with R' = decay x (G~ - sent), for each tensor: what is not sent counts less from step to step.
+
+    DeMo's momentum is G~: what is sent is subtracted from it, and the rest decays. With decay 1 it is the baseline.
+
+    Args:
+        decay: more than 0, at most 1. Raises ConfigError for any other. SparseLoCo uses 0.95.
+    """
+
+    def __init__(self, *, decay: float = 0.999, **options: object):
+        super().__init__(**options)
+        if not is_number(decay) or not 0 < decay <= 1:
+            raise ConfigError(f"decay: {decay!r} is not allowed; give a number more than 0 and at most 1")
+        self.decay = decay
+
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Store the error, decayed."""
+        super().update(name, lambda: error().mul_(self.decay), step)
+
+    def restore(self, name: str, value: Tensor, step: int) -> None:
+        """Store `value` of tensor `name` without decay: no step has passed."""
+        super().update(name, lambda: value, step)
+
+
+# --- A random part of each residual (paper, section 3, Fig. 3): how much of a residual is needed? ---
+
+
+PIECES = 16
+"""Number of pieces in which the places of a large tensor are generated."""
+SMALLEST = 1 << 12
+"""Smallest number of places that is worth a piece of its own."""
+
+
+class PartialResidual(Residual):
+    """Stores a fixed random part of the elements, as a small tensor; the rest is lost.
+
+    One element is drawn from each of k equal stretches of the flattened tensor, k = max(1, floor(ratio x n)). The draw
+    is repeated, seeded by the tensor's name, whenever it is needed: only values are stored.
+
+    Args:
+        ratio: share of the elements, or {pattern of names: share}. Raises ConfigError for one outside (0, 1].
+    """
+
+    def __init__(self, *, ratio: object = 0.5, **options: object):
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.ratio = Ratio("ratio", ratio)
+        self._stored: dict[str, Stored] = {}
+        self._drawn_on: dict[str, str] = {}
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate k zeros, 1-D."""
+        self._drawn_on[name] = parameter.device.type
+        self._stored[name] = self.stored((self._count(name, parameter),), parameter)
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Add the stored values to their places in the gradient, in place; return it."""
+        flat, values = grad.view(-1), self._stored[name].read(grad.dtype)
+        for piece, positions in self._places(name, flat):
+            flat.index_add_(0, positions, values[piece])
+        return grad
+
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Store the elements of the error at the places of the draw."""
+        flat = error().view(-1)
+        self._stored[name].release()
+        values = flat.new_empty(self._count(name, flat))
+        for piece, positions in self._places(name, flat):
+            values[piece] = flat[positions]
+        self._stored[name].set_(values, self.source(name, flat, step))
+
+    def stored_for(self, name: str) -> Stored:
+        """Return the stored part of tensor `name`."""
+        return self._stored[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the stored part of each registered tensor, 1-D."""
+        return named("partial", self._stored)
+
+    def meaning(self) -> dict[str, str]:
+        """Return the type of device on which the places of each tensor are drawn: another type draws others."""
+        return {f"places.{name}": device for name, device in self._drawn_on.items()}
+
+    def _count(self, name: str, tensor: Tensor) -> int:
+        return share(self.ratio.of(name), tensor.numel())
+
+    def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
+
+        At most a sixteenth of the places are in memory at once, since they take more memory than the values.
+        """
+        n, k, source = flat.numel(), self._count(name, flat), generator(flat.device, name)
+        size = max(SMALLEST, -(-k // PIECES))
+        for first in range(0, k, size):
+            last = min(first + size, k)
+            yield slice(first, last), one_of_each(n, k, first, last, source, flat.device)
+
+
+# --- No residual: what is not sent is lost (paper, section 2.2, without steps 2 and 5). It is the control that shows
+# what residuals are worth ---
+
+
+class NoResidual(Residual):
+    """Stores nothing."""
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate nothing."""
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Return the gradient itself."""
+        return grad
+
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Drop the error, without computing it."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return no tensors."""
+        return {}

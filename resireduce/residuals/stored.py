@@ -1,11 +1,18 @@
-"""Stored tensors: a residual in memory, in the precision in which it is stored."""
+"""Stored tensors: a residual in memory, in its precision, on its device or in the host's memory."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from resireduce.blocks import SMALLEST, pieces, spread
+from resireduce.kernels.codes import compiled_adds, decoded_into, encode_piece, encoded, encodes_in_one_pass
 
 
 class Stored(ABC):
@@ -98,3 +105,228 @@ def _limit_(rounded: Tensor, value: Tensor) -> None:
     if rounded.dtype == torch.float16 != value.dtype:
         largest = torch.finfo(torch.float16).max
         rounded.clamp_(-largest, largest)
+
+
+# --- Stored tensors in few bits an element, in blocks that share a scale ---
+
+
+BLOCK = 64
+"""Elements that share a scale: a float32 scale costs 0.5 bits per element."""
+SMALLEST_DRAW = 1 << 20
+"""Least number of elements for which a GPU draws numbers at once, unless a sixteenth of the tensor is more."""
+
+
+class Blocks(Stored):
+    """Codes of `kind` (int8, int4, float8_e4m3) for a tensor of `shape` on `device`.
+
+    Each block of 64 elements has a float32 scale, which maps its largest magnitude to the largest code.
+
+    int8 and int4 are rounded at random, so that the expectation is the value to be stored: otherwise a residual smaller
+    than half a step would never be kept. float8_e4m3 is rounded to nearest, since its steps are relative.
+    """
+
+    LARGEST: ClassVar = {"int8": 127.0, "int4": 7.0, "float8_e4m3": 448.0}
+
+    def __init__(self, shape: tuple[int, ...], kind: str, device: torch.device):
+        self.kind, self.shape, self.numel = kind, shape, torch.Size(shape).numel()
+        code = {"int8": torch.int8, "int4": torch.uint8, "float8_e4m3": torch.float8_e4m3fn}[kind]
+        held = -(-self.numel // 2) if kind == "int4" else self.numel
+        self.codes = torch.zeros(held, dtype=code, device=device)
+        self.scales = torch.zeros(-(-self.numel // BLOCK), dtype=torch.float32, device=device)
+
+    def add_to_(self, target: Tensor) -> Tensor:
+        """Add the decoded values to `target`, a sixteenth of them at a time; return `target`."""
+        flat = target.view(-1)
+        if decoded_into(flat, self.kind, self.codes, self.scales):
+            return target
+        for piece in pieces(self.numel, BLOCK):
+            values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
+            flat[piece].add_(values.to(flat.dtype))
+        return target
+
+    def adds_to(self, grad: Tensor) -> bool:
+        """Return whether compiled code can add what is stored to `grad` while it reads its elements."""
+        return grad.shape == self.shape and compiled_adds(self.kind, grad)
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Return the decoded values as a new tensor of `dtype`."""
+        return self.add_to_(torch.zeros(self.shape, dtype=dtype, device=self.codes.device))
+
+    def release(self) -> None:
+        """Free nothing: codes are overwritten in place."""
+
+    def set_(self, value: Tensor, source: torch.Generator | None) -> None:
+        """Encode `value`, a sixteenth of it at a time."""
+        if not encoded(value.view(-1), self.kind, self.codes, self.scales, source):
+            self._encode(value.view(-1), source)
+
+    def _encode(self, flat: Tensor, source: torch.Generator | None) -> None:
+        """Encode 1-D `flat`, drawing from `source` at its current position, as compiled code cannot."""
+        if encodes_in_one_pass(flat, self.kind, self.codes, self.scales):
+            for piece in self._drawn_at_once(flat):
+                held = self._part(flat[piece], piece.start)
+                encode_piece(flat[piece], self.kind, held.codes, held.scales, source)
+            return
+        largest = self.LARGEST[self.kind]
+        for piece in self._drawn_at_once(flat):
+            part = flat[piece].float()
+            blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
+            scales = blocks.abs().amax(1)
+            # A GPU multiplies by the reciprocal of a host number, which is not the same as dividing.
+            scales.div_(largest if part.is_cpu or part.is_meta else torch.full_like(scales, largest))
+            self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
+            scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
+            if self.kind != "float8_e4m3":
+                draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
+                scaled = scaled.add_(draw).floor_()
+            self._write(piece, scaled.clamp_(-largest, largest))
+
+    def _drawn_at_once(self, flat: Tensor) -> Iterator[slice]:
+        """Return the pieces for which numbers are drawn at once: on a GPU, larger ones, as each draw is a launch."""
+        return pieces(self.numel, BLOCK, SMALLEST if flat.is_cpu or flat.is_meta else SMALLEST_DRAW)
+
+    def _read(self, piece: slice) -> Tensor:
+        if self.kind != "int4":
+            return self.codes[piece].float()
+        packed = self.codes[piece.start // 2 : -(-piece.stop // 2)]
+        pairs = torch.stack((packed & 15, packed >> 4), dim=1)
+        return pairs.view(-1)[: piece.stop - piece.start].float().sub_(8)
+
+    def _write(self, piece: slice, codes: Tensor) -> None:
+        if self.kind != "int4":
+            self.codes[piece] = codes.to(self.codes.dtype)
+            return
+        unsigned = pad(codes.add_(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
+        self.codes[piece.start // 2 : -(-piece.stop // 2)] = unsigned[:, 0] | (unsigned[:, 1] << 4)
+
+    def _part(self, like: Tensor, start: int) -> "Blocks":
+        """Return the elements from `start` on, as many as `like` has, as views of the codes and scales."""
+        assert start % BLOCK == 0
+        stop, share = start + like.numel(), 2 if self.kind == "int4" else 1
+        part = self.over(
+            {
+                ".codes": self.codes[start // share : -(-stop // share)],
+                ".scales": self.scales[start // BLOCK : -(-stop // BLOCK)],
+            }
+        )
+        part.shape, part.numel = tuple(like.shape), like.numel()
+        return part
+
+    def over(self, tensors: Mapping[str, Tensor]) -> "Blocks":
+        """Return blocks of the same kind and shape that hold the codes and scales in `tensors`."""
+        other = copy(self)
+        other.codes, other.scales = tensors[".codes"], tensors[".scales"]
+        return other
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the codes (two of int4 in a byte) and the scales (float32)."""
+        return {".codes": self.codes, ".scales": self.scales}
+
+
+# --- Residuals in the host's memory: a GPU holds one of them only while it is being used ---
+
+
+class Hosted(Stored):
+    """What `near` would hold on its device, held in the host's memory instead, pinned if the device is a GPU.
+
+    Copies in both directions run on a stream of their own, in parallel to the backward pass: to the device by
+    `prefetch`, before the gradient has come; to the host by `set_`, while the backward pass goes on.
+
+    Args:
+        near: made on the device of the gradients; what it holds is moved.
+    """
+
+    def __init__(self, near: Stored):
+        tensors = near.tensors()
+        self._device = next(iter(tensors.values())).device
+        self._far = near.over({name: _on_host(tensor) for name, tensor in tensors.items()})
+        self._near: Stored | None = None
+
+    def prefetch(self) -> None:
+        """Start copying to the device, if that has not been done yet."""
+        if self._near is None:
+            with _beside(self._device):
+                self._near = self._far.over(
+                    {name: self._like(tensor).copy_(tensor, non_blocking=True) for name, tensor in self._tensors()}
+                )
+
+    def add_to_(self, target: Tensor) -> Tensor:
+        """Add what is stored to `target`, once it has come from the host; return `target`."""
+        return self._come().add_to_(target)
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Return what is stored, on the device, as a tensor of `dtype` that must not be changed."""
+        return self._come().read(dtype)
+
+    def release(self) -> None:
+        """Free the copy on the device."""
+        self._near = None
+
+    def room(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the memory of the copy on the device, if it can hold a value of `dtype`; `set_` must follow."""
+        if self._near is None:
+            self._near = self._far.over({name: self._like(tensor) for name, tensor in self._tensors()})
+        return self._near.room(dtype)
+
+    def set_(self, value: Tensor, source: torch.Generator | None) -> None:
+        """Encode `value` on the device, and start copying the result to the host."""
+        near = self._near or self._far.over({name: self._like(tensor) for name, tensor in self._tensors()})
+        near.set_(value, source)
+        self._near = None
+        with _beside(self._device, after=True):
+            for name, tensor in near.tensors().items():
+                self._far.tensors()[name].copy_(tensor, non_blocking=True)
+                _used(tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors on the host, after all copies to and from them have finished."""
+        if self._device.type == "cuda":
+            _stream(self._device).synchronize()
+        self._near = None
+        return self._far.tensors()
+
+    def over(self, tensors: Mapping[str, Tensor]) -> Stored:
+        """Return an object that holds `tensors` in the same form, on whatever device they are."""
+        return self._far.over(tensors)
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        return list(self._far.tensors().items())
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+
+    def _come(self) -> Stored:
+        """Return the copy on the device, which work launched from now on may use."""
+        self.prefetch()
+        assert self._near is not None
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).wait_stream(_stream(self._device))
+            for tensor in self._near.tensors().values():
+                tensor.record_stream(torch.cuda.current_stream(self._device))
+        return self._near
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Return zeros like `tensor` in the host's memory, pinned if it is on a GPU; without storage if it has none."""
+    where = "meta" if tensor.is_meta else "cpu"
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=where, pin_memory=tensor.is_cuda)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _beside(device: torch.device, after: bool = False) -> AbstractContextManager[object]:
+    """Return a context for copies on their own stream; with `after`, they wait for everything launched before."""
+    if device.type != "cuda":
+        return nullcontext()
+    if after:
+        _stream(device).wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(_stream(device))
+
+
+def _used(tensor: Tensor) -> None:
+    """Keep the memory of `tensor` from being given to another tensor before the copy is over."""
+    if tensor.is_cuda:
+        tensor.record_stream(_stream(tensor.device))

@@ -6,25 +6,22 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from resireduce.comm.levels import Levels
 from resireduce.comm.local import LocalCommunicator
+from resireduce.comm.nodes import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.merging.costs import TIMED
-from resireduce.refusals import ThisProcess
+from resireduce.refusals import SECOND_BACKWARD, ThisProcess
 from resireduce.settings import Settings
+from resireduce.step.dear import QUIET, BeforeForward, HalvesQueue, LateUpdater
 from resireduce.step.drift import STEPS, digest
-from resireduce.step.halves import HalvesQueue
+from resireduce.step.gradients import separate
 from resireduce.step.intake import Intake
-from resireduce.step.late_update import LateUpdater
 from resireduce.step.launch import LaunchQueue
-from resireduce.step.outdated import QUIET, BeforeForward
-from resireduce.step.own_memory import separate
+from resireduce.step.node import Scatter
 from resireduce.step.profile import Profiler
-from resireduce.step.scatter import Scatter
 from resireduce.step.slot import Slot, Stage
 from resireduce.step.update import Updater, largest_layer
-from resireduce.streamed_away import SECOND_BACKWARD
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed, or kept "

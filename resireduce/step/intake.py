@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from resireduce.clip import clip_factor
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.messages import Round
 from resireduce.payload import Payload
-from resireduce.sending.message import Round
 from resireduce.settings import Settings
+from resireduce.step.gradients import clip_factor
 from resireduce.step.slot import DROPPED, Slot, Stage
 
 

@@ -8,16 +8,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from resireduce.comm.levels import Levels
+from resireduce.comm.nodes import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, warn
+from resireduce.messages import Message, Round, packed_nbytes
 from resireduce.payload import Payload
-from resireduce.sending.message import Message, Round
-from resireduce.sending.packing import packed_nbytes
 from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets, merged
 from resireduce.step.drift import DRIFTED
-from resireduce.step.gather import Gather
-from resireduce.step.own_memory import laid_out
+from resireduce.step.gradients import laid_out
+from resireduce.step.node import Gather
 from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
 

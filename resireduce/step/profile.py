@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 import torch
 
-from resireduce.agreement import broadcast_object
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.exactly import exactly
 from resireduce.merging.costs import Costs, line_through
 from resireduce.payload import Payload
+from resireduce.start import broadcast_object
 from resireduce.step.slot import Slot
+from resireduce.timeline import exactly
 
 TIMED_STEPS = 5
 """Steps that are timed, after a first one that is not, in which memory and threads are new."""

@@ -12,11 +12,11 @@ from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
+from resireduce.messages import Message, Round
 from resireduce.node_slices import NodeSlices
 from resireduce.payload import Payload
-from resireduce.sending.message import Message, Round
-from resireduce.step.shared import is_shared, prepare
-from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
+from resireduce.refusals import SECOND_BACKWARD, StreamedAway, guards
+from resireduce.step.gradients import is_shared, prepare
 
 
 class Stage(Enum):

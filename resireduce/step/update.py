@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from resireduce.clip import clip_factor
 from resireduce.errors import UsageError, warn
 from resireduce.same_memory import TIE, Tied
 from resireduce.settings import Settings
+from resireduce.step.gradients import clip_factor
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.slot import Slot
 from resireduce.step.watch import Watch

@@ -1,7 +1,7 @@
-"""The communication hook of DistributedDataParallel: what happens to one bucket of gradients."""
+"""Compression of DistributedDataParallel's buckets, in its communication hook."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,20 +11,110 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.futures import Future
 
-from resireduce.accumulation import accumulation_node
-from resireduce.agreement import STEP, agree
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.left_out import Outside
+from resireduce.messages import Round
 from resireduce.payload import Payload
-from resireduce.sending.message import Round
+from resireduce.start import STEP, agree
 from resireduce.step.launch import refuse_partly_absent
 from resireduce.step.slot import Slot, Stage, make_slots
-from resireduce.wrappers.earlier import Earlier
-from resireduce.wrappers.first_steps import WATCHED, FirstSteps
-from resireduce.wrappers.hook_state import HookState
-from resireduce.wrappers.layouts import Layouts, views_in
-from resireduce.wrappers.under_way import UnderWay
+from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay, accumulation_node
+
+# --- What earlier passes have left in `.grad` of a tensor that this rank does not use in the current one ---
+#
+# DistributedDataParallel hands it over again. If no rank uses the tensor, it stays where it was. Without a hook it
+# would be averaged with the others' gradients, but here compressed averages have been taken from it already.
+
+
+class Earlier:
+    """Puts aside what earlier passes have left, for the time of an exchange."""
+
+    def __init__(self) -> None:
+        self._aside: list[tuple[Slot, Tensor, Tensor]] = []  # where the average comes, and what was there
+
+    def put_aside(self, slot: Slot, place: Tensor) -> None:
+        """Remember the values in `place`, which will receive an average of the parameter of `slot`."""
+        self._aside.append((slot, place, place.clone()))
+
+    def put_back(self) -> None:
+        """Put all back, once averages have come.
+
+        Raises UsageError if another rank has used such a tensor: this rank's gradient should have been sent with the
+        others'.
+        """
+        for slot, place, left in self._aside:
+            if place.any():
+                raise UsageError(
+                    f"{slot.name!r} was not used in this pass on this rank, where .grad holds an earlier gradient of "
+                    "it, but it was on others: it cannot be averaged with theirs any more. Accumulate within "
+                    "model.no_sync(), and call zero_grad() after each step"
+                )
+            place.copy_(left)
+
+
+# --- How gradients lie in the buckets of DistributedDataParallel: as their parameters did when it was made ---
+
+
+LAID_OUT = (
+    "{name!r} was laid out anew in memory after DistributedDataParallel(...), which then mixes up the elements of its "
+    "gradient, with or without compression: give the model its layout, as by to(memory_format=torch.channels_last), "
+    "before it is wrapped"
+)
+
+
+class Layouts:
+    """Looks whether gradients lie in their buckets as their parameters do in memory.
+
+    A bucket does not tell how it is laid out, so that values are compared, in the first pass that has a gradient.
+    """
+
+    def __init__(self) -> None:
+        self._strides: dict[Slot, tuple[int, ...]] = {}
+
+    def check(self, views: Mapping[Slot, Tensor]) -> None:
+        """Raise UsageError if one of `views`, in which a bucket was cut by the strides of parameters, is no gradient.
+
+        A parameter whose strides have changed since an earlier pass is refused, whatever its gradient is.
+        """
+        for slot, view in views.items():
+            strides, grad = slot.parameter.stride(), slot.parameter.grad
+            known = self._strides.get(slot)
+            if known == strides or grad is None or not slot.is_taken:
+                continue
+            if known is not None or _in_another_order(view, grad):
+                raise UsageError(LAID_OUT.format(name=slot.name))
+            self._strides[slot] = strides
+
+
+def views_in(buffer: Tensor, slots: Sequence[Slot]) -> dict[Slot, Tensor]:
+    """Return the gradient of each of `slots` in the flat `buffer` of a bucket.
+
+    It is laid out as by the wrapper: like its parameter, if that has no gaps.
+    """
+    views, start = {}, 0
+    for slot in slots:
+        parameter = slot.parameter
+        flat = buffer[start : start + parameter.numel()]
+        # Strides survive empty_like only if the tensor has neither gaps nor overlaps.
+        dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+        views[slot] = flat.as_strided(parameter.shape, parameter.stride()) if dense else flat.view(parameter.shape)
+        start += parameter.numel()
+    return views
+
+
+def _in_another_order(view: Tensor, grad: Tensor) -> bool:
+    """Whether `view` holds the elements of `grad` at other places; other elements are no matter of layout."""
+    return _differ(view, grad) and not _differ(view.flatten().sort()[0], grad.flatten().sort()[0])
+
+
+def _differ(some: Tensor, others: Tensor) -> bool:
+    """Whether an element differs that is not NaN."""
+    return not bool(((some == others) | others.isnan()).all())
+
+
+# --- The communication hook of DistributedDataParallel: what happens to one bucket of gradients ---
+
 
 CONVERTED = (
     "{name!r} was converted or moved after {before}, and DistributedDataParallel averages it no longer, with or "

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce.accumulation import accumulation_node
 from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
@@ -27,6 +26,7 @@ from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.wrappers.comm_hook import CONVERTED, CompressionHook
+from resireduce.wrappers.hooks import accumulation_node
 
 UNKNOWN = (
     "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "

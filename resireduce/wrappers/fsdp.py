@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from resireduce.agreement import agree, check_agreement
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
@@ -23,9 +22,9 @@ from resireduce.left_out import Outside
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
+from resireduce.start import agree, check_agreement
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
-from resireduce.wrappers.fsdp_unit import Unit
-from resireduce.wrappers.fsdp_units import READS, find_units, likes, shard_group
+from resireduce.wrappers.fsdp_units import READS, Unit, find_units, likes, shard_group
 
 UNKNOWN = (
     "unfrozen or added after fully_shard(...), which does not hold it, so that each rank has its own gradient of it: "

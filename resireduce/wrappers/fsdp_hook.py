@@ -7,23 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.agreement import STEP, agree
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, UsageError
 from resireduce.left_out import Outside
+from resireduce.messages import Round
 from resireduce.payload import Payload
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
-from resireduce.sending.message import Round
+from resireduce.start import STEP, agree
 from resireduce.step.drift import digest
 from resireduce.step.slot import Slot, make_slots
-from resireduce.wrappers.first_steps import WATCHED, FirstSteps
-from resireduce.wrappers.fsdp_early import Early
-from resireduce.wrappers.fsdp_pass import PassEnd
-from resireduce.wrappers.fsdp_unit import Unit
-from resireduce.wrappers.fsdp_units import frozen_shards, likes, smallest_shards
-from resireduce.wrappers.hook_state import HookState
-from resireduce.wrappers.under_way import UnderWay
+from resireduce.wrappers.fsdp_units import Early, PassEnd, Unit, frozen_shards, likes, smallest_shards
+from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay
 
 SHARD = ("shard_rank", "shard_world_size")
 """Additional keys of a residual state: the number of this rank's shard, and how many there are."""

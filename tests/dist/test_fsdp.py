@@ -12,10 +12,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.compressors.threshold import Threshold
+from resireduce.compressors.thresholds import Threshold
 from resireduce.grouping import is_small
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
-from resireduce.wrappers.fsdp_unit import Unit
+from resireduce.wrappers.fsdp_units import Unit
 from tests.dist.fsdp import (
     NONE,
     Sharded,

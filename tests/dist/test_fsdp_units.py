@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.compressors.threshold import Threshold
+from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from tests.dist.fsdp import NONE, Sharded, compressed, mesh_of, native, replicas_equal, same_values, shard, train, whole

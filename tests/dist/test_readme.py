@@ -18,8 +18,8 @@ from resireduce.comm.base import Communicator
 from resireduce.grouping import Grouping, compressible
 from resireduce.node_slices import NodeSlices
 from resireduce.pipeline import find_grouping
-from resireduce.planning.savings import residual_bytes
-from resireduce.planning.zoo import find_builder
+from resireduce.planning.memory import residual_bytes
+from resireduce.planning.models import find_builder
 from resireduce.scheme import MERGES, RESIDUAL_DTYPES, SCHEMES, build_residual
 from tests.dist.test_gloo import on_processes
 from tests.worlds import Net, loss_of, same, seeded

@@ -40,7 +40,7 @@ from resireduce.kernels.gpu.language import jit, tl
 from resireduce.kernels.gpu.select import select, take_largest_
 from resireduce.kernels.gpu.sent import add_sent_
 from resireduce.kernels.gpu.take_out import take_out_
-from resireduce.residuals.few_bits import Blocks
+from resireduce.residuals.stored import Blocks
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float32, torch.float16]

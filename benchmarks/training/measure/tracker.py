@@ -14,8 +14,7 @@ from benchmarks.core.moments import pack_moments
 from benchmarks.training.measure.band_tracker import track_bands
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.item import sums
-from resireduce.planning.itemise import itemise_states
-from resireduce.planning.memory import held_tensors
+from resireduce.planning.memory import held_tensors, itemise_states
 
 
 def resident_bytes() -> int | None:

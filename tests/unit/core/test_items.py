@@ -21,14 +21,12 @@ from benchmarks.launching.outcomes import to_result
 from benchmarks.training.measure.tracker import measure_memory
 from benchmarks.training.optimizers import make_optimizer
 from resireduce.__main__ import main
-from resireduce.comm.local import LocalCommunicator
-from resireduce.comm.pretend import PretendCommunicator
+from resireduce.comm.local import LocalCommunicator, PretendCommunicator
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.item import STATES, Item, sums
-from resireduce.planning.itemise import itemise_states
-from resireduce.planning.memory import measure_states
-from resireduce.planning.optimizer_zoo import without_storage
+from resireduce.planning.memory import itemise_states, measure_states
+from resireduce.planning.optimizers import without_storage
 from resireduce.scheme import COMPRESSORS, SCHEMES, load
 from tests.records import make_result
 from tests.worlds import Net, loss_of, seeded, sgd_for, train

@@ -33,7 +33,7 @@ from benchmarks.doctor.gpu.summary import merge
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
-from resireduce.planning.zoo import find_builder
+from resireduce.planning.models import find_builder
 
 ROOT = Path(__file__).parents[3]
 CELLS = list(memory_cells(["resnet-digits"], steps=2))

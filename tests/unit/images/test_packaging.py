@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import resireduce
 from benchmarks.core.registry import MODELS
-from resireduce.planning.zoo import find_builder, offered_models
+from resireduce.planning.models import find_builder, offered_models
 
 ROOT = Path(__file__).parents[3]
 PROJECT, SUITE = (

@@ -26,7 +26,7 @@ from benchmarks.launching.processes import helping, holding_back, start_here
 from benchmarks.training.rank import run_rank
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
-from resireduce.planning.zoo import find_builder
+from resireduce.planning.models import find_builder
 from tests.records import make_result
 from tests.stand_ins import HEAD
 

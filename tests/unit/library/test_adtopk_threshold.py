@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from resireduce.compressors.adtopk_threshold import ADTopKThreshold
+from resireduce.compressors.adtopk import ADTopKThreshold
 from resireduce.errors import ConfigError
 from tests.tensors import gradient
 

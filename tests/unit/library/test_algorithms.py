@@ -11,10 +11,10 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.compressors.adtopk_threshold import ADTopKThreshold
+from resireduce.compressors.adtopk import ADTopKThreshold
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.demo import DeMo
-from resireduce.compressors.signum import Signum
+from resireduce.compressors.signs import Signum
 from resireduce.scheme import GRADIENTS
 
 Arrays = dict[str, np.ndarray]

@@ -8,9 +8,9 @@ from resireduce.comm.base import Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
+from resireduce.refusals import guards
 from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets
 from resireduce.step.slot import Slot
-from resireduce.streamed_away import guards
 from tests.dist.test_gloo import check_exchange
 from tests.worlds import Net, seeded, train
 

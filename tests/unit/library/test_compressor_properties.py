@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from resireduce.comm.local import LocalCommunicator
-from resireduce.compressors.fp16 import Fp16
-from resireduce.compressors.qsgd import QSGD
-from resireduce.compressors.sparse import SparseCompressor
-from resireduce.compressors.threshold import Threshold
+from resireduce.compressors.dense import Fp16
+from resireduce.compressors.quantized import QSGD
+from resireduce.compressors.thresholds import Threshold
+from resireduce.compressors.topk import SparseCompressor
+from resireduce.draw import share
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.grouping import Grouping
-from resireduce.kernels.largest import largest_magnitudes, largest_norms
+from resireduce.kernels.selection import largest_magnitudes, largest_norms
+from resireduce.messages import Round
 from resireduce.scheme import COMPRESSORS, build_compressor, build_residual
-from resireduce.sending.message import Round
-from resireduce.share import share
 from tests.tensors import densities, tensors
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

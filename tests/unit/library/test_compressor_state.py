@@ -12,14 +12,13 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.base import State
 from resireduce.compressors.scheduled import Scheduled
-from resireduce.compressors.sidco import SIDCo
+from resireduce.compressors.thresholds import SIDCo
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.payload import Payload
 from resireduce.plan import plan
-from resireduce.planning.itemise import itemise_states
-from resireduce.planning.memory import measure_states
+from resireduce.planning.memory import itemise_states, measure_states
 from resireduce.scheme import COMPRESSORS
 from tests.worlds import Net, distributed, loss_of, reloaded, same, seeded, take_steps, train, train_world
 

@@ -12,17 +12,17 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.compressors.dense import Fp16
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.fp16 import Fp16
-from resireduce.compressors.qsgd import QSGD, QSGDMax
+from resireduce.compressors.quantized import QSGD, QSGDMax
 from resireduce.compressors.randomk import RandomK
-from resireduce.compressors.threshold import Threshold
+from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import TopK
+from resireduce.draw import share
 from resireduce.errors import ConfigError
-from resireduce.kernels.largest import by_keys, largest_magnitudes
+from resireduce.kernels.selection import by_keys, largest_magnitudes
 from resireduce.payload import Payload
 from resireduce.scheme import COMPRESSORS, build_compressor
-from resireduce.share import share
 from tests.tensors import gradient
 
 

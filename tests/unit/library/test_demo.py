@@ -13,7 +13,7 @@ from resireduce.compressors.demo import DeMo
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from resireduce.residuals.decayed import DecayedResidual
+from resireduce.residuals.full import DecayedResidual
 from resireduce.scheme import RESIDUAL_DTYPES, build_residual
 from tests.tensors import gradient
 from tests.worlds import Net, distributed, loss_of, same, seeded, train

@@ -11,13 +11,10 @@ from torch import Tensor
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.compressors.base import Compressor
-from resireduce.compressors.block import Block4, Block8
-from resireduce.compressors.ef_signsgd import EFSignSGD
-from resireduce.compressors.natural import Natural
-from resireduce.compressors.onebit import OneBit
+from resireduce.compressors.dense import Block4, Block8
+from resireduce.compressors.quantized import Natural, TernGrad
 from resireduce.compressors.scheduled import Scheduled
-from resireduce.compressors.signsgd import SignSGD
-from resireduce.compressors.terngrad import TernGrad
+from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping

@@ -9,14 +9,11 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from resireduce.compressors.dgc_simple import DGCSimple
-from resireduce.compressors.gaussian import GaussianK
-from resireduce.compressors.redsync import RedSync, RedSyncTrim
-from resireduce.compressors.sidco import FITS, SIDCo
-from resireduce.compressors.sparse import SparseCompressor
+from resireduce.compressors.dgc import DGCSimple
+from resireduce.compressors.thresholds import FITS, GaussianK, RedSync, RedSyncTrim, SIDCo
+from resireduce.compressors.topk import SparseCompressor
 from resireduce.errors import ConfigError
-from resireduce.kernels.moments import magnitudes, moments, not_above, values
-from resireduce.kernels.tails import exponential, gamma, generalised_pareto
+from resireduce.kernels.thresholds import exponential, gamma, generalised_pareto, magnitudes, moments, not_above, values
 from resireduce.scheme import COMPRESSORS, build_compressor
 
 FITTED = ("gaussian", "redsync", "redsync-trim", "sidco-exp", "sidco-gp", "sidco-gamma")

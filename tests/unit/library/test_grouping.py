@@ -18,8 +18,7 @@ from benchmarks.core import workloads
 from benchmarks.core.registry import MODELS
 from benchmarks.training.models.resnet import resnet152_imagenet
 from resireduce.errors import ConfigError
-from resireduce.grouping import Grouping, compressible, find_groups
-from resireduce.patterns import match_groups
+from resireduce.grouping import Grouping, compressible, find_groups, match_groups
 from resireduce.scheme import build_residual, load
 
 # Elements, counted from the paper's architectures: parameters, those with a residual, those in groups; groups, their

@@ -7,9 +7,7 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
-from resireduce.residuals.few_bits import Blocks
-from resireduce.residuals.hosted import Hosted
-from resireduce.residuals.stored import Plain, Stored
+from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
 from resireduce.scheme import GRADIENTS, SCHEMES
 from tests.covering import in_turn
 from tests.worlds import Net, same, seeded, train, train_world

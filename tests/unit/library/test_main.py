@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.core.registry import MODELS
 from resireduce.__main__ import main
 from resireduce.plan import plan
-from resireduce.planning.zoo import find_builder
+from resireduce.planning.models import find_builder
 from resireduce.scheme import SCHEMES
 
 BAD_MODELS = [

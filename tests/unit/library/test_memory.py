@@ -14,7 +14,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
-from resireduce.kernels.largest import largest_magnitudes
+from resireduce.kernels.selection import largest_magnitudes
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
-from resireduce.compressors.threshold import Threshold
+from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError
 from resireduce.merging.costs import TIMED, Costs, line_through
+from resireduce.messages import Packed, packed_nbytes
 from resireduce.payload import Payload
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from resireduce.scheme import COMPRESSORS
-from resireduce.sending.packing import Packed, packed_nbytes
 from resireduce.step import profile
 from tests.bounds import step_bounds
 from tests.covering import lifetimes

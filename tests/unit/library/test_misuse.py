@@ -14,11 +14,10 @@ from torch.optim.sgd import sgd
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.compressors.threshold import Threshold
+from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
-from resireduce.refusals import refuse_capture
-from resireduce.streamed_away import StreamedAway
+from resireduce.refusals import StreamedAway, refuse_capture
 from tests.dear import DEAR
 from tests.worlds import Net, distributed, loss_of, same, seeded
 

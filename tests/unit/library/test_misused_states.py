@@ -16,7 +16,7 @@ from resireduce.comm.local import LocalWorld
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.packed import Packed
-from resireduce.compressors.signum import Signum
+from resireduce.compressors.signs import Signum
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
 from resireduce.optimizer import DistributedOptimizer

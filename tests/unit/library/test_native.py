@@ -10,11 +10,11 @@ import torch
 
 from resireduce.draw import generator
 from resireduce.kernels import native
-from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import l1_norms
+from resireduce.kernels.selection import largest_magnitudes, largest_of_sum_
 from resireduce.planning.memory import LiveBytes
-from resireduce.residuals.few_bits import Blocks
+from resireduce.residuals.stored import Blocks
 from tests.compiled import bits, both, needs_compiler, values
 
 pytestmark = pytest.mark.usefixtures("found_anew")

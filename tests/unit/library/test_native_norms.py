@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from resireduce.kernels import native
-from resireduce.kernels.averages import WeightedSum, add_weighted_
 from resireduce.kernels.native import SWITCH
-from resireduce.kernels.norms import l1_and_l2_norm, l1_norms, mean_norm
+from resireduce.kernels.norms import WeightedSum, add_weighted_, l1_and_l2_norm, l1_norms, mean_norm
 from resireduce.kernels.submatrix import add_crossing_, cut_crossing, cut_largest
 from resireduce.planning.memory import LiveBytes
 from tests.compiled import bits, both, needs_compiler, values

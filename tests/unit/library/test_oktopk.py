@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator, Handle
-from resireduce.comm.local import LocalCommunicator, LocalWorld
-from resireduce.comm.pretend import PretendCommunicator
-from resireduce.compressors.oktopk import OkTopK
-from resireduce.compressors.reused import is_due
+from resireduce.comm.local import LocalCommunicator, LocalWorld, PretendCommunicator
+from resireduce.compressors.oktopk import OkTopK, is_due
 from resireduce.compressors.scheduled import Scheduled
 from resireduce.errors import ConfigError
 from resireduce.optimizer import DistributedOptimizer

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.packed import HEADER, Packed, PackedDGC
-from resireduce.compressors.sidco import SIDCo
-from resireduce.compressors.threshold import Threshold
+from resireduce.compressors.packed import HEADER, Packed, PackedDGC, decode, encode
+from resireduce.compressors.thresholds import SIDCo, Threshold
 from resireduce.compressors.topk import TopK
-from resireduce.kernels.bits import octets, pack_bits, pack_codes, unpack_bits, unpack_codes
-from resireduce.kernels.rice import decode, encode
+from resireduce.kernels.codes import octets, pack_bits, pack_codes, unpack_bits, unpack_codes
 from tests.tensors import gradient
 
 

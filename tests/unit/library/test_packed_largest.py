@@ -9,13 +9,11 @@ import torch
 
 from resireduce.compressors.topk import TopK
 from resireduce.kernels import native
-from resireduce.kernels.candidates import room_for
-from resireduce.kernels.largest import piece_of, sample_of
 from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.packed_largest import packed_largest
+from resireduce.kernels.selection import packed_largest, piece_of, room_for, sample_of
 from resireduce.kernels.submatrix import Crossing
 from resireduce.planning.memory import LiveBytes
-from resireduce.residuals.few_bits import Blocks
+from resireduce.residuals.stored import Blocks
 from tests.compiled import needs_compiler, values
 
 pytestmark = needs_compiler
@@ -203,7 +201,7 @@ def test_one_place_of_all_kernels_does_not_mislead_the_sample(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
 ) -> None:
     """Where each 63rd element was in the sample, all of 3 x 3 kernels lay in the same place of a kernel."""
-    monkeypatch.setattr("resireduce.kernels.packed_largest.by_candidates", None)  # not a second time
+    monkeypatch.setattr("resireduce.kernels.selection.by_candidates", None)  # not a second time
     places = math.prod(shape[2:])
     for place in range(places):
         flat = values(math.prod(shape), "normal")

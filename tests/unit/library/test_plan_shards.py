@@ -10,9 +10,8 @@ from torch import nn
 from resireduce import compress_fsdp
 from resireduce.__main__ import main
 from resireduce.errors import ConfigError
-from resireduce.plan import plan
+from resireduce.plan import TAKEN, plan
 from resireduce.planning.item import sums
-from resireduce.planning.shards import TAKEN
 from tests.worlds import Net
 
 

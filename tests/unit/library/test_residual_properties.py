@@ -13,14 +13,11 @@ from resireduce.compressors.topk import TopK
 from resireduce.draw import generator
 from resireduce.grouping import Grouping
 from resireduce.planning.memory import LiveBytes
-from resireduce.residuals.average import AverageResidual
 from resireduce.residuals.base import Residual
-from resireduce.residuals.few_bits import BLOCK, Blocks
 from resireduce.residuals.full import FullResidual
-from resireduce.residuals.rows import RowsResidual
-from resireduce.residuals.rows_columns import RowsColumnsResidual
-from resireduce.residuals.stored import Plain, Stored
-from resireduce.residuals.weighted import WeightedResidual
+from resireduce.residuals.group import AverageResidual, WeightedResidual
+from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
+from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored
 from resireduce.scheme import RESIDUAL_DTYPES, SCHEMES, build_residual
 from tests.tensors import KINDS, make, tensors
 

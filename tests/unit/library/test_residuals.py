@@ -10,16 +10,12 @@ from torch import nn
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from resireduce.kernels import averages
+from resireduce.kernels import norms as averages
 from resireduce.kernels.norms import mean_norm
-from resireduce.residuals.average import AverageResidual
-from resireduce.residuals.base import Residual
-from resireduce.residuals.choosing import select
-from resireduce.residuals.member import MemberResidual
-from resireduce.residuals.partial import PartialResidual
-from resireduce.residuals.rows import RowsResidual
-from resireduce.residuals.rows_columns import RowsColumnsResidual
-from resireduce.residuals.weighted import WeightedResidual
+from resireduce.residuals.base import Residual, select
+from resireduce.residuals.full import PartialResidual
+from resireduce.residuals.group import AverageResidual, MemberResidual, WeightedResidual
+from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
 from resireduce.scheme import SCHEMES, build_residual
 from tests.worlds import Net, distributed, seeded
 

@@ -16,11 +16,10 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.base import Compressor
-from resireduce.compressors.l1_chunks import L1Chunks
+from resireduce.compressors.chunked import L1Chunks
 from resireduce.compressors.oktopk import OkTopK
-from resireduce.compressors.powersgd import PowerSGD
+from resireduce.compressors.powersgd import PowerSGD, orthonormal
 from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.kernels.orthonormal import orthonormal
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from tests.tensors import tensors

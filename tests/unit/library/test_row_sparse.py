@@ -8,13 +8,12 @@ from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.compressors.dgc import DGC
-from resireduce.compressors.dgc_simple import DGCSimple
-from resireduce.compressors.sparse import SparseCompressor
-from resireduce.compressors.threshold import Threshold
+from resireduce.compressors.dgc import DGC, DGCSimple
+from resireduce.compressors.thresholds import Threshold
+from resireduce.compressors.topk import SparseCompressor
+from resireduce.draw import share
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import build_compressor
-from resireduce.share import share
 from tests.bounds import step_bounds
 from tests.tensors import KINDS, densities, make, tensors
 from tests.worlds import distributed

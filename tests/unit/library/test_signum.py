@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import resireduce
-from resireduce.compressors.signsgd import SignSGD
-from resireduce.compressors.signum import Signum
+from resireduce.compressors.signs import SignSGD, Signum
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states

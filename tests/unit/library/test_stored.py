@@ -5,8 +5,7 @@ import torch
 
 import resireduce
 from resireduce.draw import generator
-from resireduce.residuals.few_bits import BLOCK, Blocks
-from resireduce.residuals.stored import Plain, Stored
+from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored
 
 KINDS = ["float32", "bfloat16", "float16", *Blocks.LARGEST]
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
-from resireduce.comm.staged import to_host
+from resireduce.comm.torch import to_host
 from resireduce.compressors.randomk import RandomK
 from resireduce.errors import ConfigError, UsageError
 from resireduce.wrapped_step import is_separable

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
+from resireduce.refusals import StreamedAway
 from resireduce.scheme import COMPRESSORS, SCHEMES
-from resireduce.streamed_away import StreamedAway
 from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, take_steps, train, train_world
 
 

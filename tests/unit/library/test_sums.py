@@ -14,9 +14,9 @@ from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
-from resireduce.residuals.few_bits import Blocks
 from resireduce.residuals.full import FullResidual
-from resireduce.residuals.weighted import WeightedResidual
+from resireduce.residuals.group import WeightedResidual
+from resireduce.residuals.stored import Blocks
 from resireduce.scheme import build_residual
 
 SHAPE = (300, 257)

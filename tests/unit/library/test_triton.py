@@ -61,7 +61,7 @@ def test_the_library_loads_without_triton() -> None:
         "import sys; sys.modules['triton'] = None\n"
         "import torch, resireduce, resireduce.api\n"
         "from resireduce.kernels.gpu import blocks, finite, select, self_check, take_out\n"
-        "from resireduce.kernels.largest import largest_magnitudes\n"
+        "from resireduce.kernels.selection import largest_magnitudes\n"
         "assert largest_magnitudes(torch.tensor([1.0, -3.0, 2.0]), 1).tolist() == [1]\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

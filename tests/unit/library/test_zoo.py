@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-import resireduce.planning.zoo
+import resireduce.planning.models
 from resireduce.__main__ import main
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
-from resireduce.planning.zoo import find_builder, offered_models
+from resireduce.planning.models import find_builder, offered_models
 from tests.unit.library.test_main import refused
 
 HERE = "tests.unit.library.test_zoo"
@@ -38,8 +38,8 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, in
 
 def offer(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
     """Installed packages that offer models: entry point -> what it names."""
-    entries = [EntryPoint(name, target, resireduce.planning.zoo.GROUP) for name, target in targets.items()]
-    monkeypatch.setattr(resireduce.planning.zoo, "entry_points", lambda group: entries)
+    entries = [EntryPoint(name, target, resireduce.planning.models.GROUP) for name, target in targets.items()]
+    monkeypatch.setattr(resireduce.planning.models, "entry_points", lambda group: entries)
 
 
 # --- arguments of a model ---
@@ -223,6 +223,6 @@ def test_an_error_that_is_not_the_optimizer_s_is_passed_on(monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise LookupError("a bug of the library")
 
-    monkeypatch.setattr("resireduce.planning.two_steps.itemise_states", broken)
+    monkeypatch.setattr("resireduce.plan.itemise_states", broken)
     with pytest.raises(LookupError, match="a bug"):
         plan(stack)

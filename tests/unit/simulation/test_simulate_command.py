@@ -12,8 +12,8 @@ from benchmarks.core.cell import Cell
 from benchmarks.simulation.break_even import break_even_bandwidth, break_even_density
 from benchmarks.simulation.grid import Case, grid
 from benchmarks.simulation.sweep import simulate
+from resireduce.checks import check_merge
 from resireduce.errors import ConfigError
-from resireduce.merge_checks import check_merge
 from resireduce.merging import RULES
 from resireduce.scheme import COMPRESSORS, MERGES, build_compressor
 from tests.records import make_result

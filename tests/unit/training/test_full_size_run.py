@@ -18,9 +18,9 @@ from benchmarks.core.workloads import PAPER, WORKLOADS
 from benchmarks.training.build import make_task
 from benchmarks.training.optimizers import make_optimizer
 from benchmarks.training.tasks.task import to_device
-from resireduce.comm.pretend import PretendCommunicator
+from resireduce.comm.local import PretendCommunicator
 from resireduce.planning.memory import ModelStates, measure_states
-from resireduce.planning.optimizer_zoo import without_storage
+from resireduce.planning.optimizers import without_storage
 from resireduce.scheme import load
 
 CONFIG = read_config(Path(__file__).parents[3] / "benchmarks/config/full-size.yaml")

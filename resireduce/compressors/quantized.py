@@ -1,0 +1,207 @@
+"""Elements rounded at random, so that their mean is the gradient."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from resireduce.blocks import pieces, spread
+from resireduce.compressors.base import Inexact
+from resireduce.draw import generator
+from resireduce.errors import ConfigError, check_count, is_number
+from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
+from resireduce.payload import Payload
+
+# --- QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017
+# ---
+
+
+LEVELS = 127
+"""Most levels that int8 can hold, besides the sign."""
+
+
+@dataclass(frozen=True)
+class QSGD(Inexact):
+    """Each bucket of elements as its norm and, for each element, a level: 127 |x| / norm, rounded at random, signed.
+
+    Unbiased: the expectation of a level is the exact quotient. All-gathered; one byte per element, four per bucket.
+    """
+
+    source_feeds_back: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = True
+
+    norm: float = 2.0
+    """Which norm a bucket is scaled by: 2 (the paper's) or infinity."""
+    bucket: int | None = 128
+    """Elements that share a norm, 1 or more; None: the whole tensor."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a norm or a bucket that cannot be used."""
+        if self.norm not in (2, math.inf):
+            raise ConfigError(f"norm: {self.norm!r} is not allowed; give 2 or infinity")
+        check_count("bucket", self.bucket, 1, "elements", or_none=True)
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return levels of all elements (int8) and norms of all buckets (float32). A bucket of zeros stays zero."""
+        flat, source = grad.view(-1), generator(grad.device, name, step)
+        norms = self._norms(flat, self.norm)
+        if not (
+            norms.is_meta or norms.isfinite().all()
+        ):  # squares overflow: rounding is unbiased by any norm >= max |x|
+            norms = self._norms(flat, torch.inf)
+        norms.clamp_(max=torch.finfo(norms.dtype).max)  # those of float64 may be more; the rest is error
+        smallest = torch.finfo(norms.dtype).tiny
+        levels = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
+        for piece in pieces(flat.numel(), self.bucket or 1):
+            scaled = flat[piece] / self._spread(norms, piece).clamp(min=smallest)
+            draw = torch.rand(scaled.shape, dtype=torch.float32, device=flat.device, generator=source)
+            # floor(x + u), u in [0, 1), is x on average, for either sign; rounding may take it beyond the last level.
+            levels[piece] = scaled.mul_(LEVELS).add_(draw).floor_().clamp_(-LEVELS, LEVELS)
+        return Payload.pack(levels, norms, like=grad)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x level x norm / 127 to `dense`; return `dense`."""
+        levels, norms = payload.parts()
+        flat = dense.view(-1)
+        largest = min(torch.finfo(flat.dtype).max, torch.finfo(norms.dtype).max)
+        for piece in pieces(flat.numel(), self.bucket or 1):
+            values = levels[piece] * (self._spread(norms, piece) / LEVELS)
+            values.clamp_(-largest, largest)  # a level that was rounded up may be beyond what the dtype holds
+            flat[piece].add_(values.to(flat.dtype), alpha=scale)
+        return dense
+
+    def _norms(self, flat: Tensor, order: float) -> Tensor:
+        """Return the norm of each bucket, 1-D, float32; the last bucket may be shorter."""
+        size, wide = self.bucket or flat.numel(), torch.promote_types(flat.dtype, torch.float32)
+        whole = flat[: flat.numel() - flat.numel() % size].view(-1, size)
+        norms = torch.linalg.vector_norm(whole, order, dim=1, dtype=wide).float()
+        rest = flat[whole.numel() :]
+        if not rest.numel():
+            return norms
+        return torch.cat((norms, torch.linalg.vector_norm(rest, order, dtype=wide).float().view(1)))
+
+    def _spread(self, norms: Tensor, piece: slice) -> Tensor:
+        return norms if self.bucket is None else spread(norms, self.bucket, piece)
+
+
+@dataclass(frozen=True)
+class QSGDMax(QSGD):
+    """QSGD with one bucket, whose norm is the largest magnitude, as in the code released with the ResiReduce paper."""
+
+    norm: float = torch.inf
+    bucket: int | None = None
+
+
+# --- TernGrad: Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS
+# 2017 ---
+
+
+@dataclass(frozen=True)
+class TernGrad(Inexact):
+    """Sends -s, 0 or s for every element, in two bits: s its sign with probability |x| / s, s the largest magnitude.
+
+    Magnitudes are first clipped (section 3.3) at 2.5 deviations from zero, sqrt(mean x^2), which is the deviation of
+    the paper's gradients, whose mean is zero. Unbiased except for what is clipped.
+    """
+
+    source_feeds_back: ClassVar[bool] = False
+
+    clip: float | None = 2.5
+    """In deviations, more than 0; None: nothing is clipped."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a limit that cannot be used."""
+        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
+            raise ConfigError(f"clip: {self.clip!r} is not allowed; give a number of deviations, more than 0, or None")
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean over all draws is the gradient: only if nothing is clipped."""
+        return self.clip is None
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return two planes of bits, "not zero" and "negative", and s, in float32 (float64 for float64)."""
+        flat, source = grad.view(-1), generator(grad.device, name, step)
+        largest = self._largest(flat)
+        planes = torch.empty(2, -(-flat.numel() // BYTE), dtype=torch.uint8, device=flat.device)
+        for piece in pieces(flat.numel(), BYTE):
+            draw = torch.rand(piece.stop - piece.start, dtype=torch.float32, device=flat.device, generator=source)
+            sent = draw < flat[piece].abs() / largest  # beyond s always; not, where s and so all is 0
+            planes[:, octets(piece)] = pack_codes(sent | ((flat[piece] < 0) & sent).to(torch.uint8) << 1, 2)
+        return Payload.pack(planes.view(-1), largest, like=grad)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x -s, 0 or s to `dense`; return `dense`."""
+        packed, largest = payload.parts()
+        flat, planes = dense.view(-1), packed.view(2, -1)
+        for piece in pieces(flat.numel(), BYTE):
+            codes = unpack_codes(planes[:, octets(piece)], piece.stop - piece.start, torch.uint8)
+            values = torch.where(codes > 1, -largest, largest).mul_(codes > 0)
+            flat[piece].add_(values.to(flat.dtype), alpha=scale)
+        return dense
+
+    def _largest(self, flat: Tensor) -> Tensor:
+        """Return s, [1]: the largest magnitude, or the clipping limit if that is smaller."""
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        largest = torch.linalg.vector_norm(flat, torch.inf).to(wide).view(1)
+        if self.clip is None:
+            return largest
+        mean = torch.zeros(1, dtype=torch.float64, device=flat.device)
+        for piece in pieces(flat.numel()):
+            mean += flat[piece].double().square().div_(flat.numel()).sum()
+        limit = mean.sqrt_().mul_(self.clip).to(wide)
+        return torch.where(limit > 0, torch.minimum(largest, limit), largest)  # squares of the tiniest are zero
+
+
+# --- Natural compression: Horvath et al., "Natural compression for distributed deep learning", MSML 2022, section 2 ---
+
+
+EXPONENTS = 127
+"""Powers of two that seven bits distinguish, besides zero."""
+NEGATIVE = 128
+MANTISSA = 23
+"""Bits of float32 below its exponent."""
+
+
+@dataclass(frozen=True)
+class Natural(Inexact):
+    """Sends every element as one of the two powers of two around it, drawn so that it is right on average: a sign and
+    an exponent in 8 bits.
+
+    The exponents are the 127 up to the largest magnitude's. An element below the least of these powers is sent as that
+    power or as zero, also right on average; only one beyond the dtype's largest power of two is rounded down.
+    """
+
+    source_feeds_back: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = True
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return one byte per element, and the largest exponent, in 32 bits."""
+        flat, source = grad.view(-1), generator(grad.device, name, step)
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        limit = math.frexp(torch.finfo(flat.dtype).max)[1] - 1
+        top = torch.frexp(torch.linalg.vector_norm(flat, torch.inf).to(wide).view(1)).exponent.clamp(max=limit)
+        half = top // 2  # 2^-top alone may be beyond the dtype
+        scales = torch.exp2(-half.to(wide)), torch.exp2((half - top).to(wide))
+        codes = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
+        for piece in pieces(flat.numel()):
+            scaled = flat[piece].to(wide, copy=True).abs_().mul_(scales[0]).mul_(scales[1]).float()
+            draw = torch.randint(1 << MANTISSA, scaled.shape, dtype=torch.int32, device=flat.device, generator=source)
+            # Up to 1: exponents are as float32 has them, 127 and less, and a mantissa that overflows adds one.
+            exponents = draw.add_(scaled.view(torch.int32)).bitwise_right_shift_(MANTISSA).clamp_(max=EXPONENTS)
+            codes[piece] = exponents.add_(flat[piece] < 0, alpha=NEGATIVE)
+        return Payload.pack(codes, top, like=grad)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the powers of two to `dense`; return `dense`."""
+        codes, top = payload.parts()
+        flat = dense.view(-1)
+        exponents = torch.arange(EXPONENTS + 1, device=flat.device) - EXPONENTS + top
+        powers = torch.exp2(exponents.to(torch.promote_types(payload.dtype, torch.float32)))
+        powers[0] = 0
+        table = torch.cat((powers, -powers)).to(flat.dtype)
+        for piece in pieces(flat.numel()):
+            flat[piece].add_(table[codes[piece].int()], alpha=scale)
+        return dense

@@ -1,0 +1,258 @@
+"""Merging rules: which neighbours, in order of arrival, travel in one message. Imports no torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resireduce.errors import ConfigError
+from resireduce.settings import DEAR_BYTES
+
+# --- What a merging rule knows of the gradients of one step, and what its answer means ---
+
+
+Array = NDArray[np.float64]
+Ends = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What is known of the gradients of one step, in the order in which they arrive in the backward pass.
+
+    Arrays are float64, and their last axis is that of the tensors, at least one; the axes before it, which broadcast,
+    are cases that are decided at once. A message takes the largest `latency` and the sum of `transfer` of its tensors,
+    and leaves when all are ready and the previous message has arrived. Raises ConfigError for a number below 0, one
+    that is not finite, and a tensor that is ready before the previous one.
+    """
+
+    ready: Array
+    """Seconds after the start of the backward pass at which each can be sent, if it is compressed by itself."""
+    transfer: Array
+    """Seconds that each takes on the link, excluding latency."""
+    latency: Array
+    """Seconds that a message of it alone takes in addition."""
+    nbytes: Array
+    """Bytes that are sent of each."""
+    backward: Array | None = None
+    """Seconds of the backward pass that each takes, excluding compression; only `omgs` needs it."""
+    elements: Array | None = None
+    """Elements that are compressed of each; only `omgs` needs it."""
+    compress: Callable[[Array], Array] | None = None
+    """Function from a number of elements, for each case, to the seconds of compression; only `omgs` needs it."""
+
+    def __post_init__(self) -> None:
+        for name in ("ready", "transfer", "latency", "nbytes"):
+            values = getattr(self, name)
+            if not values.size or not np.isfinite(values).all() or (values < 0).any():
+                raise ConfigError(f"{name}: not all are finite and 0 or more; give such a number for each tensor")
+        if (np.diff(self.ready, axis=-1) < 0).any():
+            raise ConfigError("ready: a tensor is ready before the one before it; give them in order of arrival")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The cases' axes, and the number of tensors."""
+        return np.broadcast_shapes(self.ready.shape, self.transfer.shape, self.latency.shape, self.nbytes.shape)
+
+    def spread(self, values: Array) -> Array:
+        """Return `values` as a view with all cases' axes."""
+        return np.broadcast_to(values, self.shape)
+
+
+def messages_of(ends: Ends) -> list[range]:
+    """Return the tensors of each message, by number, for one case, where a rule has returned 1-D `ends`."""
+    stops = [int(place) + 1 for place in np.flatnonzero(ends)]
+    return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+# --- The pass over the tensors shared by all rules that decide for each whether it joins the one before ---
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A message that holds the tensors up to number `place`, and has not been launched; one value for each case."""
+
+    place: int
+    ready: Array
+    """When its last tensor is ready."""
+    latency: Array
+    transfer: Array
+    nbytes: Array
+    free: Array
+    """When the message before it has arrived."""
+
+    @property
+    def start(self) -> Array:
+        """Return when the message would be launched: its last tensor is ready, and the link is free."""
+        return np.maximum(self.ready, self.free)
+
+    @property
+    def end(self) -> Array:
+        """Return when the message would have arrived at all ranks."""
+        return self.start + self.latency + self.transfer
+
+
+def scan(arrivals: Arrivals, joins: Callable[[Filling], Ends]) -> Ends:
+    """Return where messages of `arrivals` end if `joins` says for each message whether the next tensor joins it."""
+    ready, transfer, latency, nbytes = map(
+        arrivals.spread, (arrivals.ready, arrivals.transfer, arrivals.latency, arrivals.nbytes)
+    )
+    ends = np.ones(arrivals.shape, dtype=bool)
+    free = slowest = moved = filled = np.zeros(arrivals.shape[:-1])
+    for place in range(arrivals.shape[-1] - 1):
+        slowest = np.maximum(slowest, latency[..., place])
+        moved, filled = moved + transfer[..., place], filled + nbytes[..., place]
+        filling = Filling(place, ready[..., place], slowest, moved, filled, free)
+        join = joins(filling)
+        ends[..., place] = ~join
+        free = np.where(join, free, filling.end)
+        slowest, moved, filled = (np.where(join, value, 0.0) for value in (slowest, moved, filled))
+    return ends
+
+
+# --- Rules that use sizes and the clock, but not the cost of a message ---
+#
+# None and one: Zhang et al., "Poseidon", ATC 2017, and You et al., SC 2017. DeAR: Zhang et al., ICDCS 2023. Horovod's
+# fusion: its documentation, "Tensor fusion".
+
+
+SIZE_BYTES = 25 * 2**20
+"""Bytes of a message of fixed size: those of a bucket of DistributedDataParallel."""
+HOROVOD_BYTES, HOROVOD_CYCLE_SECONDS = 128 * 2**20, 0.001
+"""Horovod's fusion buffer, and the time between two of its cycles, since version 0.21."""
+
+
+def none(arrivals: Arrivals) -> Ends:
+    """Return where messages of `arrivals` end if each tensor has its own: wait-free backpropagation."""
+    return np.ones(arrivals.shape, dtype=bool)
+
+
+def one(arrivals: Arrivals) -> Ends:
+    """Return where the one message of all `arrivals` ends: after the backward pass, what others call SyncEA."""
+    ends = np.zeros(arrivals.shape, dtype=bool)
+    ends[..., -1] = True
+    return ends
+
+
+def size(arrivals: Arrivals, limit_bytes: float = SIZE_BYTES) -> Ends:
+    """Return where messages of `arrivals` end that hold `limit_bytes` at most, or one larger tensor."""
+    nbytes = arrivals.spread(arrivals.nbytes)
+    return scan(arrivals, lambda filling: filling.nbytes + nbytes[..., filling.place + 1] <= limit_bytes)
+
+
+def dear(arrivals: Arrivals, limit_bytes: float = DEAR_BYTES) -> Ends:
+    """Return where DeAR's messages of `arrivals` end: filled in the order of the forward pass, which is the reverse,
+    and closed where the next tensor would make them `limit_bytes` or more."""
+    nbytes = arrivals.spread(arrivals.nbytes)[..., ::-1]
+    still = Arrivals(np.zeros(arrivals.shape), arrivals.transfer, arrivals.latency, nbytes)
+    forward = scan(still, lambda filling: filling.nbytes + nbytes[..., filling.place + 1] < limit_bytes)
+    return np.concatenate((forward[..., :-1][..., ::-1], forward[..., -1:]), axis=-1)
+
+
+def horovod(
+    arrivals: Arrivals, limit_bytes: float = HOROVOD_BYTES, cycle_seconds: float = HOROVOD_CYCLE_SECONDS
+) -> Ends:
+    """Return where Horovod's messages of `arrivals` end: those that are ready in one cycle of `cycle_seconds` are fused
+    up to `limit_bytes`."""
+    cycle = np.ceil(arrivals.spread(arrivals.ready) / cycle_seconds)
+    nbytes = arrivals.spread(arrivals.nbytes)
+
+    def joins(filling: Filling) -> Ends:
+        here, following = filling.place, filling.place + 1
+        return (cycle[..., following] == cycle[..., here]) & (filling.nbytes + nbytes[..., following] <= limit_bytes)
+
+    return scan(arrivals, joins)
+
+
+# --- MG-WFBP: Shi et al., "MG-WFBP: efficient data communication for distributed synchronous SGD algorithms", INFOCOM
+# 2019, algorithm 1 ---
+
+
+def mg_wfbp(arrivals: Arrivals) -> Ends:
+    """Return where MG-WFBP's messages of `arrivals` end.
+
+    When the next tensor is ready before a message would have arrived, it joins that message if the message could not
+    leave before then anyway, or if it waits for less than the latency that is saved. The rule decides tensor by tensor,
+    and so is not always the best: `optimal` is.
+    """
+    ready = arrivals.spread(arrivals.ready)
+
+    def joins(filling: Filling) -> Ends:
+        following, start = ready[..., filling.place + 1], filling.start
+        return (following < filling.end) & ((start > following) | (following - start < filling.latency))
+
+    return scan(arrivals, joins)
+
+
+# --- OMGS-SGD: Shi et al., "Communication-efficient distributed deep learning with merged gradient sparsification on
+# GPUs", INFOCOM 2020 ---
+
+
+def omgs(arrivals: Arrivals) -> Ends:
+    """Return where OMGS's messages of `arrivals` end, which are merged first, and then compressed as one tensor.
+
+    Compression is part of the backward pass. The next tensor joins if waiting for it, and compressing longer, takes
+    less than the latency that is saved. As published, the rule does not count the next tensor's own compression, so
+    that it may be slower than no merging at all. Raises ConfigError without `backward`, `elements` and `compress`.
+    """
+    if arrivals.backward is None or arrivals.elements is None or arrivals.compress is None:
+        raise ConfigError("omgs: it must know what compression takes; give backward, elements and compress")
+    backward, elements, transfer, latency = map(
+        arrivals.spread, (arrivals.backward, arrivals.elements, arrivals.transfer, arrivals.latency)
+    )
+    compress, ends = arrivals.compress, np.ones(arrivals.shape, dtype=bool)
+    began = free = computed = held = moved = slowest = np.zeros(arrivals.shape[:-1])
+    for place in range(arrivals.shape[-1] - 1):
+        computed, held = computed + backward[..., place], held + elements[..., place]
+        moved, slowest = moved + transfer[..., place], np.maximum(slowest, latency[..., place])
+        compressed = began + computed + compress(held)
+        start = np.maximum(compressed, free)
+        following = elements[..., place + 1]
+        longer = compress(held + following) - compress(held) - compress(following)
+        waits = backward[..., place + 1] + longer - (start - compressed)
+        join = waits < np.minimum(slowest, latency[..., place + 1])
+        ends[..., place] = ~join
+        began, free = np.where(join, began, compressed), np.where(join, free, start + slowest + moved)
+        computed, held, moved, slowest = (np.where(join, value, 0.0) for value in (computed, held, moved, slowest))
+    return ends
+
+
+# --- The best messages there are, by dynamic programming: Bellman, "Dynamic programming", 1957, on the costs that
+# MG-WFBP (Shi et al., INFOCOM 2019) has ---
+
+
+def optimal(arrivals: Arrivals) -> Ends:
+    """Return where messages of `arrivals` end so that the last arrives as early as possible, with the fewest messages.
+
+    The earlier the messages of the first tensors arrive, the earlier all can: so it suffices to know for each tensor
+    the earliest time at which it and those before it can have arrived. Time and memory are quadratic in their number.
+    """
+    ready, transfer, latency = map(arrivals.spread, (arrivals.ready, arrivals.transfer, arrivals.latency))
+    *cases, count = arrivals.shape
+    moved = np.concatenate((np.zeros((*cases, 1)), np.cumsum(transfer, axis=-1)), axis=-1)
+    come, first = np.zeros((*cases, count + 1)), np.zeros((*cases, count), dtype=np.int64)
+    for last in range(count):
+        slowest = np.maximum.accumulate(latency[..., last::-1], axis=-1)[..., ::-1]
+        start = np.maximum(come[..., : last + 1], ready[..., last, None])
+        end = start + slowest + moved[..., last + 1, None] - moved[..., : last + 1]
+        first[..., last] = end.argmin(axis=-1)
+        come[..., last + 1] = end.min(axis=-1)
+    ends, place = np.zeros(arrivals.shape, dtype=bool), np.full((*cases, 1), count - 1)
+    for _ in range(count):
+        np.put_along_axis(ends, place, True, axis=-1)
+        before = np.take_along_axis(first, place, axis=-1) - 1
+        place = np.where(before < 0, count - 1, before)  # a case that is done begins again
+    return ends
+
+
+# --- In the style of RGMerge, of which the README of its release is public, without an algorithm ---
+
+
+def rgmerge_style(arrivals: Arrivals) -> Ends:
+    """Return where messages of `arrivals` end that are filled while the one before them is under way.
+
+    This meets the README's two aims: on all ranks the same tensors are merged, as many as are ready, and sizes vary so
+    that the link is never idle while something is ready. It is MG-WFBP without waiting.
+    """
+    ready = arrivals.spread(arrivals.ready)
+    return scan(arrivals, lambda filling: ready[..., filling.place + 1] <= filling.free)

@@ -1,0 +1,117 @@
+"""Optimizers by name, for planning: two with the usual settings, or any by its import path."""
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from resireduce.errors import ConfigError, choose
+from resireduce.planning.models import attempt, check_arguments, find_named, first_line, shown
+
+Maker = Callable[..., torch.optim.Optimizer]
+"""Called with a list of parameters, and with arguments by name, it returns an optimizer."""
+
+OPTIMIZERS: dict[str, Maker] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adamw": torch.optim.AdamW,
+}
+FUSED_KERNELS = frozenset(
+    getattr(kernel, overload)
+    for kernel in (getattr(torch.ops.aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad"))
+    for overload in kernel.overloads()
+)
+"""The kernels of torch's optimizers in their fused form, each of which updates all parameters of a device in place."""
+CURE = (
+    "give sgd, adamw, or module:callable that takes a list of parameters and returns a torch.optim.Optimizer "
+    "(what else it must be given: --optimizer-arg NAME=VALUE)"
+)
+"""What to do about an optimizer that cannot be used, for messages."""
+
+
+def make_optimizer(
+    optimizer: str | Maker, parameters: list[nn.Parameter], arguments: Mapping[str, object]
+) -> torch.optim.Optimizer:
+    """Return the optimizer of `parameters`, with `arguments`, ready for training.
+
+    Raises ConfigError if there is no such optimizer, or if it cannot be made of them.
+    """
+    name, make = _found(optimizer)
+    check_arguments("optimizer_args", name, make, arguments, own=1)
+    made = attempt(f"optimizer: {name!r} cannot be made{shown(arguments)}", lambda: make(parameters, **arguments), CURE)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer: {name!r} returns an object of type {type(made).__name__}; {CURE}")
+    if callable(train := getattr(made, "train", None)):  # schedule-free ones refuse to step before
+        train()
+    return made
+
+
+def _found(optimizer: str | Maker) -> tuple[str, Maker]:
+    """Return what makes the optimizer, and its name in messages."""
+    if not isinstance(optimizer, str):
+        if not callable(optimizer) or isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer: an object of type {type(optimizer).__name__} is not allowed; {CURE}")
+        return getattr(optimizer, "__qualname__", type(optimizer).__name__), optimizer
+    if ":" not in optimizer:
+        try:
+            return optimizer, OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or any by its import path, such as torch.optim:Adagrad") from None
+    make = find_named("optimizer", optimizer, optimizer, CURE)
+    if not callable(make):
+        raise ConfigError(f"optimizer: {optimizer!r} is of type {type(make).__name__} and cannot be called; {CURE}")
+    return optimizer, make
+
+
+@contextmanager
+def without_storage(optimizer: torch.optim.Optimizer, name: str) -> Iterator[None]:
+    """Within it `optimizer` takes steps on tensors without storage: what it reads of values is 1 everywhere.
+
+    Torch's optimizers may have their fused form: they make the states that they make on other devices, and their
+    kernels, which hold nothing beside them, do nothing. What the optimizer's own code raises becomes a ConfigError of
+    one line that says `name`; what others raise is passed on.
+    """
+    try:
+        with _fused_forms(), _Ones():
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not any(frame.f_locals.get("self") is optimizer for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise
+        raise ConfigError(
+            f"optimizer: {name!r} cannot take a step on tensors without storage (the meta device), which plan uses: "
+            f"{first_line(error)}; plan with one that keeps the same states (adamw: two of a parameter's size, sgd: "
+            "one), or measure it in training by resireduce.measure_states"
+        ) from error
+
+
+@contextmanager
+def _fused_forms() -> Iterator[None]:
+    """Within it torch's optimizers do not refuse their fused form for tensors without storage."""
+    module: Any = import_module("torch.optim.optimizer")  # torch.optim has no attribute of that name
+    supported = module._get_fused_kernels_supported_devices
+    module._get_fused_kernels_supported_devices = lambda: [*supported(), "meta"]
+    try:
+        yield
+    finally:
+        module._get_fused_kernels_supported_devices = supported
+
+
+class _Ones(TorchDispatchMode):
+    """Answers 1 for a value that is read from a tensor without storage (`item`), where torch would raise.
+
+    Kernels of fused optimizers, which such tensors lack, do nothing.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in FUSED_KERNELS and args[0][0].is_meta:
+            return None
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return torch.ones((), dtype=args[0].dtype).item()
+        return func(*args, **(kwargs or {}))

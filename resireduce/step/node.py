@@ -1,0 +1,185 @@
+"""With two levels: gradients on their way out of a node's ranks, and averages on their way back."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.comm.base import Communicator, Polled
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.messages import Message
+from resireduce.step.slot import Slot
+from resireduce.timeline import Timeline, exactly, timed
+
+# --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
+
+
+PATIENCE_SECONDS = 1.0
+"""How long a backward pass waits for another rank of the node while it holds too many bytes."""
+POLL_SECONDS = 0.0005
+
+
+class Scatter:
+    """Sums gradients over the ranks of a node, in their own precision, and gives each rank its slice of the mean.
+
+    Messages leave in the order that all ranks share. A gradient is held until its message has left and all ranks of the
+    node have sent theirs. When more than `held_limit` bytes of them are held, the backward pass waits for the oldest.
+    But another rank may reach that message only in `step()`, and be in a collective of the user's own that waits for
+    this rank. So it waits in vain at most once, for PATIENCE_SECONDS, and from then on holds more bytes instead.
+
+    Args:
+        slots: one for each parameter, with its slices.
+        node: the ranks of this rank's node.
+        feedback: compresses the slices.
+        held_limit: bytes of gradients under way beyond which a backward pass waits.
+    """
+
+    def __init__(self, slots: Sequence[Slot], node: Communicator, feedback: ErrorFeedback, held_limit: int):
+        self.slots, self.node, self.feedback, self.held_limit = slots, node, feedback, held_limit
+        self.is_patient = True
+        """Whether it has never waited in vain."""
+        self.restart()
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline of the pipeline, if it has one."""
+        return self.feedback.timeline
+
+    def restart(self) -> None:
+        """Begin a step anew: no average has been launched, and none is under way or held."""
+        self._launched = self.held_bytes = 0
+        self._under_way: deque[tuple[list[Slot], Polled[Tensor]]] = deque()
+        self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
+
+    def advance(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor]]:
+        """Launch the next `messages` whose gradients have all come, in order; yield slots with the slices that have
+        come.
+
+        Each slice is in memory that nothing else uses.
+        """
+        while self._launched < len(messages) and all(slot.whole is not None for slot in messages[self._launched]):
+            self._launch(messages[self._launched])
+        while self._under_way and self._has_come(self._under_way[0][1]):
+            yield from self._arrived()
+
+    def complete(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor | None]]:
+        """Launch the rest of `messages`, with zeros for what is missing; yield all remaining slices.
+
+        None in place of a slice: no rank of the node has a gradient of it. By then all ranks are in `step()`, or will
+        reach it, so that waiting is safe.
+        """
+        for message in messages[self._launched :]:
+            for slot in message:
+                if slot.whole is None:
+                    slot.whole = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format).detach_()
+            self._launch(message)
+            while len(self._under_way) > 1:  # one at a time, so that few zeros are alive
+                yield from self._arrived()
+        while self._under_way:
+            yield from self._arrived()
+        present = self._agree()
+        for slot, mean in self._unknown.items():
+            slot.elsewhere = present[slot.index] > 0
+            yield slot, mean if slot.elsewhere else None
+
+    @timed("communicate")
+    @exactly
+    def _launch(self, message: list[Slot]) -> None:
+        rows = [slot.slices.spread(slot.whole) for slot in message]  # type: ignore[union-attr, arg-type]
+        for slot in message:
+            slot.whole = None
+        whole = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        name = f"resireduce.node.{message[0].name}"
+        self._under_way.append((message, self.node.reduce_scatter(whole.view(-1), name)))
+        self.held_bytes += sum(slot.nbytes for slot in message)
+        self._launched += 1
+
+    @timed("communicate")
+    def _has_come(self, handle: Polled[Tensor]) -> bool:
+        """Return whether the oldest message has come from all ranks; wait for it while too much is held."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not handle.is_ready:
+            if not self.is_patient or self.held_bytes <= self.held_limit:
+                return False
+            self.is_patient = time.monotonic() < deadline
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _arrived(self) -> Iterator[tuple[Slot, Tensor]]:
+        """Yield the slices of the oldest message, except those for which no rank is known yet to have a gradient."""
+        message, handle = self._under_way.popleft()
+        row = self._wait(handle)
+        del handle  # and the gradient with it
+        self.held_bytes -= sum(slot.nbytes for slot in message)
+        start = 0
+        for slot in message:
+            assert slot.slices is not None
+            stop = start + slot.slices.width
+            own = slot.slices.own(row[start:stop], self.node.rank)
+            start = stop
+            if slot.is_taken:
+                yield slot, own
+            else:
+                self._unknown[slot] = own
+
+    @timed("communicate")
+    def _wait(self, handle: Polled[Tensor]) -> Tensor:
+        return handle.wait().mul_(1 / self.node.world_size)
+
+    @timed("communicate")
+    def _agree(self) -> list[int]:
+        """Return how many ranks of the node have a gradient, for each slot."""
+        mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
+        found: list[int] = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
+        return found
+
+
+# --- Averages within a node, on their way back: slices are gathered, so that every rank has the whole ---
+
+
+class Gather:
+    """Gathers the slices of averages that the ranks of a node have received from other nodes.
+
+    All its ranks ask for the same averages in the same order. Those of small tensors travel in the same messages as
+    their gradients did.
+
+    Args:
+        node: the ranks of this rank's node.
+        feedback: receives what comes from other nodes.
+    """
+
+    def __init__(self, node: Communicator, feedback: ErrorFeedback):
+        self.node, self.feedback = node, feedback
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline of the pipeline, if it has one."""
+        return self.feedback.timeline
+
+    @exactly
+    def average(self, slot: Slot, message: Sequence[Slot]) -> Tensor:
+        """Return the average of `slot`, dense and whole; all averages of its `message` are gathered at once."""
+        if slot.average is None:
+            own = [self._own(one) for one in message]
+            rows = self._gathered(own[0] if len(own) == 1 else torch.cat(own), slot.name)
+            start = 0
+            for one in message:
+                assert one.slices is not None
+                stop = start + one.slices.width
+                one.average = one.slices.joined(rows[:, start:stop])
+                start = stop
+        average, slot.average = slot.average, slot.average if len(message) > 1 else None
+        assert average is not None
+        return average
+
+    def _own(self, slot: Slot) -> Tensor:
+        """Return this rank's slice of the average as a row of a message."""
+        assert slot.slices is not None and isinstance(slot.message, Message)
+        return slot.slices.padded(self.feedback.receive(slot.message))
+
+    @timed("communicate")
+    def _gathered(self, own: Tensor, name: str) -> Tensor:
+        """Return the rows of all ranks of the node, [ranks, size of `own`]."""
+        return self.node.gather(own, f"resireduce.average.{name}").wait().view(self.node.world_size, -1)

@@ -1,0 +1,353 @@
+"""What the hooks of DistributedDataParallel and of FSDP2 have in common."""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError, check_count, warn
+from resireduce.messages import Message, Round
+from resireduce.orphaned import after_steps, objects
+from resireduce.payload import Payload
+from resireduce.resumed import FORGOTTEN, Resumed
+from resireduce.step.buckets import buckets
+from resireduce.step.slot import Slot
+
+# --- The node of autograd's graphs that adds gradients to a parameter's `.grad` ---
+
+
+def accumulation_node(parameter: Tensor) -> Any:
+    """Return the node by which all graphs of `parameter` add to `.grad`; `torch.autograd.grad` does not run it.
+
+    torch frees it, with its hooks, when nothing holds it, and makes another one when dtype or device change.
+    """
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+# --- What the hook of a wrapper saves and loads: this rank's residuals, and the step number ---
+
+
+WITHIN = (
+    "{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, and others of "
+    "the last; call it when backward() has returned, or start from a checkpoint"
+)
+
+
+class HookState(ABC):
+    """The common base of the hooks of wrappers: residuals are saved and loaded between two backward passes.
+
+    Args:
+        feedback: compresses gradients, and holds their residuals.
+    """
+
+    def __init__(self, feedback: ErrorFeedback):
+        self.feedback = feedback
+        self.steps = 0
+        """How many backward passes have averaged gradients."""
+        self._is_resumed = False  # whether residuals were loaded, or a step was named, since the last exchange
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """Return this rank's residuals. They differ between ranks: save one file per rank.
+
+        Raises UsageError within a backward pass, which has updated only some of them.
+        """
+        self._refuse_within_pass("residual_state_dict()")
+        return self.feedback.state_dict(self.steps)
+
+    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the `state` that this rank saved in a job of the same size: its residuals, and the step number.
+
+        Raises ConfigError if they belong to another model, scheme or residual_dtype, and UsageError within a backward
+        pass.
+        """
+        self._refuse_within_pass("load_residual_state_dict()")
+        self.start_at(self.feedback.load_state_dict(state))
+
+    def start_at(self, step: int) -> None:
+        """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
+        check_count("step", step, of="steps")
+        self._refuse_within_pass("start_at()")
+        self._is_resumed = True
+        self._begin_step(step)
+
+    @property
+    @abstractmethod
+    def _is_within_pass(self) -> bool:
+        """Whether a backward pass is under way, or has failed half-way."""
+
+    def _begin_step(self, step: int) -> None:
+        self.steps = step
+        self.feedback.begin_step(step)
+
+    def _refuse_within_pass(self, what: str) -> None:
+        if self._is_within_pass:
+            raise UsageError(WITHIN.format(what=what))
+
+    def _has_new_residuals(self) -> bool:
+        """At the end of an exchange: whether there are residuals that were not loaded since the last exchange."""
+        is_resumed, self._is_resumed = self._is_resumed, False
+        return not is_resumed and bool(self.feedback.residual.tensors())
+
+
+# --- Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns ---
+
+
+Compress = Callable[[Slot, Tensor], Payload | Round]
+"""Makes the payload of a gradient, or its first round."""
+
+
+class UnderWay:
+    """Launches messages and receives them, the oldest first, so that gathered ones stay within a limit.
+
+    A gathered message takes world size x payload bytes until it is received. An all-reduced one takes nothing: it is
+    summed in its own memory.
+
+    Args:
+        feedback: sends and receives.
+        limit_bytes: gathered bytes beyond which the oldest messages are received before the next is launched.
+    """
+
+    def __init__(self, feedback: ErrorFeedback, limit_bytes: int):
+        self._feedback, self._limit_bytes = feedback, limit_bytes
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget all messages."""
+        self._messages: deque[tuple[Message | Round, Tensor]] = deque()  # and where its average belongs
+        self._gathered_bytes = 0
+
+    def send(self, views: Mapping[Slot, Tensor], whole: Tensor, compress: Compress) -> None:
+        """Launch the messages of gradients, given as `views` of the `whole` that the wrapper holds.
+
+        Each is compressed by `compress`, and its average goes into its view. If nothing can be left unsent, `whole` is
+        summed by one all-reduce in its own memory, as without a hook.
+        """
+        slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
+        is_dense = all(not self._feedback.leaves_residual(slot.name) for slot in slots)
+        for group in [slots] if is_dense and slots else buckets(slots):
+            made, targets = [compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
+            if is_dense:
+                made, targets = [Payload.pack(whole, like=whole)], [whole]
+            self._launch(made, group[0].name, targets)
+
+    def _launch(self, made: list[Payload | Round], name: str, targets: list[Tensor]) -> None:
+        """Launch one message of the payloads `made`, or the first round of one; averages go into `targets`."""
+        if self._feedback.gathers(name):
+            nbytes = sum(self._gathered_nbytes(payload) for payload in made if isinstance(payload, Payload))
+            while self._messages and self._gathered_bytes + nbytes > self._limit_bytes:
+                self._receive()
+            self._gathered_bytes += nbytes
+        self._messages.extend(zip(self._feedback.send(made, name), targets, strict=True))
+
+    def end_rounds(self) -> None:
+        """Make the payloads that ranks make in rounds, of all tensors in the same order, and launch them."""
+        while any(isinstance(one, Round) for one, _ in self._messages):
+            for place, (one, target) in enumerate(self._messages):
+                if isinstance(one, Round):
+                    (following,) = self._feedback.send([self._feedback.end_round(one)], one.name)
+                    self._messages[place] = following, target
+
+    def receive_all(self) -> None:
+        """End all rounds, and put all averages into their targets."""
+        self.end_rounds()
+        while self._messages:
+            self._receive()
+
+    def _gathered_nbytes(self, payload: Payload) -> int:
+        return payload.nbytes * self._feedback.communicator.world_size
+
+    def _receive(self) -> None:
+        message, target = self._messages.popleft()
+        assert isinstance(message, Message)
+        if message.compressor.collective == "all_gather":
+            self._gathered_bytes -= self._gathered_nbytes(message.payload)
+        if target.is_contiguous():
+            self._feedback.receive(message, into=target)
+        else:
+            target.copy_(self._feedback.receive(message))
+
+
+# --- Mistakes around a wrapper's hook, looked for in the first steps: dropped averages, GradScaler, forgotten residuals
+# ---
+#
+# In plain training a gradient that is dropped has no effect. With error feedback its pass, perhaps one of another
+# model, has left in residuals what was not sent, and later steps send it. So it is with a gradient by which
+# parameters are only moved for a moment, to compute another one there, as by SAM.
+
+
+LOOKS, TELLS, WATCHED, SHARE, UNUSED = 60, 3, 16, 0.25, 8
+"""LOOKS: exchanges that are looked at. TELLS: how many of them must have been dropped for a warning. WATCHED: how many
+parameters show it. SHARE: the share of these that must show it, since some may have averages of zero or a learning rate
+of 0. UNUSED: how many steps of an optimizer before the first exchange are too many."""
+DROPPED = (
+    "averages of a backward pass were dropped, by zero_grad(), before a step of the optimizer, while residuals keep "
+    "what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's generator "
+    "through its discriminator), call requires_grad_(False) on this one for its time; steps that you skip on purpose "
+    "need no cure"
+)
+PROBED = (
+    "averages of a backward pass moved the parameters, but no step of an optimizer ended before they were dropped, as "
+    "where SAM or LBFGS computes several gradients for a step, while residuals keep what was not sent of that pass, "
+    "and send it later with gradients of other points. Compute a gradient that only probes within no_sync() of "
+    "DistributedDataParallel, use an optimizer that takes a step from one gradient, or train without compression. If "
+    "you update parameters by hand, nothing is wrong"
+)
+
+NOT_USED = (
+    "{steps} steps of an optimizer, and no average has come: all backward passes were within no_sync(), or of the "
+    "model without its wrapper (wrapper.module), so that nothing is compressed, and each rank has gradients of its own "
+    "unless the script averages them itself. Call the wrapper, and leave the last pass of a step outside no_sync(); "
+    "where parameters are averaged instead (local SGD), no gradient is left to compress"
+)
+
+
+class FirstSteps:
+    """Warns if `zero_grad()` has dropped averages several times before a step used them, if a GradScaler is used, and
+    if an optimizer goes on from a checkpoint, at any time, whose residuals were not loaded. And if an optimizer takes
+    steps, but nothing is ever exchanged.
+
+    If parameters have moved all the same, they count as dropped once optimizers of torch take the steps, and none has.
+
+    Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values.
+
+    Args:
+        parameters: functions that return the parameters whose averages are exchanged, or this rank's shards of them,
+            the smallest first.
+    """
+
+    def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
+        self._parameters = tuple(parameters[:WATCHED])
+        self._looks, self._dropped, self._moved = LOOKS, 0, False
+        self.known = frozenset(id(one()) for one in parameters)
+        """Identities of all parameters; a weak reference would keep torch from swapping them, as `to_empty` does."""
+        _ALL.add(self)
+        self._then: list[tuple[int, Tensor] | None] = []
+        self._resumed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Resumed] = weakref.WeakKeyDictionary()
+        self._has_begun = False
+        self._before: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        """Steps of each optimizer before the first exchange."""
+        self._steps, self._steps_then = 0, 0
+        """How many steps of optimizers have ended, and how many had when averages were last looked for."""
+        self._end_count = after_steps(self)
+
+    @torch.no_grad()
+    def end(self, exchanged: Sequence[bool], is_new: bool) -> None:
+        """At the end of an exchange: remember the values of each parameter for which `exchanged` is True.
+
+        is_new: whether there are residuals that were not loaded, and no step was named, since the last exchange.
+        """
+        if self._looks == LOOKS:
+            _warn_of_scaler()
+            self._find_optimizers()
+        forgotten = [one.has_forgotten() for one in self._resumed.values()]
+        if is_new and any(forgotten):
+            warn(FORGOTTEN)
+        if self._looks:
+            self._looks -= 1
+            if not self._looks:
+                self._end_count()
+            pairs = zip(self._parameters, exchanged, strict=False)
+            self._then = [(one()._version, _local(one()).clone()) if was else None for one, was in pairs]
+
+    def watch(self, parameter: Tensor) -> None:
+        """Have the next look taken before a gradient is added to the `.grad` of `parameter`."""
+        parameter.register_hook(partial(_look, weakref.ref(self)))
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped.
+
+        Before the first gradient of all, optimizers are found: one that only probes by it, within `no_sync()`, may fill
+        its state before the first exchange.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self._find_optimizers()
+        then, self._then = self._then, []
+        if not then:
+            return
+        pairs = [(one(), was) for one, was in zip(self._parameters, then, strict=False) if was]
+        gone = [(one, was) for one, was in pairs if not _is_left(one.grad)]
+        dropped = sum(_is_as_it_was(one, was) for one, was in gone)
+        probes, self._steps_then = 0 < self._steps == self._steps_then, self._steps
+        count = len(gone) if probes else dropped
+        if not count or count < SHARE * len(then):
+            return
+        self._dropped, self._moved = self._dropped + 1, self._moved or not dropped
+        if self._dropped == TELLS:
+            self._looks = 0
+            self._end_count()
+            warn(PROBED if self._moved else DROPPED)
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that a step of `optimizer` has ended, if it holds one of the parameters; warn if none was exchanged."""
+        own = {id(one()) for one in self._parameters}
+        held = [one for group in optimizer.param_groups for one in group["params"] if id(one) in own]
+        self._steps += bool(held)
+        if self._looks == LOOKS and any(one.grad is not None and not _is_exchanged(one) for one in held):
+            self._before[optimizer] = self._before.get(optimizer, 0) + 1
+            if self._before[optimizer] == UNUSED:
+                warn(NOT_USED.format(steps=UNUSED))
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether averages have come."""
+        return self._looks < LOOKS
+
+    def _find_optimizers(self) -> None:
+        """Find optimizers of these parameters that are new, and watch from which state they go on."""
+        own = {one() for one in self._parameters}
+        for optimizer in objects(torch.optim.Optimizer):
+            # An optimizer that passes on another's groups has none of its own.
+            groups = vars(optimizer).get("param_groups") or ()
+            if optimizer not in self._resumed and any(not own.isdisjoint(group["params"]) for group in groups):
+                self._resumed[optimizer] = Resumed(optimizer, own)
+
+
+_ALL: weakref.WeakSet[FirstSteps] = weakref.WeakSet()
+"""One for each wrapper: several may have a module in common."""
+
+
+def _is_exchanged(parameter: Tensor) -> bool:
+    """Whether a wrapper that has `parameter` has exchanged gradients: another one trains a part that they share."""
+    return any(id(parameter) in one.known and one.has_exchanged for one in tuple(_ALL))
+
+
+def _is_as_it_was(parameter: Tensor, then: tuple[int, Tensor]) -> bool:
+    """Whether `parameter` is as it was, by version and values."""
+    version, values = then
+    return parameter._version == version and torch.equal(_local(parameter), values)
+
+
+def _is_left(grad: Tensor | None) -> bool:
+    return grad is not None and bool(_local(grad).any())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, and any other tensor as it is."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
+def _warn_of_scaler() -> None:
+    """Warn if a GradScaler of this process has scaled a loss."""
+    if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
+        warn(
+            "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of another "
+            "scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "
+            "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
+        )
+
+
+@torch.compiler.disable
+def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
+    """Before a gradient is added to `.grad`: look whether the last averages there were used."""
+    if (first_steps := place()) is not None:
+        first_steps.begin()
