@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import check_share
-from resireduce.kernels.selection import Addend
+from resireduce.kernels.packed_largest import Addend
 from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]

@@ -9,7 +9,8 @@ from torch import Tensor
 from resireduce.compressors.base import Compressor, Selecting
 from resireduce.draw import share
 from resireduce.kernels.on_gpu import in_triton
-from resireduce.kernels.selection import Addend, largest_magnitudes, largest_of_sum_, packed_largest
+from resireduce.kernels.packed_largest import Addend, packed_largest
+from resireduce.kernels.selection import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.sent import LAYOUT, add_sent_
 from resireduce.payload import Payload, unfilled
 

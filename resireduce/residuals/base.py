@@ -11,7 +11,8 @@ from torch import Tensor
 from resireduce.draw import generator
 from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
-from resireduce.kernels.selection import Addend, largest_norms
+from resireduce.kernels.packed_largest import Addend
+from resireduce.kernels.selection import largest_norms
 from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
 
 # --- How much of a tensor is stored, and which of its rows and columns: shares by name, and a choice by norms ---

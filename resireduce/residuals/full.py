@@ -6,7 +6,7 @@ from torch import Tensor
 
 from resireduce.draw import generator, one_of_each, share
 from resireduce.errors import ConfigError, is_number
-from resireduce.kernels.selection import Addend
+from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import Ratio, Residual, addable, alike, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError, choose, is_number
 from resireduce.kernels.norms import WeightedSum, l1_and_l2_norm, mean_norm
-from resireduce.kernels.selection import Addend
+from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import NORMS, Residual, addable, named, norm_dtype
 from resireduce.residuals.stored import Stored
 from resireduce.timeline import exactly

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from resireduce.grouping import Grouping
-from resireduce.kernels.selection import Addend
+from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import Residual
 from resireduce.residuals.stored import Stored
 

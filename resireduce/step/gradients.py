@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from resireduce.refusals import StreamedAway
-from resireduce.step.slot import Slot
 from resireduce.timeline import exactly
 
-# --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
+if TYPE_CHECKING:
+    from resireduce.step.slot import Slot
 
+# --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
 
 _count = getattr(torch._C, "_storage_Use_Count", None)
 
@@ -77,7 +79,7 @@ def _span(grad: Tensor) -> int:
 # --- The memory of gradients and of their averages ---
 
 
-def separate(slots: Sequence[Slot], others: Iterable[Tensor]) -> None:
+def separate(slots: "Sequence[Slot]", others: Iterable[Tensor]) -> None:
     """Give gradients of `slots` memory of their own where autograd has left several in one: each is to hold an average.
 
     Their graphs, which create_graph=True has made, are dropped: averages have none.

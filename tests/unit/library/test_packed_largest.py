@@ -10,7 +10,8 @@ import torch
 from resireduce.compressors.topk import TopK
 from resireduce.kernels import native
 from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.selection import packed_largest, piece_of, room_for, sample_of
+from resireduce.kernels.packed_largest import packed_largest
+from resireduce.kernels.selection import piece_of, room_for, sample_of
 from resireduce.kernels.submatrix import Crossing
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
