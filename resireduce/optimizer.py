@@ -15,20 +15,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from resireduce.backward import BackwardPasses
 from resireduce.comm.nodes import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, check_count, warn
-from resireduce.left_out import Outside, warn_of_outer
+from resireduce.hooks import BackwardPasses
 from resireduce.merging.costs import Costs
-from resireduce.orphaned import warn_of_scaler
 from resireduce.refusals import refuse_capture
-from resireduce.resumed import Resumed, only_makes_state
 from resireduce.settings import Settings
 from resireduce.step.dear import QUIET
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.slot import make_slots
+from resireduce.watchers import Outside, Resumed, only_makes_state, warn_of_outer, warn_of_scaler
 
 REPLACED = (
     "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "

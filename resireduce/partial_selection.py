@@ -10,9 +10,9 @@ from glob import escape
 
 from torch import nn
 
-from resireduce.draw import share
 from resireduce.errors import ConfigError, check_share, is_count
 from resireduce.grouping import compressible
+from resireduce.pieces import share
 
 
 @dataclass(frozen=True)

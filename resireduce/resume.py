@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from resireduce.comm.nodes import NodeSlices
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError
-from resireduce.node_slices import NodeSlices
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.saved_state import RANKS_PER_NODE, check_state, place_in_words
 from resireduce.step.slot import Slot

@@ -2,7 +2,7 @@
 
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.memory import waiting_bytes
-from resireduce.step.buckets import planned_payload
+from resireduce.step.launch import planned_payload
 from resireduce.step.update import largest_layer
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from resireduce.comm.local import LocalCommunicator
-from resireduce.draw import share
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.grouping import Grouping
 from resireduce.messages import Round
 from resireduce.payload import Payload
+from resireduce.pieces import share
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import COMPRESSORS
 from resireduce.settings import Settings

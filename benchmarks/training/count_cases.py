@@ -16,7 +16,7 @@ from benchmarks.core.files import load_json, save_json
 from resireduce.compressors.dgc import DGCSimple
 from resireduce.compressors.thresholds import FITS, GaussianK, RedSync, RedSyncTrim, SIDCo
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.draw import share
+from resireduce.pieces import share
 
 STAGES = (1, 2, 3)
 

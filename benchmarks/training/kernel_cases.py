@@ -8,11 +8,11 @@ from torch import Tensor
 
 from benchmarks.training.compress_cases import now
 from resireduce.compressors.topk import TopK
-from resireduce.draw import generator
 from resireduce.finiteness import zero_unless_finite_
 from resireduce.kernels import submatrix
 from resireduce.kernels.gpu import blocks, crossing, finite, select, self_check, sent, take_out
 from resireduce.kernels.selection import PIECE, by_keys
+from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks
 
 SIZES, TINY = (1 << 16, 1 << 20, 25 << 20, 100 << 20), (1500,)

@@ -9,14 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.blocks import pieces
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor, TopK
-from resireduce.draw import share
 from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.kernels.selection import largest_magnitudes
 from resireduce.kernels.thresholds import reaching
 from resireduce.payload import Payload
+from resireduce.pieces import pieces, share
 
 # --- AD-Topk, all-dimension top-k: Ming et al., "ADTopk: All-dimension top-k compression for high-performance
 # data-parallel DNN training", HPDC 2024 ---

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.blocks import pieces, slices
 from resireduce.compressors.base import Agreeing, Inexact, Rounds, Selecting, State
-from resireduce.draw import share
 from resireduce.errors import check_count
 from resireduce.kernels.codes import pack_codes, unpack_codes
 from resireduce.payload import Payload
+from resireduce.pieces import pieces, share, slices
 
 # --- Chunked top-k with values of two bits: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo",
 # 2025, arXiv 2508.15706 ---

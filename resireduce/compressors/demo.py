@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.blocks import PIECES, SMALLEST, slices
 from resireduce.compressors.base import Inexact, Selecting
-from resireduce.draw import share
 from resireduce.errors import ConfigError, is_count
 from resireduce.payload import Payload
+from resireduce.pieces import PIECES, SMALLEST, share, slices
 
 LARGEST_SIDE = 181
 """181 x 181 places are the most that 16 bits can distinguish."""

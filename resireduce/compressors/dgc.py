@@ -9,10 +9,10 @@ from torch import Tensor
 
 from resireduce.compressors.base import Momentum, Selecting
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.draw import generator, one_of_each, share
 from resireduce.errors import ConfigError, check_count, check_share, is_count, is_number
 from resireduce.kernels.selection import largest_magnitudes
 from resireduce.kernels.thresholds import few_reaching, reaching
+from resireduce.pieces import generator, one_of_each, share
 
 # --- DGC: Lin et al., "Deep gradient compression", ICLR 2018 ---
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.blocks import pieces
 from resireduce.compressors.base import Agreeing, Inexact, Rounds, State
-from resireduce.draw import generator
 from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.payload import Payload
+from resireduce.pieces import generator, pieces
 
 # --- Orthonormal vectors, by Gram and Schmidt ---
 

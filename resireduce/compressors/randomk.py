@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Selecting
-from resireduce.draw import generator, one_of_each, share
 from resireduce.payload import Payload
+from resireduce.pieces import generator, one_of_each, share
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.blocks import pieces
 from resireduce.compressors.base import Inexact, Momentum
 from resireduce.errors import ConfigError, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_bits, unpack_bits
 from resireduce.payload import Payload
+from resireduce.pieces import pieces
 
 # --- Signs of a tensor as bits, eight a byte, processed a piece at a time ---
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.draw import share
 from resireduce.errors import ConfigError, check_count, check_share, choose, is_number
 from resireduce.kernels.thresholds import (
     Moments,
@@ -27,6 +26,7 @@ from resireduce.kernels.thresholds import (
     values,
 )
 from resireduce.payload import Payload
+from resireduce.pieces import share
 
 # --- Sparsification by a fixed threshold: Strom, "Scalable distributed DNN training using commodity GPU cloud
 # computing", Interspeech 2015 ---

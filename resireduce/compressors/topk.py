@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Compressor, Selecting
-from resireduce.draw import share
 from resireduce.kernels.on_gpu import in_triton
-from resireduce.kernels.packed_largest import Addend, packed_largest
+from resireduce.kernels.packed_largest import LAYOUT, Addend, add_sent_, packed_largest
 from resireduce.kernels.selection import largest_magnitudes, largest_of_sum_
-from resireduce.kernels.sent import LAYOUT, add_sent_
 from resireduce.payload import Payload, unfilled
+from resireduce.pieces import share
 
 # --- The common base of compressors that send some elements as values and indices ---
 

@@ -1,4 +1,4 @@
-"""The k largest magnitudes of a tensor, selected and packed by one call of compiled code: small ones cost calls."""
+"""What is sent of a tensor: its largest magnitudes, packed, and how they are added to their places."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resireduce.kernels.codes import BITS, Coded
 from resireduce.kernels.native import library, threads, with_members
+from resireduce.kernels.on_gpu import in_triton
 from resireduce.kernels.selection import GROUP, by_candidates, piece_of, room_for, sample_of
 from resireduce.kernels.submatrix import IN_C, Crossing, crossing_in_c, suits_c
 
@@ -93,3 +94,35 @@ def _packed(flat: Tensor, indices: Tensor, takes: bool) -> Tensor:
     if takes:
         flat.index_fill_(0, indices, 0.0)
     return packed
+
+
+# --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
+
+
+LAYOUT = (torch.float32, torch.int32)
+"""Dtypes of values and indices, each of four bytes."""
+
+
+@cache
+def _add_sent(found: ctypes.CDLL) -> Callable[..., int]:
+    return with_members(found.resireduce_add_sent, "Pq2Pqf")
+
+
+def add_sent_(dense: Tensor, packed: Tensor, count: int, scale: float) -> bool:
+    """Add `scale` x `count` values to their places in `dense`, in place; return whether that was done.
+
+    packed: float32 values and then their int32 indices, as 1-D uint8. False, and nothing is done, for what is not
+    contiguous float32, where there is neither compiled code for the CPU nor Triton for the GPU, or if on a CPU an index
+    is none of `dense`.
+    """
+    if dense.dtype == torch.float32 and count and in_triton(dense, packed):
+        from resireduce.kernels.gpu import sent
+
+        sent.add_sent_(dense.view(-1), packed, count, scale)
+        return True
+    fits = dense.dtype == torch.float32 and dense.is_cpu and dense.is_contiguous() and packed.is_contiguous()
+    found = library("sent") if fits and packed.is_cpu and packed.nbytes >= 8 * count else None
+    if found is None:
+        return False
+    values = packed.data_ptr()
+    return bool(_add_sent(found)(dense.data_ptr(), dense.numel(), values, values + 4 * count, count, scale))

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.blocks import coprime_step, slices
 from resireduce.kernels.native import addresses, library, threads
 from resireduce.kernels.norms import refuse_non_finite
 from resireduce.kernels.on_gpu import in_triton
+from resireduce.pieces import coprime_step, slices
 
 # --- Elements that may be among the k largest, in memory of fixed size: found by NumPy, or by compiled C code ---
 

@@ -8,11 +8,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from resireduce.blocks import PIECES
 from resireduce.kernels.native import addresses, library, threads, with_members
 from resireduce.kernels.norms import l1_norms
 from resireduce.kernels.on_gpu import DTYPES, in_triton
 from resireduce.kernels.selection import largest_norms
+from resireduce.pieces import PIECES
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.blocks import pieces, slices
+from resireduce.pieces import pieces, slices
 
 # --- Moments of many elements, formed in float64 a piece at a time: no square overflows, and no sum loses small values
 # ---

@@ -8,11 +8,11 @@ from inspect import Parameter, signature
 import torch
 from torch import Tensor
 
-from resireduce.draw import generator
 from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
 from resireduce.kernels.packed_largest import Addend
 from resireduce.kernels.selection import largest_norms
+from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
 
 # --- How much of a tensor is stored, and which of its rows and columns: shares by name, and a choice by norms ---

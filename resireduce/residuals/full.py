@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from resireduce.draw import generator, one_of_each, share
 from resireduce.errors import ConfigError, is_number
 from resireduce.kernels.packed_largest import Addend
+from resireduce.pieces import generator, one_of_each, share
 from resireduce.residuals.base import Ratio, Residual, addable, alike, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.draw import share
 from resireduce.errors import choose
 from resireduce.kernels.norms import l1_norms
 from resireduce.kernels.packed_largest import Addend
 from resireduce.kernels.submatrix import Crossing, cut_crossing, cut_largest
+from resireduce.pieces import share
 from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
 from resireduce.residuals.stored import Plain, Stored
 

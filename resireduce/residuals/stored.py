@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.blocks import SMALLEST, pieces, spread
 from resireduce.kernels.codes import compiled_adds, decoded_into, encode_piece, encoded, encodes_in_one_pass
+from resireduce.pieces import SMALLEST, pieces, spread
 
 
 class Stored(ABC):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from resireduce.blocks import slices
+from resireduce.pieces import slices
 
 STEPS = 2
 """Number of steps in which ranks compare: before the first, a forward pass may have made parameters; before the second,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -116,3 +116,15 @@ def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor
     """
     norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm, (largest / (norm + 1e-6)).clamp(max=1.0)
+
+
+# --- The node of autograd's graphs that adds gradients to a parameter's `.grad` ---
+
+
+def accumulation_node(parameter: Tensor) -> Any:
+    """Return the node by which all graphs of `parameter` add to `.grad`; `torch.autograd.grad` does not run it.
+
+    torch frees it, with its hooks, when nothing holds it, and makes another one when dtype or device change.
+    """
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

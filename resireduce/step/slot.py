@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
+from resireduce.comm.nodes import NodeSlices
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.messages import Message, Round
-from resireduce.node_slices import NodeSlices
 from resireduce.payload import Payload
 from resireduce.refusals import SECOND_BACKWARD, StreamedAway, guards
 from resireduce.step.gradients import is_shared, prepare

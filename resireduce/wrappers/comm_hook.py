@@ -13,13 +13,14 @@ from torch.futures import Future
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
-from resireduce.left_out import Outside
 from resireduce.messages import Round
 from resireduce.payload import Payload
 from resireduce.start import STEP, agree
+from resireduce.step.gradients import accumulation_node
 from resireduce.step.launch import refuse_partly_absent
 from resireduce.step.slot import Slot, Stage, make_slots
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay, accumulation_node
+from resireduce.watchers import Outside
+from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay
 
 # --- What earlier passes have left in `.grad` of a tensor that this rank does not use in the current one ---
 #

@@ -16,17 +16,16 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, UsageError, warn
 from resireduce.grouping import Grouping
-from resireduce.left_out import Outside
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
+from resireduce.step.gradients import accumulation_node
+from resireduce.watchers import Outside, is_distributed
 from resireduce.wrappers.comm_hook import CONVERTED, CompressionHook
-from resireduce.wrappers.hooks import accumulation_node
 
 UNKNOWN = (
     "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "

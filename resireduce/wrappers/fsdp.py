@@ -18,11 +18,11 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, check_count, warn
 from resireduce.grouping import Grouping
-from resireduce.left_out import Outside
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import agree, check_agreement
+from resireduce.watchers import Outside
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
 from resireduce.wrappers.fsdp_units import READS, Unit, find_units, likes, shard_group
 

@@ -12,7 +12,7 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
 from resireduce.errors import ConfigError, UsageError
-from resireduce.wrappers.hooks import accumulation_node
+from resireduce.step.gradients import accumulation_node
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
 #

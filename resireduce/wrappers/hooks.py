@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,23 +12,10 @@ from torch import Tensor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.messages import Message, Round
-from resireduce.orphaned import after_steps, objects
 from resireduce.payload import Payload
-from resireduce.resumed import FORGOTTEN, Resumed
-from resireduce.step.buckets import buckets
+from resireduce.step.launch import buckets
 from resireduce.step.slot import Slot
-
-# --- The node of autograd's graphs that adds gradients to a parameter's `.grad` ---
-
-
-def accumulation_node(parameter: Tensor) -> Any:
-    """Return the node by which all graphs of `parameter` add to `.grad`; `torch.autograd.grad` does not run it.
-
-    torch frees it, with its hooks, when nothing holds it, and makes another one when dtype or device change.
-    """
-    with torch.enable_grad():
-        return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-
+from resireduce.watchers import FORGOTTEN, Resumed, after_steps, objects
 
 # --- What the hook of a wrapper saves and loads: this rank's residuals, and the step number ---
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from resireduce.__main__ import main
 from resireduce.comm.base import Communicator
+from resireduce.comm.nodes import NodeSlices
 from resireduce.grouping import Grouping, compressible
-from resireduce.node_slices import NodeSlices
 from resireduce.pipeline import find_grouping
 from resireduce.planning.memory import residual_bytes
 from resireduce.planning.models import find_builder

@@ -15,7 +15,6 @@ import resireduce
 from benchmarks.training import kernel_cases
 from benchmarks.training.time_kernels import measured
 from resireduce import finiteness
-from resireduce.draw import generator
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels import averages, on_gpu
@@ -40,6 +39,7 @@ from resireduce.kernels.gpu.language import jit, tl
 from resireduce.kernels.gpu.select import select, take_largest_
 from resireduce.kernels.gpu.sent import add_sent_
 from resireduce.kernels.gpu.take_out import take_out_
+from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks
 
 CPU = torch.device("cpu")

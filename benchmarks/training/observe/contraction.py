@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.blocks import pieces
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.pieces import pieces
 
 POINTS = 40
 """Approximate number of steps that are looked at."""

@@ -10,9 +10,9 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from resireduce.blocks import coprime_step
 from resireduce.kernels.gpu.language import EXACT, jit, tl
 from resireduce.kernels.gpu.marks import first_in, ones_in, packed, spread
+from resireduce.pieces import coprime_step
 
 NARROW = 1 << 22
 """Elements of a tensor from which on the additional launches pay."""

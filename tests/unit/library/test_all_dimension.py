@@ -11,8 +11,8 @@ from resireduce.compressors.adtopk import ADTopK, ADTopKInterleaved
 from resireduce.compressors.chunked import Chunked
 from resireduce.compressors.scheduled import Scheduled
 from resireduce.compressors.topk import TopK
-from resireduce.draw import share
 from resireduce.errors import ConfigError
+from resireduce.pieces import share
 from tests.tensors import densities, gradient, tensors
 
 SHAPES = [(7, 40), (5, 300, 3, 3), (4, 1), (1, 70), (3, 40_000), (60,), ()]

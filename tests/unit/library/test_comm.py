@@ -9,7 +9,7 @@ from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.refusals import guards
-from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets
+from resireduce.step.launch import BUCKET_BYTES, arrange, buckets
 from resireduce.step.slot import Slot
 from tests.dist.test_gloo import check_exchange
 from tests.worlds import Net, seeded, train

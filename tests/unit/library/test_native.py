@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from resireduce.draw import generator
 from resireduce.kernels import native
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import l1_norms
 from resireduce.kernels.selection import largest_magnitudes, largest_of_sum_
+from resireduce.pieces import generator
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
 from tests.compiled import bits, both, needs_compiler, values

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator, Deferred, Polled
 from resireduce.comm.local import LocalCommunicator, LocalWorld
-from resireduce.comm.nodes import find_nodes
+from resireduce.comm.nodes import NodeSlices, find_nodes
 from resireduce.compressors.dense import NoCompression
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.grouping import Grouping
-from resireduce.node_slices import NodeSlices
 from resireduce.scheme import COMPRESSORS, SCHEMES, build_residual
 from resireduce.step.node import Scatter
 from resireduce.step.slot import Slot, Stage, make_slots

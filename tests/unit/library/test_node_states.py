@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.comm.nodes import NodeSlices
 from resireduce.errors import ConfigError
 from resireduce.grouping import compressible
-from resireduce.node_slices import NodeSlices
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from tests.bounds import step_bounds

@@ -12,7 +12,7 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.orphaned import objects
+from resireduce.watchers import objects
 from tests.worlds import Net, loss_of, seeded
 
 OTHERS = ("other", "fused", "zeroed", "both", "late")

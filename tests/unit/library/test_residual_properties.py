@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from resireduce.compressors.topk import TopK
-from resireduce.draw import generator
 from resireduce.grouping import Grouping
+from resireduce.pieces import generator
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.base import Residual
 from resireduce.residuals.full import FullResidual

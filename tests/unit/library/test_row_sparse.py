@@ -11,7 +11,7 @@ from resireduce.comm.local import LocalWorld
 from resireduce.compressors.dgc import DGC, DGCSimple
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.draw import share
+from resireduce.pieces import share
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import build_compressor
 from tests.bounds import step_bounds

@@ -10,7 +10,7 @@ import torch
 
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.sent import add_sent_
+from resireduce.kernels.packed_largest import add_sent_
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 N = 30_000

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import resireduce
-from resireduce.draw import generator
+from resireduce.pieces import generator
 from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored
 
 KINDS = ["float32", "bfloat16", "float16", *Blocks.LARGEST]

@@ -26,7 +26,7 @@ from benchmarks.simulation.wire import BUCKET_BYTES, buckets, works
 from benchmarks.training.layer_trace import payload_of, trace
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, build_compressor, load
-from resireduce.step.buckets import BUCKET_BYTES as OF_THE_LIBRARY
+from resireduce.step.launch import BUCKET_BYTES as OF_THE_LIBRARY
 from tests.records import make_result
 from tests.simulated import FAST, drawn_layers, make_cluster, make_layers
 

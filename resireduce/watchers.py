@@ -1,0 +1,479 @@
+"""Watchers, each of which notices one kind of mistake."""
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from resireduce.errors import caller, warn
+from resireduce.residuals.base import Residual
+
+OWNERS = WeakTensorKeyDictionary()
+"""For each distributed parameter, a weak reference to the owner, which takes its gradients."""
+
+
+def is_distributed(parameter: Tensor) -> bool:
+    """Whether an optimizer of the library that is in use averages the gradients of `parameter`."""
+    owner = OWNERS.get(parameter)
+    return owner is not None and owner() is not None
+
+
+# --- What a step leaves out: parameters that no optimizer averages, and gradients that an outer optimizer expects ---
+
+
+FIRST_LOOKS, INTERVAL = 16, 61
+"""The model is checked at each of the first FIRST_LOOKS steps, and then at every INTERVAL-th, an odd number: so both
+phases of training that alternates are seen."""
+NOT_HELD = (
+    "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
+    "distribute the optimizer that holds it too, or average it yourself"
+)
+ASKS = frozenset({"grad", "average_parameters"})
+"""What the step of an outer optimizer uses if it goes on with the parameters that have a gradient: `.grad` itself, or
+torch's model averagers, as PostLocalSGDOptimizer."""
+
+
+class Outside:
+    """Watches for trained parameters of `model` that are not among `held`, given by name, and so are not averaged.
+
+    Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
+    there at the start, as an average of an earlier stage, counts only once something is added to it. A parameter that a
+    hook updates in the backward pass, and that has no gradient afterwards, is found by its version, or by its first
+    row, as fused optimizers leave the version. Steps of other optimizers than `wrapped` are looked at, too: where they
+    train a phase of their own, as an adapter that was added later, nothing of `held` has gradients, and nobody calls
+    `warn`. `reason`, for the warning, says why they are not averaged, and the cure. Those of which `passes_over` is
+    true, of a name and a parameter, are not looked at.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        held: Mapping[str, nn.Parameter],
+        reason: str = NOT_HELD,
+        wrapped: torch.optim.Optimizer | None = None,
+        passes_over: Callable[[str, Tensor], bool] = lambda name, parameter: False,
+    ):
+        self._model, self._reason, self._passes_over = weakref.ref(model), reason, passes_over
+        self._wrapped = None if wrapped is None else weakref.ref(wrapped)
+        self._held = {id(one) for one in held.values()}
+        self._told, self._before, self._then = (WeakTensorKeyDictionary() for _ in range(3))
+        self._looks, self._steps = 0, 0
+        after_steps(self)
+        for _, one in self._others(model):
+            self._is_used_up(one)
+            if one.grad is not None and not is_distributed(one) and not one.grad.is_inference():
+                self._before[one] = weakref.ref(one.grad), one.grad._version
+
+    @torch.compiler.disable
+    def warn(self) -> None:
+        """Warn once about each that has a gradient now, unless another optimizer of the library averages it."""
+        self._looks += 1
+        model = self._model()
+        if model is not None and _is_due(self._looks):
+            self._tell({name: one for name, one in self._others(model) if self._has_new(one) or self._is_used_up(one)})
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """After a step of `optimizer`: warn once about each parameter that it has trained, and that is not held.
+
+        Steps within a backward pass, as hooks take them, are left to `warn`.
+        """
+        model, is_wrapped = self._model(), self._wrapped is not None and self._wrapped() is optimizer
+        if model is None or is_wrapped or torch._C._current_graph_task_id() >= 0:
+            return
+        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if trained <= self._held:
+            return
+        self._steps += 1
+        if _is_due(self._steps):
+            self._tell({name: one for name, one in self._others(model) if id(one) in trained and self._has_new(one)})
+
+    def _tell(self, new: Mapping[str, Tensor]) -> None:
+        """Warn about those of the `new` that no other optimizer of the library averages."""
+        found = {name: one for name, one in new.items() if not is_distributed(one) and one not in self._told}
+        if not found:
+            return
+        self._told.update(dict.fromkeys(found.values(), True))
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        warn(f"{next(iter(found))!r}{more}: trained, but {self._reason}")
+
+    def _others(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+        named = model.named_parameters()
+        return ((name, one) for name, one in named if id(one) not in self._held and not self._passes_over(name, one))
+
+    def _has_new(self, parameter: Tensor) -> bool:
+        """Whether `.grad` of `parameter` holds something that it did not hold at the start."""
+        before = self._before.get(parameter)
+        if before is None or parameter.grad is None:
+            return parameter.grad is not None
+        return before[0]() is not parameter.grad or before[1] != parameter.grad._version
+
+    def _is_used_up(self, parameter: Tensor) -> bool:
+        """Whether a hook of somebody has taken a step with the gradient of `parameter`, and let that go."""
+        hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+        if not (hasattr(parameter, "_in_backward_optimizers") or any(not isinstance(one, Orphans) for one in hooks)):
+            return False
+        version, row = self._then.get(parameter, (None, None))
+        self._then[parameter] = parameter._version, _first_row(parameter)
+        return version is not None and (version != parameter._version or differ(self._then[parameter][1], row))
+
+
+def _is_due(count: int) -> bool:
+    """Whether the model is checked at the step of this number."""
+    return count <= FIRST_LOOKS or count % INTERVAL == 0
+
+
+def _first_row(parameter: Tensor) -> Tensor:
+    """Return a copy of the first row of `parameter`; of what has no values that can be looked at, something empty."""
+    if parameter.numel() == 0 or parameter.is_meta or is_traceable_wrapper_subclass(parameter):
+        return torch.empty(0, device="cpu")
+    row: Tensor = parameter.detach()[(0,) * (parameter.dim() - 1)]
+    return row.clone()
+
+
+def differ(parameter: Tensor, values: Tensor) -> bool:
+    """Whether `parameter` has other `values` than it had; False once it was converted, which is refused elsewhere."""
+    is_converted = (values.dtype, values.device) != (parameter.dtype, parameter.device)
+    return not is_converted and not torch.equal(parameter, values)
+
+
+def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
+    """Warn if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
+
+    Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
+    An optimizer that only passes calls on has the state of `wrapped`, and its step names nothing of ASKS.
+    """
+    frame = _outer_step()
+    # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
+    outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+    asks = not ASKS.isdisjoint(frame.f_code.co_names)
+    does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
+    if hasattr(outer, "param_groups") and does_more:
+        name = type(outer).__name__
+        can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
+        inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
+        warn(
+            f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are gone"
+            f": if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
+        )
+
+
+def _outer_step() -> FrameType:
+    """Return the frame of the script that takes a step, or that of torch's own optimizer around the library's."""
+    last, frame = caller(), sys._getframe()
+    while frame.f_back and frame is not last:
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "step" and module.startswith("torch.distributed.optim."):
+            return frame
+        frame = frame.f_back
+    return frame
+
+
+# --- Parameters whose gradients the library averages, but that another optimizer updates before it does ---
+
+
+BYPASSED = (
+    "parameters have changed after a backward pass, but not by step() of what resireduce.distribute(...) returned. If "
+    "another optimizer updates them, it does so by the gradients of this rank alone, and ranks differ: call the step() "
+    "of the returned one, or distribute the other. If they are the same on all ranks again when that takes its step, "
+    "as after local steps that an outer optimizer averages, or if you change them alike, nothing is wrong"
+)
+BYPASS_WATCHED = 4
+"""How many parameters are watched: the smallest ones."""
+MOVED = 2
+"""In how many passes since the last step a parameter must be elsewhere: SAM computes one gradient away from it."""
+ROUNDING = 1e-5
+"""The part of a parameter's largest value by which moving it and back may change it, or a bit of a shorter dtype."""
+
+
+class Bypassed:
+    """Warns once if parameters change after a backward pass, but not by a step that averages their kept gradients.
+
+    A few small ones are watched, by their values in the first steps on a CPU, and then by their version: fused
+    optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values. Values
+    that differ by rounding, as where a parameter is moved and moved back, are the same.
+
+    Args:
+        parameters: those whose gradients are averaged.
+        wrapped: the optimizer whose steps average them.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], wrapped: torch.optim.Optimizer):
+        plain = [one for one in parameters if not is_traceable_wrapper_subclass(one)]
+        self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
+        self._wrapped = wrapped
+        self._looks = FIRST_LOOKS
+        self._then: dict[int, tuple[Tensor, int, Tensor | None]] = {}
+        """What the watched ones were at the first gradient since the last step."""
+        self._moved: dict[int, int] = {}
+        """In how many later passes they were elsewhere."""
+
+    def note(self, parameter: Tensor) -> None:
+        """Look at `parameter`, whose gradient autograd has finished."""
+        key = id(parameter)
+        if key not in self._watched:
+            return
+        if key not in self._then:
+            has_values = self._looks and parameter.is_cpu and parameter.itemsize > 1
+            values = parameter.detach().clone() if has_values else None
+            self._then[key] = parameter, parameter._version, values
+        elif _has_changed(self._then[key]):
+            self._moved[key] = self._moved.get(key, 0) + 1
+            if self._moved[key] == MOVED:
+                self._warn()
+
+    def note_step(self) -> None:
+        """Look whether another optimizer has taken a step before this one; parameters may be changed by hand."""
+        if any(map(_has_changed, self._then.values())) and self._others_hold():
+            self._warn()
+
+    def restart(self) -> None:
+        """Begin the next step, as one has been taken."""
+        self._looks -= bool(self._looks and self._then)
+        self._then.clear()
+        self._moved.clear()
+
+    def _warn(self) -> None:
+        self._watched.clear()
+        warn(BYPASSED)
+
+    def _others_hold(self) -> bool:
+        """Whether an optimizer that does not just pass calls on to this one has parameters that are looked at."""
+        lists = (getattr(one, "param_groups", []) for one in objects(torch.optim.Optimizer))
+        groups = [group for one in lists if one is not self._wrapped.param_groups for group in one]
+        return any(id(one) in self._watched for group in groups for one in group["params"])
+
+
+def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
+    """Whether a parameter has other values than it had, beyond rounding; or another version, where none are known."""
+    parameter, version, values = then
+    if values is None or not differ(parameter, values):
+        return values is None and parameter._version != version
+    rounding = max(ROUNDING, torch.finfo(values.dtype).eps) * values.abs().max()
+    return bool((parameter.detach() - values).abs().max() > rounding)
+
+
+# --- Mistakes beside the library: training without its distributed optimizer, which is gone, and torch's GradScaler ---
+#
+# And how other objects of a script are found or followed: all of a class, and the steps of all optimizers.
+
+
+TRAINED_ON = (
+    "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its gradients any "
+    "more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes its optimizer anew, "
+    "distribute that one too, in the function that makes it. If each rank is to train by itself, close() it before"
+)
+SCALER = (
+    "torch's GradScaler has unscaled gradients before this step: it leaves out a step if those of this rank overflow, "
+    "whatever the other ranks do, so that ranks then wait for each other or differ. Use bfloat16, which needs no "
+    "scaling, or resireduce.GradScaler(...), given to resireduce.distribute(grad_scaler=...). If that scaler is of "
+    "another model, nothing is wrong"
+)
+
+
+class Orphans:
+    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone.
+
+    Parameters that DistributedDataParallel averages by then give no warning.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]):
+        trained = [one for one in parameters if one.requires_grad]
+        self._handles = [one.register_post_accumulate_grad_hook(self) for one in trained]
+
+    @torch.compiler.disable
+    def __call__(self, parameter: Tensor) -> None:
+        """Look at the first `parameter` that has a gradient."""
+        self.end()
+        wrappers = objects(DistributedDataParallel)
+        if not any(one is parameter for wrapper in wrappers for one in wrapper.parameters()):
+            warn(TRAINED_ON)
+
+    def end(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def end_watch(parameters: Iterable[Tensor]) -> None:
+    """Stop watching `parameters`, which are averaged again."""
+    for parameter in parameters:
+        for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+            if isinstance(hook, Orphans):
+                hook.end()
+
+
+def warn_of_scaler() -> None:
+    """Warn if a GradScaler of torch has taken a step and no update since, as where a trainer steps another optimizer.
+
+    If it had been given the library's optimizer, that would have raised an error.
+    """
+    for scaler in objects(torch.amp.GradScaler):
+        if scaler.is_enabled() and scaler._per_optimizer_states and not hasattr(scaler, "inverse_scale"):
+            return warn(SCALER)
+
+
+def objects(kind: type) -> list[Any]:
+    """Return all objects of class `kind`, written in Python, in this process: they cannot be found from a model.
+
+    They are found as those that refer to their class. A list of all objects would also hold tuples that other threads
+    are still filling, which then fail to.
+    """
+    kinds = {kind}
+    left = [kind]
+    while left:
+        more: set[type] = set(type.__subclasses__(left.pop())) - kinds
+        kinds |= more
+        left += more
+    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
+
+
+class FollowsSteps(Protocol):
+    """What looks at the steps of optimizers."""
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at a step of `optimizer`, which has ended."""
+
+
+_FOLLOWERS: dict[int, "weakref.ref[FollowsSteps]"] = {}
+"""Those that `_tell` calls, by their id."""
+
+
+def after_steps(follower: FollowsSteps) -> Callable[[], object]:
+    """Have `note_step` of `follower` called after each step of any optimizer, until it is gone, or the returned
+    function is called. It is held weakly."""
+    _FOLLOWERS[id(follower)] = weakref.ref(follower)
+    end = weakref.finalize(follower, _FOLLOWERS.pop, id(follower), None)
+    end.atexit = False
+    return end
+
+
+@torch.compiler.disable
+def _tell(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for place in tuple(_FOLLOWERS.values()):  # a copy, as followers come and go in other threads
+        if (one := place()) is not None:
+            one.note_step(optimizer)
+
+
+# Once for all followers, and for good: torch goes through its hooks while another thread makes an optimizer, or while
+# garbage collection ends one, and a hook that then comes or goes would end that step with an error.
+register_optimizer_step_post_hook(_tell)
+
+
+# --- Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not ---
+
+
+FORGOTTEN = (
+    "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left by steps "
+    "that this state does not know. Save residual_state_dict() of every rank beside it, and load it by "
+    "load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. If that state is of "
+    "training without compression, call start_at(0), and nothing is missing"
+)
+
+
+class Resumed:
+    """Remembers what was loaded since the last step of `optimizer`: its state, or residuals.
+
+    parameters: those whose state shows whether the optimizer has taken steps before; None: all.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Collection[Tensor] | None = None):
+        state = getattr(optimizer, "state", {})
+        own = state if parameters is None else {one: state[one] for one in parameters if one in state}
+        self._optimizer, self._residuals = has_stepped(own), False
+        self._has_stepped = False
+        self._end: Callable[[], object] = bool  # does nothing
+        if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # an optimizer of another library may lack it
+            self._watch(optimizer)
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        own = weakref.ref(self)
+
+        def note(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+            if (here := own()) is not None:
+                here._note(optimizer, state_dict)
+
+        self._end = weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(note).remove)
+
+    def _note(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+        """Note that `state_dict` is loaded, unless it comes from before the first step, or holds the optimizer's own
+        tensors.
+
+        Before the first step its own tensors count too: torch.distributed.checkpoint may have loaded values into them.
+        """
+        given = state_dict.get("state") or {}
+        if self._has_stepped and given and _places(given) <= _places(optimizer.state):
+            return
+        self._optimizer |= not _is_of_no_steps(given) or self._has_stepped
+
+    def residuals(self) -> None:
+        """Note that residuals were loaded, or that a step was named at which to continue."""
+        self._residuals = True
+
+    def warn(self, residual: Residual) -> None:
+        """At a step: warn if the optimizer's state was loaded, and `residual`, if it has tensors, was not."""
+        if self.has_forgotten() and residual.tensors():
+            warn(FORGOTTEN)
+
+    def has_forgotten(self) -> bool:
+        """At a step: whether the optimizer's state was loaded since the last one, and no residuals were."""
+        forgotten = self._optimizer and not self._residuals
+        self._optimizer, self._residuals, self._has_stepped = False, False, True
+        return forgotten
+
+    def end(self) -> None:
+        """Stop watching what is loaded."""
+        self._end()
+
+
+def has_stepped(state: Mapping[Any, Any]) -> bool:
+    """Whether an optimizer's `state` comes from steps that it has taken, as far as its tensors show."""
+    return bool(_places(state)) and not _is_of_no_steps(state)
+
+
+def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:
+    """Whether a step of `optimizer` would only fill its empty state: learning rates and the gradients of `parameters`
+    are zeros. torch.distributed.checkpoint takes such a step, perhaps on one rank alone, before it loads a state."""
+    if optimizer.state:
+        return False
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if not all(isinstance(rate, int | float | Tensor) and bool((torch.as_tensor(rate) == 0).all()) for rate in rates):
+        return False
+    gradients = [parameter.grad for parameter in parameters]
+    return all(
+        g is not None and g.layout == torch.strided and g.device.type != "meta" and not g.any() for g in gradients
+    )
+
+
+def _places(state: Mapping[Any, Any]) -> set[int]:
+    """Return where the tensors of an optimizer's `state` lie."""
+    held = [one for values in state.values() if isinstance(values, Mapping) for one in values.values()]
+    return {one.data_ptr() for one in held if isinstance(one, Tensor) and one.numel() and not one.is_meta}
+
+
+def _is_of_no_steps(state: Mapping[Any, Any]) -> bool:
+    """Whether an optimizer's `state` is as before its first step (Adagrad's is not empty), or as after a step with
+    gradients of zeros, which torch.distributed.checkpoint takes."""
+    return all(isinstance(values, Mapping) and _is_unused(values) for values in state.values())
+
+
+def _is_unused(values: Mapping[Any, Any]) -> bool:
+    """Whether what an optimizer holds for one parameter counts no step, or is zeros apart from that count."""
+    step, *others = (values.get("step"), *(one for key, one in values.items() if key != "step"))
+    tensors = [one for one in others if isinstance(one, Tensor)]
+    counts = isinstance(step, int | float | Tensor)
+    return (counts and not _has_values(torch.as_tensor(step))) or (bool(tensors) and not any(map(_has_values, tensors)))
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether a tensor, or this rank's shard of it, has elements other than zeros; True if that cannot be seen."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.is_meta or is_traceable_wrapper_subclass(local) or bool(local.any())
