@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resireduce.api import distribute
+    from resireduce.core.optimizer import DistributedOptimizer
     from resireduce.grad_scaler import GradScaler
     from resireduce.grouping import Grouping, find_groups
-    from resireduce.optimizer import DistributedOptimizer
     from resireduce.planning.memory import itemise_states, measure_states
     from resireduce.resume import redistribute
     from resireduce.wrappers.comm_hook import CompressionHook
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "CompressionHook": "resireduce.wrappers.comm_hook",
-    "DistributedOptimizer": "resireduce.optimizer",
+    "DistributedOptimizer": "resireduce.core.optimizer",
     "GradScaler": "resireduce.grad_scaler",
     "Grouping": "resireduce.grouping",
     "ShardedCompressionHook": "resireduce.wrappers.fsdp_hook",

@@ -17,9 +17,9 @@ from resireduce.checks import (
 )
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
 from resireduce.same_memory import check_memory
 from resireduce.scheme import Scheme

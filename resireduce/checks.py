@@ -12,13 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from resireduce.compressors.base import Compressor
+from resireduce.core.feedback import own_momentum
+from resireduce.core.wrapped_step import EPS_CURE, WrappedStep, is_separable, shares_eps
 from resireduce.errors import ConfigError, check_count, choose, is_count, is_number, warn
 from resireduce.grad_scaler import GradScaler
-from resireduce.momentum import own_momentum
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
 from resireduce.settings import Settings, dear_bytes
 from resireduce.watchers import is_distributed
-from resireduce.wrapped_step import EPS_CURE, WrappedStep, is_separable, shares_eps
 
 # --- The settings of `resireduce.distribute`, checked before anything is changed ---
 

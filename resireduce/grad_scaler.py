@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import OptState
 
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import UsageError
-from resireduce.optimizer import DistributedOptimizer
 
 
 class GradScaler(torch.amp.GradScaler):

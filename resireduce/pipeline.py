@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import Levels
 from resireduce.compressors.base import Compressor
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose, warn
 from resireduce.grouping import FORM, Grouping, compressible, find_groups, is_small, match_groups
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from resireduce.api import distribute
 from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.core.slot import Slot, make_slots
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import compressible
 from resireduce.merging.costs import TIMED
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.planning.item import Item, sums
 from resireduce.planning.memory import (
@@ -32,7 +33,6 @@ from resireduce.planning.models import INSTANCE, to_meta
 from resireduce.planning.optimizers import Maker, make_optimizer, without_storage
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
 from resireduce.settings import Settings
-from resireduce.step.slot import Slot, make_slots
 
 # --- Steps of training on tensors without storage: what they leave, and what they hold at their fullest moment ---
 

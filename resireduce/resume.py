@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.nodes import NodeSlices
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.core.slot import Slot
 from resireduce.errors import ConfigError
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.saved_state import RANKS_PER_NODE, check_state, place_in_words
-from resireduce.step.slot import Slot
 from resireduce.wrappers.comm_hook import CompressionHook
 from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
 

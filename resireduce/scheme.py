@@ -47,7 +47,7 @@ COMPRESSORS = {
     "adtopk": Listed("resireduce.compressors.adtopk:ADTopK", selects=True),
     "adtopk-interleaved": Listed("resireduce.compressors.adtopk:ADTopKInterleaved", selects=True),
     "adtopk-threshold": Listed("resireduce.compressors.adtopk:ADTopKThreshold", selects=True),
-    "demo": Listed("resireduce.compressors.demo:DeMo", selects=True),
+    "demo": Listed("resireduce.contrib.demo:DeMo", selects=True),
     "chunked": Listed("resireduce.compressors.chunked:Chunked", selects=True),
     "topk+packed": Listed("resireduce.compressors.packed:Packed", selects=True),
     "dgc+packed": Listed("resireduce.compressors.packed:PackedDGC", selects=True),
@@ -61,7 +61,7 @@ COMPRESSORS = {
     "block4": Listed("resireduce.compressors.dense:Block4", selects=False),
     "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False, in_rounds=True),
     "l1-chunks": Listed("resireduce.compressors.chunked:L1Chunks", selects=True, in_rounds=True),
-    "ok-topk": Listed("resireduce.compressors.oktopk:OkTopK", selects=True, in_rounds=True),
+    "ok-topk": Listed("resireduce.contrib.oktopk:OkTopK", selects=True, in_rounds=True),
 }
 """All compressors, by name."""
 

@@ -1,9 +1,9 @@
 """How many bytes a step may have alive beside the model states, from how its messages are made."""
 
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.core.queue import planned_payload
+from resireduce.core.update import largest_layer
 from resireduce.planning.memory import waiting_bytes
-from resireduce.step.launch import planned_payload
-from resireduce.step.update import largest_layer
 
 
 def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from tests.worlds import distributed, seeded, take_steps
 
 DEAR: dict[str, Any] = {"compressor": "none", "scheme": "none", "gradients": "kept", "merge": "dear-40000"}

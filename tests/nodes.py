@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 
 
 def by_hand(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.scheme import COMPRESSORS
 
 Model = TypeVar("Model", bound=nn.Module)

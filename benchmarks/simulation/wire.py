@@ -17,7 +17,7 @@ from resireduce.scheme import COMPRESSORS, load
 
 PAYLOAD = "benchmarks.training.layer_trace:payload_of"
 BUCKET_BYTES = 1 << 18
-"""Small dense tensors are sent together, up to this many bytes: `resireduce.step.launch`, which imports torch."""
+"""Small dense tensors are sent together, up to this many bytes: `resireduce.core.queue`, which imports torch."""
 FLOAT_BYTES = 4
 
 Key = tuple[Device, str, float, str]

@@ -17,7 +17,7 @@ from benchmarks.core.files import load_json, save_json
 from benchmarks.core.stop_policy import MANIFEST
 from benchmarks.training.measure.phases import StepClock
 from resireduce.comm.base import Communicator
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 
 State = dict[str, Any]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from resireduce.comm.local import LocalCommunicator
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.messages import Round
+from resireduce.core.payload import Payload
 from resireduce.grouping import Grouping
-from resireduce.messages import Round
-from resireduce.payload import Payload
 from resireduce.pieces import share
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import COMPRESSORS

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.core.files import load_json, save_json
 from benchmarks.training.compress_cases import COPY, NAIVE, Case, list_cases, now
 from resireduce.compressors.topk import TopK
-from resireduce.payload import Payload
+from resireduce.core.payload import Payload
 
 WARM_UP_ROUNDS = 1
 

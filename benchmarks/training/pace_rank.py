@@ -28,7 +28,7 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
 from resireduce.merging.costs import TIMED
-from resireduce.step.profile import TIMED_STEPS
+from resireduce.merging.profile import TIMED_STEPS
 
 T = TypeVar("T")
 WARM_UP_STEPS = 3

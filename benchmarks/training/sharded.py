@@ -26,7 +26,7 @@ from benchmarks.training.models.gpt2 import gpt2_bytes
 from benchmarks.training.tasks.bytepairs import BytePairs
 from benchmarks.training.tasks.task import Setting
 from resireduce.comm.base import Communicator
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
 
 STEPS, SEEDS = 300, 1
 BATCH_PER_RANK, LEARNING_RATE = 4, 1e-4

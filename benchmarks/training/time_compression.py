@@ -11,7 +11,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.prepared import find_root
 from benchmarks.training.build import build
 from resireduce.comm.local import LocalCommunicator
-from resireduce.payload import Payload
+from resireduce.core.payload import Payload
 
 
 class Compression:

@@ -22,7 +22,7 @@ from benchmarks.training.measure.tracker import measure_memory
 from benchmarks.training.observe.observing import Observing
 from benchmarks.training.tasks.task import Batch, Task, to_device
 from resireduce.comm.base import Communicator
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import baseline_total, measure_states
 
 

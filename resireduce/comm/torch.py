@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
+from resireduce.core.payload import ALIGNMENT
 from resireduce.errors import ConfigError
-from resireduce.payload import ALIGNMENT
 
 # --- Process groups of torch.distributed: one for each optimizer in use, reused when that is closed ---
 #

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor, TopK
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.kernels.selection import largest_magnitudes
 from resireduce.kernels.thresholds import reaching
-from resireduce.payload import Payload
 from resireduce.pieces import pieces, share
 
 # --- AD-Topk, all-dimension top-k: Ming et al., "ADTopk: All-dimension top-k compression for high-performance

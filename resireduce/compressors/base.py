@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from resireduce.core.payload import Payload
 from resireduce.errors import check_share
 from resireduce.kernels.packed_largest import Addend
-from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]
 """How payloads of several ranks are combined: summed elementwise, gathered, or in the rounds that made them."""

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.compressors.base import Agreeing, Inexact, Rounds, Selecting, State
+from resireduce.core.payload import Payload
 from resireduce.errors import check_count
 from resireduce.kernels.codes import pack_codes, unpack_codes
-from resireduce.payload import Payload
 from resireduce.pieces import pieces, share, slices
 
 # --- Chunked top-k with values of two bits: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo",

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Inexact
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, is_count
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
-from resireduce.payload import Payload
 from resireduce.pieces import pieces, spread
 
 # --- No compression: what DistributedDataParallel does ---

@@ -9,8 +9,8 @@ from torch import Tensor
 from resireduce.compressors.base import Compressor, Momentum, State
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.topk import SparseCompressor, TopK
+from resireduce.core.payload import Payload
 from resireduce.kernels.codes import BYTE, pack_bits, pack_codes, unpack_bits, unpack_codes
-from resireduce.payload import Payload
 
 # --- Ascending indices in little more than their entropy: gaps in Golomb-Rice codes (Rice and Plaunt, IEEE Trans.
 # Commun. 1971; Golomb, IEEE Trans. Inf. Theory 1966, shows that they suit gaps between events that are equally

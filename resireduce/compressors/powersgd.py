@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, Inexact, Rounds, State
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, check_count, is_number
-from resireduce.payload import Payload
 from resireduce.pieces import generator, pieces
 
 # --- Orthonormal vectors, by Gram and Schmidt ---

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Inexact
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
-from resireduce.payload import Payload
 from resireduce.pieces import generator, pieces, spread
 
 # --- QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Selecting
-from resireduce.payload import Payload
+from resireduce.core.payload import Payload
 from resireduce.pieces import generator, one_of_each, share
 
 

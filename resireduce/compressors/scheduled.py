@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Momentum, Rounds, State
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError
-from resireduce.payload import Payload
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Inexact, Momentum
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_bits, unpack_bits
-from resireduce.payload import Payload
 from resireduce.pieces import pieces
 
 # --- Signs of a tensor as bits, eight a byte, processed a piece at a time ---

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, check_count, check_share, choose, is_number
 from resireduce.kernels.thresholds import (
     Moments,
@@ -25,7 +26,6 @@ from resireduce.kernels.thresholds import (
     reaching_or_largest,
     values,
 )
-from resireduce.payload import Payload
 from resireduce.pieces import share
 
 # --- Sparsification by a fixed threshold: Strom, "Scalable distributed DNN training using commodity GPU cloud

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Compressor, Selecting
+from resireduce.core.payload import Payload, unfilled
 from resireduce.kernels.on_gpu import in_triton
 from resireduce.kernels.packed_largest import LAYOUT, Addend, add_sent_, packed_largest
 from resireduce.kernels.selection import largest_magnitudes, largest_of_sum_
-from resireduce.payload import Payload, unfilled
 from resireduce.pieces import share
 
 # --- The common base of compressors that send some elements as values and indices ---

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.core.slot import Slot
 from resireduce.grouping import Grouping, compressible
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.item import STATES, Item, sums
 from resireduce.scheme import SCHEMES, build_residual
-from resireduce.step.slot import Slot
 
 # --- The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of ---
 

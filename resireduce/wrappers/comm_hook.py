@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.futures import Future
 
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.gradients import accumulation_node
+from resireduce.core.messages import Round
+from resireduce.core.payload import Payload
+from resireduce.core.queue import refuse_partly_absent
+from resireduce.core.slot import Slot, Stage, make_slots
 from resireduce.errors import UsageError
-from resireduce.messages import Round
-from resireduce.payload import Payload
 from resireduce.start import STEP, agree
-from resireduce.step.gradients import accumulation_node
-from resireduce.step.launch import refuse_partly_absent
-from resireduce.step.slot import Slot, Stage, make_slots
 from resireduce.watchers import Outside
 from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay
 

@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
+from resireduce.core.gradients import accumulation_node
 from resireduce.errors import ConfigError, UsageError, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.step.gradients import accumulation_node
 from resireduce.watchers import Outside, is_distributed
 from resireduce.wrappers.comm_hook import CONVERTED, CompressionHook
 

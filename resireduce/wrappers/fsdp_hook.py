@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.messages import Round
+from resireduce.core.payload import Payload
+from resireduce.core.slot import Slot, make_slots
 from resireduce.errors import ConfigError, UsageError
-from resireduce.messages import Round
-from resireduce.payload import Payload
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.start import STEP, agree
-from resireduce.step.drift import digest
-from resireduce.step.slot import Slot, make_slots
-from resireduce.watchers import Outside
+from resireduce.watchers import Outside, digest
 from resireduce.wrappers.fsdp_units import Early, PassEnd, Unit, frozen_shards, likes, smallest_shards
 from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay
 

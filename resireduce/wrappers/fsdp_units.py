@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
+from resireduce.core.gradients import accumulation_node
 from resireduce.errors import ConfigError, UsageError
-from resireduce.step.gradients import accumulation_node
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
 #

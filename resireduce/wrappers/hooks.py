@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.messages import Message, Round
+from resireduce.core.payload import Payload
+from resireduce.core.queue import buckets
+from resireduce.core.slot import Slot
 from resireduce.errors import UsageError, check_count, warn
-from resireduce.messages import Message, Round
-from resireduce.payload import Payload
-from resireduce.step.launch import buckets
-from resireduce.step.slot import Slot
 from resireduce.watchers import FORGOTTEN, Resumed, after_steps, objects
 
 # --- What the hook of a wrapper saves and loads: this rank's residuals, and the step number ---

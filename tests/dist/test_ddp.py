@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.compressors.thresholds import Threshold
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS
 from resireduce.wrappers.comm_hook import CompressionHook

@@ -13,8 +13,8 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.comm.torch import TorchCommunicator
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from resireduce.optimizer import DistributedOptimizer
 from tests.processes import check_collectives_between, on_processes
 from tests.worlds import Net, loss_of, same, seeded, take_steps, train, train_world
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.scheme import COMPRESSORS
 from tests.worlds import OPTIMIZERS, Net, seeded, sgd_for
 

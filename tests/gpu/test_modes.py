@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import resireduce
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from tests.gpu.loops import apart, batches, distributed, net, step, stream_beside, trained
 from tests.worlds import OPTIMIZERS, Net, same, seeded
 

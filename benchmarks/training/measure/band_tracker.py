@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.core.moments import BANDS
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import LiveBytes, counted_states, held_tensors
 
 

@@ -22,8 +22,8 @@ from benchmarks.training.measure.probe import look_before_cuda, make_meter
 from benchmarks.training.measure.rungs import make_ladder
 from benchmarks.training.measure.tracker import reset_peak_resident
 from benchmarks.training.place import choose_place
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, choose
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.memory import held_tensors
 
 TOLERANCE = 0.01

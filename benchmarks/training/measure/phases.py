@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.core.sample_counts import steps_per_second
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
 from resireduce.timeline import PHASES
 
 OTHER = "other"

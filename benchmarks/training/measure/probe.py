@@ -18,8 +18,8 @@ from benchmarks.training.measure.phases import CudaMarks, PhaseClock
 from benchmarks.training.measure.rank_facts import gpu_uuid
 from benchmarks.training.measure.rungs import make_ladder
 from benchmarks.training.place import Place
-from resireduce.error_feedback import ErrorFeedback
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import held_tensors
 
 OBSERVED_STEPS = 50

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks.core.items import pack
 from benchmarks.core.moments import pack_moments
 from benchmarks.training.measure.band_tracker import track_bands
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.item import sums
 from resireduce.planning.memory import held_tensors, itemise_states
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.pieces import pieces
 
 POINTS = 40

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grouping import Grouping, compressible, find_groups
-from resireduce.optimizer import DistributedOptimizer
 
 QUANTILES = 4096
 LIMIT = 4.0

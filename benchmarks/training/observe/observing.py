@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.scheme import load
 
 

@@ -22,7 +22,7 @@ from benchmarks.training.measure.tracker import measure_memory
 from benchmarks.training.optimizers import make_optimizer
 from resireduce.__main__ import main
 from resireduce.comm.local import LocalCommunicator, PretendCommunicator
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.item import STATES, Item, sums
 from resireduce.planning.memory import itemise_states, measure_states

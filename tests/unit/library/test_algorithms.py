@@ -13,8 +13,8 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.compressors.adtopk import ADTopKThreshold
 from resireduce.compressors.base import Compressor
-from resireduce.compressors.demo import DeMo
 from resireduce.compressors.signs import Signum
+from resireduce.contrib.demo import DeMo
 from resireduce.scheme import GRADIENTS
 
 Arrays = dict[str, np.ndarray]

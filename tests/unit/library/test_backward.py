@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import resireduce
 from resireduce.comm.local import LocalCommunicator, LocalWorld
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import LiveBytes, held_tensors, track_states
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, take_steps
 

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from resireduce.comm.base import Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.core.queue import BUCKET_BYTES, arrange, buckets
+from resireduce.core.slot import Slot
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.refusals import guards
-from resireduce.step.launch import BUCKET_BYTES, arrange, buckets
-from resireduce.step.slot import Slot
 from tests.dist.test_gloo import check_exchange
 from tests.worlds import Net, seeded, train
 

@@ -11,10 +11,10 @@ from resireduce.compressors.dense import Fp16
 from resireduce.compressors.quantized import QSGD
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.messages import Round
 from resireduce.grouping import Grouping
 from resireduce.kernels.selection import largest_magnitudes, largest_norms
-from resireduce.messages import Round
 from resireduce.pieces import share
 from resireduce.scheme import COMPRESSORS, build_compressor, build_residual
 from tests.tensors import densities, tensors

@@ -14,9 +14,9 @@ from resireduce.compressors.base import State
 from resireduce.compressors.scheduled import Scheduled
 from resireduce.compressors.thresholds import SIDCo
 from resireduce.compressors.topk import TopK
+from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.optimizer import DistributedOptimizer
-from resireduce.payload import Payload
 from resireduce.plan import plan
 from resireduce.planning.memory import itemise_states, measure_states
 from resireduce.scheme import COMPRESSORS

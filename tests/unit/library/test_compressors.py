@@ -18,9 +18,9 @@ from resireduce.compressors.quantized import QSGD, QSGDMax
 from resireduce.compressors.randomk import RandomK
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import TopK
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError
 from resireduce.kernels.selection import by_keys, largest_magnitudes
-from resireduce.payload import Payload
 from resireduce.pieces import share
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient

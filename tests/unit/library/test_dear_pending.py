@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import UsageError
-from resireduce.optimizer import DistributedOptimizer
 from tests.dear import Two, X, dear, small, walk
 from tests.worlds import reloaded, seeded
 

@@ -9,8 +9,8 @@ import torch
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.compressors.demo import DeMo
 from resireduce.compressors.topk import TopK
+from resireduce.contrib.demo import DeMo
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.residuals.full import DecayedResidual

@@ -12,8 +12,8 @@ import resireduce
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC, PAPER_WARMUP, DGCMomentum, DGCSimple
 from resireduce.compressors.topk import TopK
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.pieces import generator, share
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states

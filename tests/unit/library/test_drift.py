@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.step import exchange
-from resireduce.step.drift import PIECE, digest
+from resireduce.core import step as exchange
+from resireduce.watchers import PIECE, digest
 
 MODES: list[dict[str, Any]] = [
     {"gradients": "kept"},

@@ -15,7 +15,7 @@ from resireduce.compressors.dense import Block4, Block8
 from resireduce.compressors.quantized import Natural, TernGrad
 from resireduce.compressors.scheduled import Scheduled
 from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.scheme import COMPRESSORS, build_compressor, build_residual

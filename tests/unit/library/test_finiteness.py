@@ -10,11 +10,11 @@ import resireduce
 from resireduce import finiteness
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.finiteness import Finiteness
 from resireduce.grouping import Grouping
 from resireduce.kernels.native import SWITCH, library
-from resireduce.optimizer import DistributedOptimizer
 from tests.worlds import Net, loss_of, same, seeded, train
 
 LIFETIMES = ("kept", "streamed")

@@ -10,8 +10,8 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, sgd_for, train
 

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, UsageError
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import Scheme
 from tests.worlds import Net, loss_of, same, seeded
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from resireduce.kernels.selection import largest_magnitudes
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES

@@ -13,14 +13,14 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.thresholds import Threshold
+from resireduce.core.messages import Packed, packed_nbytes
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError
+from resireduce.merging import profile
 from resireduce.merging.costs import TIMED, Costs, line_through
-from resireduce.messages import Packed, packed_nbytes
-from resireduce.payload import Payload
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from resireduce.scheme import COMPRESSORS
-from resireduce.step import profile
 from tests.bounds import step_bounds
 from tests.covering import lifetimes
 from tests.worlds import Net, distributed, same, seeded, train, train_world

@@ -17,9 +17,9 @@ from resireduce.compressors.base import Compressor
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.packed import Packed
 from resireduce.compressors.signs import Signum
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
-from resireduce.optimizer import DistributedOptimizer
 from tests.dear import DEAR
 from tests.worlds import Net, distributed, loss_of, reloaded, seeded
 

@@ -14,12 +14,12 @@ from resireduce.comm.base import Communicator, Deferred, Polled
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.comm.nodes import NodeSlices, find_nodes
 from resireduce.compressors.dense import NoCompression
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.slot import Slot, Stage, make_slots
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.grouping import Grouping
+from resireduce.node import Scatter
 from resireduce.scheme import COMPRESSORS, SCHEMES, build_residual
-from resireduce.step.node import Scatter
-from resireduce.step.slot import Slot, Stage, make_slots
 from tests.nodes import by_hand, given_gradients
 from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
 
@@ -295,7 +295,7 @@ def test_gradients_that_wait_for_the_node_are_bounded() -> None:
 
 def test_a_backward_pass_waits_in_vain_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another rank may have no gradient, and come to the message in step() only: what it is for is not lost."""
-    monkeypatch.setattr("resireduce.step.node.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("resireduce.node.PATIENCE_SECONDS", 0.0)
     scatter, held, messages = scattered(Late(third=10**9))
     assert held == [1, 2, 3, 4, 5, 6] and not scatter.is_patient
     assert [slot.name for slot, mean in scatter.complete(messages) if mean is not None] == list("012345")

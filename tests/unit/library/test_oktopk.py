@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator, Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld, PretendCommunicator
-from resireduce.compressors.oktopk import OkTopK, is_due
 from resireduce.compressors.scheduled import Scheduled
+from resireduce.contrib.oktopk import OkTopK, is_due
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from tests.worlds import Net, reloaded, same
 

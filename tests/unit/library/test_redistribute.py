@@ -9,8 +9,8 @@ from torch import Tensor
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.memory import LiveBytes
 from resireduce.scheme import SCHEMES
 from tests.worlds import Net, loaded, loss_of, same, saved, seeded, train, train_world

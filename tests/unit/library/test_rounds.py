@@ -17,10 +17,10 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.chunked import L1Chunks
-from resireduce.compressors.oktopk import OkTopK
 from resireduce.compressors.powersgd import PowerSGD, orthonormal
+from resireduce.contrib.oktopk import OkTopK
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from tests.tensors import tensors
 from tests.worlds import Net, reloaded, same, seeded, train, train_world

@@ -150,7 +150,7 @@ def test_a_failure_at_any_step_leaves_all_as_before(name: str, monkeypatch: pyte
     gradients = [one.grad for one in model.parameters()]
     model.load_state_dict(expected.state_dict())  # as before the pass: running statistics
     if name.startswith("BackwardPasses."):
-        monkeypatch.setattr(f"resireduce.hooks.{name}", fail)
+        monkeypatch.setattr(f"resireduce.core.hooks.{name}", fail)
     else:
         assert callable(getattr(api, name))
         monkeypatch.setattr(api, name, fail)

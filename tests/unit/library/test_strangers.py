@@ -17,8 +17,8 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.comm.torch import to_host
 from resireduce.compressors.randomk import RandomK
+from resireduce.core.wrapped_step import is_separable
 from resireduce.errors import ConfigError, UsageError
-from resireduce.wrapped_step import is_separable
 
 KINDS = ["streamed", "kept"]
 

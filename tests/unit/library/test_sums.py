@@ -9,10 +9,10 @@ from torch import Tensor
 
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.topk import TopK
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.payload import Payload
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
-from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 from resireduce.residuals.full import FullResidual
 from resireduce.residuals.group import WeightedResidual

@@ -24,9 +24,9 @@ from benchmarks.simulation.rows import Settings, rows_of
 from benchmarks.simulation.sweep import simulate
 from benchmarks.simulation.wire import BUCKET_BYTES, buckets, works
 from benchmarks.training.layer_trace import payload_of, trace
+from resireduce.core.queue import BUCKET_BYTES as OF_THE_LIBRARY
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, build_compressor, load
-from resireduce.step.launch import BUCKET_BYTES as OF_THE_LIBRARY
 from tests.records import make_result
 from tests.simulated import FAST, drawn_layers, make_cluster, make_layers
 

@@ -11,7 +11,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.training.observe.contraction import LEAST, Contraction
 from benchmarks.training.rank import run_rank
 from resireduce.comm.local import LocalCommunicator
-from resireduce.optimizer import DistributedOptimizer
+from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.scheme import SCHEMES
 from tests.worlds import Net, distributed, loss_of, same, seeded
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import AllGather, AllToAll, Compressor, Rounds
-from resireduce.payload import ALIGNMENT, Payload
+from resireduce.core.payload import ALIGNMENT, Payload
 
 # --- Messages under way, each with its own handle on a collective that several may share, and rounds before them ---
 

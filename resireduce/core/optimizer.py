@@ -3,8 +3,7 @@
 Streamed gradients: as soon as autograd has finished a gradient, it is absorbed by the residual, compressed, and freed;
 `step` receives the averages a bounded number of bytes at a time, and lets the wrapped optimizer update just those
 parameters. Kept gradients (the paper's): `.grad` stays, and receives the averaged gradient; unless they overlap with
-the backward pass, nothing is done before `step`.
-"""
+the backward pass, nothing is done before `step`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from resireduce.comm.nodes import Levels
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.contrib.dear import QUIET
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.hooks import BackwardPasses
+from resireduce.core.queue import LaunchQueue
+from resireduce.core.slot import make_slots
+from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, check_count, warn
-from resireduce.hooks import BackwardPasses
 from resireduce.merging.costs import Costs
 from resireduce.refusals import refuse_capture
 from resireduce.settings import Settings
-from resireduce.step.dear import QUIET
-from resireduce.step.exchange import Exchange
-from resireduce.step.launch import LaunchQueue
-from resireduce.step.slot import make_slots
 from resireduce.watchers import Outside, Resumed, only_makes_state, warn_of_outer, warn_of_scaler
 
 REPLACED = (

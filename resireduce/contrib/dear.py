@@ -15,15 +15,15 @@ from torch.utils._pytree import tree_leaves
 
 from resireduce.comm.base import Handle, Polled
 from resireduce.comm.nodes import Levels
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.gradients import clip_factor, laid_out
+from resireduce.core.payload import Payload
+from resireduce.core.queue import LaunchQueue
+from resireduce.core.slot import Slot
+from resireduce.core.update import Updater
 from resireduce.errors import UsageError
-from resireduce.payload import Payload
 from resireduce.refusals import ThisProcess
 from resireduce.settings import DEAR_BYTES, Settings, dear_bytes
-from resireduce.step.gradients import clip_factor, laid_out
-from resireduce.step.launch import LaunchQueue
-from resireduce.step.slot import Slot
-from resireduce.step.update import Updater
 from resireduce.timeline import exactly, timed
 
 # --- Parameters whose update is pending: any use of one first brings it up to date ---
@@ -69,7 +69,7 @@ class _Outdated(nn.Parameter):
 
 
 Part = Callable[[list[dict[str, Any]], Sequence[tuple[Tensor, Tensor]]], object]
-"""A part of an optimizer's step: `resireduce.wrapped_step.WrappedStep.part`."""
+"""A part of an optimizer's step: `resireduce.core.wrapped_step.WrappedStep.part`."""
 
 
 class LateUpdate:

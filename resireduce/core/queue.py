@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.nodes import Levels
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.gradients import laid_out
+from resireduce.core.messages import Message, Round, packed_nbytes
+from resireduce.core.payload import Payload
+from resireduce.core.slot import Slot
 from resireduce.errors import UsageError, warn
-from resireduce.messages import Message, Round, packed_nbytes
-from resireduce.payload import Payload
-from resireduce.step.drift import DRIFTED
-from resireduce.step.gradients import laid_out
-from resireduce.step.node import Gather
-from resireduce.step.slot import Slot
+from resireduce.node import Gather
 from resireduce.timeline import Timeline, timed
+from resireduce.watchers import DRIFTED
 
 # --- Which tensors share a message (small dense ones in buckets, others as `merge` says), and the order of messages ---
 

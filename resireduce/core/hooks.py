@@ -13,6 +13,10 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from resireduce.contrib.dear import QUIET, BeforeForward
+from resireduce.core.gradients import accumulation_node
+from resireduce.core.slot import Slot, Stage
+from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
 from resireduce.refusals import (
     AFTER_FAILURE,
@@ -23,10 +27,6 @@ from resireduce.refusals import (
     refuse_compiled_autograd,
 )
 from resireduce.settings import Settings
-from resireduce.step.dear import QUIET, BeforeForward
-from resireduce.step.exchange import Exchange
-from resireduce.step.gradients import accumulation_node
-from resireduce.step.slot import Slot, Stage
 from resireduce.watchers import OWNERS, Bypassed, Orphans, end_watch, is_distributed
 
 # --- The hooks that hand gradients to their owner, the object that takes them, and the removal of these hooks ---

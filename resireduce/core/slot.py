@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import NodeSlices
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.gradients import is_shared, prepare
+from resireduce.core.messages import Message, Round
+from resireduce.core.payload import Payload
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.messages import Message, Round
-from resireduce.payload import Payload
 from resireduce.refusals import SECOND_BACKWARD, StreamedAway, guards
-from resireduce.step.gradients import is_shared, prepare
 
 
 class Stage(Enum):

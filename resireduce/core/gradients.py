@@ -11,7 +11,8 @@ from resireduce.refusals import StreamedAway
 from resireduce.timeline import exactly
 
 if TYPE_CHECKING:
-    from resireduce.step.slot import Slot
+    from resireduce.core.slot import Slot
+
 
 # --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from resireduce.comm.base import Communicator
-from resireduce.error_feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.payload import Payload
+from resireduce.core.slot import Slot
 from resireduce.merging.costs import Costs, line_through
-from resireduce.payload import Payload
 from resireduce.start import broadcast_object
-from resireduce.step.slot import Slot
 from resireduce.timeline import exactly
 
 TIMED_STEPS = 5

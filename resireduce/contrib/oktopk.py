@@ -10,10 +10,10 @@ from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, AllGather, AllToAll, Collective, Rounds, Selecting, State
 from resireduce.compressors.topk import SparseCompressor, narrowed
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, is_count, is_number
 from resireduce.kernels.selection import largest_magnitudes
 from resireduce.kernels.thresholds import few_reaching, not_above, planned
-from resireduce.payload import Payload
 from resireduce.pieces import share
 
 # --- Values with their indices in one tensor, pair after pair, so that any run of them can be sent by itself ---

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.compressors.base import Inexact, Selecting
+from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, is_count
-from resireduce.payload import Payload
 from resireduce.pieces import PIECES, SMALLEST, share, slices
 
 LARGEST_SIDE = 181

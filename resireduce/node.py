@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator, Polled
-from resireduce.error_feedback import ErrorFeedback
-from resireduce.messages import Message
-from resireduce.step.slot import Slot
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.messages import Message
+from resireduce.core.slot import Slot
 from resireduce.timeline import Timeline, exactly, timed
 
 # --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---

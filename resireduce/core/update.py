@@ -7,15 +7,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from resireduce.core.feedback import own_momentum
+from resireduce.core.gradients import clip_factor
+from resireduce.core.queue import LaunchQueue
+from resireduce.core.slot import Slot
+from resireduce.core.wrapped_step import WrappedStep
 from resireduce.errors import UsageError, warn
-from resireduce.momentum import own_momentum
 from resireduce.same_memory import TIE, Tied
 from resireduce.settings import Settings
-from resireduce.step.gradients import clip_factor
-from resireduce.step.launch import LaunchQueue
-from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
-from resireduce.wrapped_step import WrappedStep
 
 
 class Updater:

@@ -1,0 +1,1 @@
+"""What few need and all may read: whole methods of other papers, registered like all others."""
