@@ -43,7 +43,6 @@ TORCH_FREE = (
     "resireduce/errors.py",
     "resireduce/merging/__init__.py",
     "resireduce/planning/item.py",
-    "resireduce/planning/lines.py",
     "resireduce/planning/texts.py",
     "resireduce/scheme.py",
     "resireduce/settings.py",

@@ -91,13 +91,19 @@ def test_only_one_module_computes_intervals() -> None:
     assert callers == {"benchmarks.analysis.statistics"}
 
 
-def test_the_page_of_the_two_paths_names_files_that_are_there_and_each_once() -> None:
+def test_the_page_names_files_on_the_path_of_a_cell_that_are_there_and_each_once() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
-    library, suite = page.partition("## The rooms")[0].split("## The path of a cell")
-    for folder, text in (("resireduce", library), ("benchmarks", suite)):
-        stations = re.findall(r"^\|[^|]*\| `(.+?)` \|", text, re.MULTILINE)
-        assert len(stations) > 15 and len(set(stations)) == len(stations)
-        assert [name for name in stations if not (ROOT / folder / name).is_file()] == []
+    suite = page.partition("## The rooms")[0].partition("## The path of a cell")[2]
+    stations = re.findall(r"^\|[^|]*\| `(.+?)` \|", suite, re.MULTILINE)
+    assert len(stations) > 15 and len(set(stations)) == len(stations)
+    assert [name for name in stations if not (SUITE / name).is_file()] == []
+
+
+def test_the_page_names_each_file_of_the_core() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    named = set(re.findall(r"`(core/\w+\.py)`", page.partition("## The path of a cell")[0]))
+    there = {f"core/{path.name}" for path in (ROOT / "resireduce/core").glob("*.py")} - {"core/__init__.py"}
+    assert named == there
 
 
 def test_the_page_names_every_package_or_all_its_modules_and_every_module_at_the_top_of_the_library() -> None:
