@@ -4,6 +4,7 @@ import hashlib
 import pickle
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from inspect import signature
 from numbers import Number
@@ -50,7 +51,8 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
     """
     if communicator.world_size == 1:
         return
-    mine = {"class of the optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
+    module = type(optimizer).__module__.replace("__mp_main__", "__main__")  # the script, where multiprocessing runs it
+    mine = {"class of the optimizer": f"{module}.{type(optimizer).__qualname__}"}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     options = {}
     for number, group in enumerate(optimizer.param_groups):
@@ -228,59 +230,85 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
     """Overwrite state and, where rank 0 alone has one, as from a checkpoint, options. Rank 0 first says what it has,
     since ranks may hold different kinds of state. Only values and tensors are sent; other objects stay as they are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    options, layout, others = broadcast_object(_describe(optimizer, parameters), communicator)
-    was_loaded = bool(layout) and not optimizer.state
+    is_there, options, layout, others = broadcast_object(_describe(optimizer, parameters), communicator)
+    was_loaded = is_there and not optimizer.state
     for group, values in zip(optimizer.param_groups, options, strict=True) if was_loaded else ():
         for key, value in values.items():
-            if isinstance(group.get(key), Tensor):
+            if isinstance(group.get(key), Tensor) and isinstance(value, Tensor):
                 group[key].copy_(value)
             else:
                 group[key] = value
-    state: dict[Any, Any] = {}
+    state: dict[Tensor, dict[Any, Any]] = {}
+    beside: dict[Any, Any] = {}
     for holder, held in optimizer.state.items():
-        own = {key: one for key, one in held.items() if not is_value(one)} if isinstance(holder, Tensor) else held
-        if own and not is_value([holder, own]):
+        if isinstance(holder, Tensor) and (own := {key: one for key, one in _items(held) if not is_value(one)}):
             state[holder] = own
+        elif not isinstance(holder, Tensor) and not is_value([holder, held]):
+            beside[holder] = held
     for index, key, value in layout:
         parameter = parameters[index]
         if isinstance(value, _Like):
-            tensor = value.matching(optimizer.state[parameter].get(key), parameter.device)
+            tensor = value.matching(dict(_items(optimizer.state.get(parameter))).get(key), parameter.device)
             _overwrite(tensor, f"resireduce.start.state.{index}.{key}", communicator)
             state.setdefault(parameter, {})[key] = tensor
         else:
             state.setdefault(parameter, {})[key] = value
     optimizer.state.clear()
-    optimizer.state.update(state | others)
+    optimizer.state.update({one: held.get(None, held) for one, held in state.items()} | beside | others)
 
 
+def _items(held: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys and values of a parameter's state; one that is no dictionary, as a tensor, has the key None."""
+    return held.items() if isinstance(held, Mapping) else [(None, held)]
+
+
+@dataclass(frozen=True)
 class _Like:
-    """A tensor's shape, dtype and whether it lies on the CPU, in place of its values."""
+    """What a tensor is, in place of its values."""
 
-    def __init__(self, tensor: Tensor):
-        self.shape, self.dtype, self.on_cpu = tensor.shape, tensor.dtype, tensor.device.type == "cpu"
+    shape: torch.Size
+    stride: tuple[int, ...] = field(compare=False)  # fused optimizers go through states as they lie in memory
+    dtype: torch.dtype
+    on_cpu: bool
+    wraps: tuple[type, dict[str, "_Like"], object] | None
+    """The class of a tensor that wraps others, as of a state in 8 bits, these tensors, and what else it holds."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Like":
+        """Describe `tensor`."""
+        wraps = None
+        if is_traceable_wrapper_subclass(tensor):
+            names, context = tensor.__tensor_flatten__()
+            wraps = type(tensor), {name: cls.of(getattr(tensor, name)) for name in names}, context
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device.type == "cpu", wraps)
 
     def matching(self, held: object, device: torch.device) -> Tensor:
         """Return `held` if it is a tensor like this, otherwise a new one."""
-        if isinstance(held, Tensor) and vars(_Like(held)) == vars(self):
+        if isinstance(held, Tensor) and _Like.of(held) == self:
             return held
-        return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)
+        if self.wraps is not None:
+            kind, parts, context = self.wraps
+            inner = {name: part.matching(None, device) for name, part in parts.items()}
+            made: Tensor = kind.__tensor_unflatten__(inner, context, self.shape, self.stride)  # type: ignore[attr-defined]
+            return made
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
 def _describe(
     optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
-) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-    """Return the groups' options, the state as (parameter's index, key, value or description of a tensor), and the
-    state of what is no parameter."""
+) -> tuple[bool, list[Any], list[Any], dict[Any, Any]]:
+    """Return whether there is a state, the groups' options, the state as (parameter's index, key, value or description
+    of a tensor), and the state of what is no parameter."""
     options = [
         {key: v.detach().cpu() if isinstance(v, Tensor) else v for key, v in group.items() if is_value(v)}
         for group in ({key: v for key, v in group.items() if key != "params"} for group in optimizer.param_groups)
     ]
     layout = [
-        (index, key, _Like(value) if isinstance(value, Tensor) else value)
+        (index, key, _Like.of(value) if isinstance(value, Tensor) else value)
         for index, parameter in enumerate(parameters)
         if parameter in optimizer.state
-        for key, value in optimizer.state[parameter].items()
+        for key, value in _items(optimizer.state[parameter])
         if is_value(value)
     ]
     others = {key: v for key, v in optimizer.state.items() if not isinstance(key, Tensor) and is_value([key, v])}
-    return options, layout, others
+    return bool(optimizer.state), options, layout, others

@@ -215,7 +215,8 @@ class Levels:
 class NodeSlices:
     """The slices of a tensor of `shape` for `count` ranks, one behind the other; the first may be one unit longer.
 
-    A unit is a row, so that a slice of a matrix is a matrix; or an element, of a tensor with fewer rows than ranks.
+    A unit is a row, so that a slice of a matrix is a matrix; or an element, of a tensor with fewer rows than ranks, or
+    with none in a row.
     Nothing is padded but messages, and the slice of a rank for which no element is left, which is one zero.
     """
 
@@ -226,7 +227,7 @@ class NodeSlices:
 
     @property
     def _by_rows(self) -> bool:
-        return len(self.shape) > 0 and self.shape[0] >= self.count
+        return len(self.shape) > 0 and 0 not in self.shape and self.shape[0] >= self.count
 
     @property
     def sizes(self) -> list[int]:

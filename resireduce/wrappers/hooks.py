@@ -219,8 +219,9 @@ class FirstSteps:
         self._has_begun = False
         self._before: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         """Steps of each optimizer before the first exchange."""
-        self._steps, self._steps_then = 0, 0
-        """How many steps of optimizers have ended, and how many had when averages were last looked for."""
+        self._has_stepped = False
+        self._stepped: set[int] = set()
+        """Identities of the parameters whose optimizer has taken a step since averages were last looked for."""
         self._end_count = after_steps(self)
 
     @torch.no_grad()
@@ -261,8 +262,9 @@ class FirstSteps:
             return
         pairs = [(one(), was) for one, was in zip(self._parameters, then, strict=False) if was]
         gone = [(one, was) for one, was in pairs if not _is_left(one.grad)]
-        dropped = sum(_is_as_it_was(one, was) for one, was in gone)
-        probes, self._steps_then = 0 < self._steps == self._steps_then, self._steps
+        stepped, self._stepped = self._stepped, set()
+        dropped = sum(id(one) not in stepped and _is_as_it_was(one, was) for one, was in gone)
+        probes = self._has_stepped and not stepped
         count = len(gone) if probes else dropped
         if not count or count < SHARE * len(then):
             return
@@ -276,7 +278,8 @@ class FirstSteps:
         """Note that a step of `optimizer` has ended, if it holds one of the parameters; warn if none was exchanged."""
         own = {id(one()) for one in self._parameters}
         held = [one for group in optimizer.param_groups for one in group["params"] if id(one) in own]
-        self._steps += bool(held)
+        self._has_stepped |= bool(held)
+        self._stepped |= {id(one) for one in held}
         if self._looks == LOOKS and any(one.grad is not None and not _is_exchanged(one) for one in held):
             self._before[optimizer] = self._before.get(optimizer, 0) + 1
             if self._before[optimizer] == UNUSED:

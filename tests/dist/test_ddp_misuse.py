@@ -477,6 +477,17 @@ def test_a_step_that_is_skipped_and_a_bias_that_no_optimizer_has(alone: None, re
     assert not told(recwarn, "were dropped, by zero_grad")
 
 
+def test_a_rate_of_zero_in_the_first_steps(alone: None, recwarn: pytest.WarningsRecorder) -> None:
+    """As a warm-up has it: steps are taken, though no parameter changes."""
+    parallel, _, _ = hooked(seeded(Branch))
+    optimizer = torch.optim.AdamW(parallel.parameters(), 0.0, fused=True)  # tells autograd nothing of its steps
+    for step in range(6):
+        optimizer.zero_grad()
+        loss(parallel, step).backward()
+        optimizer.step()
+    assert not told(recwarn, "were dropped, by zero_grad")
+
+
 def test_a_loaded_state_that_replaces_some_parameters(alone: None, recwarn: pytest.WarningsRecorder) -> None:
     model = seeded(Branch)
     parallel, _, _ = hooked(model)
@@ -567,7 +578,9 @@ def test_states_are_saved_and_loaded_between_passes(alone: None) -> None:
 def test_a_wrapper_is_not_copied(alone: None) -> None:
     """As for an average of the weights: the copy's gradients would not be compressed."""
     parallel, _, _ = hooked(seeded(Branch))
-    with pytest.raises(UsageError, match=r"cannot be copied or pickled.*AveragedModel\(model\.module\)"):
+    with pytest.raises(
+        UsageError, match=r"copied or pickled.*AveragedModel\(model\.module\).* residual_state_dict\(\)"
+    ):
         torch.optim.swa_utils.AveragedModel(parallel)
     average = torch.optim.swa_utils.AveragedModel(parallel.module)
     loss(parallel, 0).backward()

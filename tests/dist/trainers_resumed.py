@@ -74,7 +74,8 @@ def check_second_training() -> None:
         code = change(snippet("Lightning", gradients), {"trainer.fit(Module(model), ": "trainer.fit(module, "})
         making, _, training = code.partition("trainer = lightning.Trainer")
         training = "trainer = lightning.Trainer" + training
-        start, model, seen = play(f"{making}module = Module(model)\n{training}{training}", 32)
+        copied = "__import__('copy').deepcopy(module)\n"  # as callbacks do that average weights, at each fit()
+        start, model, seen = play(f"{making}module = Module(model)\n{copied}{training}{copied}{training}", 32)
         assert same(model, _twice_by_hand(start, seen, "Lightning", gradients)), gradients
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 import resireduce
 from resireduce import api
@@ -74,6 +76,84 @@ def divided(own: bool, stop: int | None) -> list[dict[str, Tensor]]:
 def test_states_of_every_second_parameter_go_on_after_a_stop() -> None:
     for whole, resumed in zip(divided(True, None), divided(True, 4), strict=True):
         assert all(torch.equal(whole[name], resumed[name]) for name in whole if "running" not in name)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        lambda one: torch.full_like(one, 3.0),
+        lambda one: [torch.full_like(one, 3.0), 2],
+        lambda one: 5,
+        lambda one: {"momentum": torch.full_like(one, 3.0)},
+        lambda one: {"in two parts": TwoTensor(torch.full_like(one, 3.0), torch.full_like(one, 4.0))},
+    ],
+)
+def test_the_state_of_a_parameter_is_rank_0s_whatever_it_is(held: Callable[[Tensor], Any]) -> None:
+    def rank(communicator: Communicator) -> list[tuple[Any, Any]]:
+        model = seeded(Net)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        if communicator.rank == 0:  # a checkpoint that was loaded there
+            plain.state.update({one: held(one) for one in model.parameters()})
+        resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
+        return [(plain.state[one], held(one)) for one in model.parameters()]
+
+    for pairs in LocalWorld(2).run(rank):
+        for mine, right in pairs:
+            assert [type(one) for one in tree_leaves(mine)] == [type(one) for one in tree_leaves(right)]
+            torch.testing.assert_close(_plain(mine), _plain(right), rtol=0, atol=0)
+
+
+def _plain(state: Any) -> Any:
+    """Return `state` with the parts of tensors that wrap others in the place of these."""
+    return tree_map(lambda one: [one.a, one.b] if isinstance(one, TwoTensor) else one, state)
+
+
+def test_a_state_that_rank_0_alone_has_lies_in_memory_as_there() -> None:
+    """Fused optimizers go through parameters and states element by element as they lie."""
+
+    given = torch.arange(1152.0).view(16, 8, 3, 3)
+
+    def rank(communicator: Communicator) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Conv2d(8, 16, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+        if communicator.rank == 0:
+            plain.state[model.weight]["momentum_buffer"] = torch.empty_like(model.weight.detach()).copy_(given)
+            plain.state[model.bias]["momentum_buffer"] = torch.zeros_like(model.bias)  # type: ignore[arg-type]
+        optimizer = resireduce.distribute(model, plain, backend=communicator, **DENSE)
+        model.weight.grad, model.bias.grad = torch.zeros_like(model.weight), torch.zeros_like(model.bias)  # type: ignore[arg-type]
+        before = model.weight.detach().clone()
+        optimizer.step()
+        return (before - model.weight.detach()) / 0.09
+
+    for moved in LocalWorld(2).run(rank):  # by the momentum alone
+        torch.testing.assert_close(moved, given, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_options_come_with_a_state_that_is_of_no_parameter(rate: float | Tensor) -> None:
+    def rank(communicator: Communicator) -> list[float]:
+        model = seeded(Net)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1 if communicator.rank == 0 else rate, foreach=False)
+        if communicator.rank == 0:
+            plain.state["steps"] = torch.tensor([7.0, 8.0])
+            plain.param_groups[0]["lr"] = 0.01
+        resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
+        return [float(plain.param_groups[0]["lr"]), *plain.state["steps"].tolist()]
+
+    assert LocalWorld(2).run(rank) == [[0.01, 7, 8]] * 2
+
+
+def test_a_class_of_the_script_is_the_same_in_processes_that_multiprocessing_has_started() -> None:
+    """They call the script `__mp_main__`; rank 0 may be the process that has started them."""
+
+    def rank(communicator: Communicator) -> None:
+        module = "__mp_main__" if communicator.rank else "__main__"
+        model = seeded(Net)
+        plain = type("Own", (torch.optim.SGD,), {"__module__": module})(model.parameters(), lr=0.1)
+        resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
+
+    LocalWorld(2).run(rank)
 
 
 def test_states_that_differ_are_not_overwritten_without_a_word() -> None:
