@@ -23,14 +23,11 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML would silently take the last."""
+    """Refuses a key that is there twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        if any(key.tag == MERGE for key, _ in node.value):
-            problem = "<<: is not allowed; give values that entries share under defaults"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
-            once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+            once([(key.value if key.tag == MERGE else self.construct_object(key, True), None) for key, _ in node.value])
         except (ValueError, TypeError) as error:  # TypeError: a key that is a list or a mapping
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
         return super().construct_mapping(node, deep)

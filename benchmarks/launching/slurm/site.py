@@ -6,10 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from benchmarks.core.checks import Check, allow, is_number, is_text, known_keys, within
-from benchmarks.core.files import read_text
+from benchmarks.core.config_reader import read_yaml
 from benchmarks.launching.containers.runtime_options import NETWORKS, RUNTIMES
 from resireduce.errors import ConfigError, choose, is_count
 
@@ -76,15 +74,10 @@ class Site:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read `site` in a file. Raises ConfigError, one line with the path, if it cannot be used."""
-        try:
-            values = yaml.safe_load(read_text(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"site: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-        except (yaml.YAMLError, RecursionError) as error:
-            raise ConfigError(f"site: {path} is no YAML: {' '.join(str(error).split())}") from None
+        values = read_yaml(path, "site", f"the file of a cluster, as {DEFAULT_FILE}", "partitions", str(DEFAULT_FILE))
         with within(path):
-            known_keys("file", values if values is not None else {}, ("partitions", "site"))
-            if values is None or not isinstance(values.get("partitions"), Mapping):
+            known_keys("file", values, ("partitions", "site"))
+            if not isinstance(values.get("partitions"), Mapping):
                 raise ConfigError("partitions: missing; give the partitions' names and limits, or {}")
             given = values.get("site") or {}
             known_keys("site", given, [field.name for field in fields(cls)])

@@ -78,7 +78,7 @@ def test_paper_has_the_worlds_of_the_paper() -> None:
         ("run: 007", "line 1, column 6: '007' cannot be read: YAML takes it for 7; write that number, or quotes"),
         ("defaults: {seed: 010}", "'010' cannot be read: YAML takes it for 8; write that number, or quotes"),
         ("defaults: {seed: 1:30}", "'1:30' cannot be read: YAML takes it for 90; write that number, or quotes"),
-        ("shared: &one {seed: 1}\ndefaults: {<<: *one}", "line 2, column 11: <<: is not allowed; give values that "),
+        ("defaults: {<<: {seed: 1}, <<: {threads: 2}}", "line 1, column 11: key '<<' is there twice"),
         ("run:\n\t- x", "cannot start any token; mend that place, as in benchmarks/config/smoke.yaml"),
         (f"run: {'x' * 5000}", "xxx' is not allowed; give a folder name"),
         (f"runtime: {'x' * 5000}", f"runtime: '{'x' * 199}... is not known; allowed: "),
