@@ -168,7 +168,7 @@ def read_text(path: Path) -> str:
     status = path.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST_FILE:
         raise OSError(errno.EINVAL, f"it is no file of up to {LARGEST_FILE:,} bytes", str(path))
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark, which is no content
 
 
 def try_json(path: Path) -> Any:

@@ -212,6 +212,11 @@ def test_a_record_cut_at_any_place_is_refused_in_one_line(result, tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_a_file_may_begin_and_end_lines_as_editors_of_windows_write_them(tmp_path):
+    (tmp_path / "x.json").write_bytes('\ufeff{"model":\r\n "größe"}\r\n'.encode())
+    assert load_json(tmp_path / "x.json") == {"model": "größe"}
+
+
 def test_a_failed_save_leaves_the_old_record(result, tmp_path, monkeypatch):
     path = tmp_path / "cell.json"
     result.save(path)
