@@ -35,14 +35,14 @@ def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
     image: the ranks' image, whose versions then count: `benchmarks.launching.containers.runtime.Runtime.facts`.
     """
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": None if (changes := _git("status", "--porcelain", "--", *CODE)) is None else bool(changes),
+        "commit": (git("rev-parse", "HEAD") or "").strip() or None,
+        "dirty": None if (changes := git("status", "--porcelain", "--", *CODE)) is None else bool(changes),
         **(versions() if image is None else _versions_of(image)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "device": "cpu",
-        "topology": _output("nvidia-smi", "topo", "-m"),
+        "topology": TERMINAL.sub("", _output("nvidia-smi", "topo", "-m") or "").strip() or None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -94,16 +94,21 @@ def loaded_files(name: str, maps: Path = MAPS) -> list[str]:
     return list(dict.fromkeys(words[5] for words in found if len(words) == 6))
 
 
-def _git(*arguments: str) -> str | None:
-    return _output("git", "-C", str(ROOT), *arguments)
+def git(*arguments: str) -> str | None:
+    """Return what git prints of the source tree; None if this is no checkout, or git is missing.
+
+    Its repository is named, since git would look for one in the folders above, or take that of GIT_DIR, and would not
+    read one that another user owns.
+    """
+    return _output("git", "-C", str(ROOT), "--git-dir=.git", "--work-tree=.", *arguments)
 
 
 def _output(*command: str) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return TERMINAL.sub("", done.stdout).strip()
+    return done.stdout.decode(errors="backslashreplace")
 
 
 def installed_version(package: str) -> str | None:

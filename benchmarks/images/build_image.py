@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from docker.errors import APIError, ContainerError
 
 from benchmarks.core.files import alone, file_hash
 from benchmarks.core.paths import ROOT, cache_folder
+from benchmarks.core.provenance import git
 from benchmarks.images.base_image import Base, find_base
 from benchmarks.images.engine import ENGINE_ERRORS, what_engine_said
 from benchmarks.images.wheels import fetch_source, fetch_toolkit, fetch_wheels
@@ -144,10 +144,9 @@ def _arguments(base: Base, toolkit: str | None) -> dict[str, str]:
 
 
 def _labels(name: str, content: str, base: Base) -> dict[str, str]:
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "org.opencontainers.image.title": f"resireduce {name}",
-        "org.opencontainers.image.revision": commit.stdout.strip() or "unknown",
+        "org.opencontainers.image.revision": (git("rev-parse", "HEAD") or "unknown").strip(),
         "org.opencontainers.image.base.name": base.name,
         "org.opencontainers.image.base.digest": base.digest,
         "org.opencontainers.image.created": datetime.now(UTC).isoformat(timespec="seconds"),

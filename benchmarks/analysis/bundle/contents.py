@@ -1,11 +1,11 @@
 """The contents of a bundle: files of the run and of the project, and texts that are made for it."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.bundle.stage import INPUTS, OUTPUTS, files_of
 from benchmarks.core.paths import ROOT, RUNS
+from benchmarks.core.provenance import git
 from benchmarks.core.record import CellResult, RecordError
 from resireduce.errors import ConfigError
 
@@ -39,11 +39,11 @@ def contents(folder: Path, report: Path, name: str) -> dict[str, Content]:
 
 def source_texts() -> dict[str, str]:
     """Return the state of the code: its commit and uncommitted changes; without git, a text that says so."""
-    commit = _git("rev-parse", "HEAD")
+    commit = git("rev-parse", "HEAD")
     if commit is None:
         return {"commit.txt": "not known: not a git checkout\n"}
-    texts = {"commit.txt": commit, "status.txt": _git("status", "--porcelain") or ""}
-    return texts | {"changes.diff": _git("diff", "--no-color", "--no-ext-diff", "HEAD") or ""}
+    texts = {"commit.txt": commit, "status.txt": git("status", "--porcelain") or ""}
+    return texts | {"changes.diff": git("diff", "--no-color", "--no-ext-diff", "HEAD") or ""}
 
 
 def check_links(folder: Path) -> None:
@@ -78,11 +78,3 @@ def counts(folder: Path) -> dict[str, Any]:
     names = [path.name for path in (folder / "cells").glob("*.json")]
     failed = sum(name.endswith(".failed.json") for name in names)
     return {"finished": len(names) - failed, "failed": failed}
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(("git", "-C", str(ROOT), *arguments), capture_output=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="backslashreplace")

@@ -50,6 +50,28 @@ def test_a_change_of_the_code(checkout: Path, name: str) -> None:
     assert provenance.provenance()["dirty"] is True
 
 
+def head_of(folder: Path) -> str:
+    return subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, check=True).stdout.decode()
+
+
+@pytest.mark.parametrize(("name", "value"), [("GIT_DIR", str(ROOT / ".git")), ("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")])
+def test_the_commit_is_that_of_this_checkout_in_a_hook_and_for_another_owner(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    own = head_of(checkout).strip()
+    monkeypatch.setenv(name, value)
+    found = provenance.provenance()
+    assert (found["commit"], found["dirty"]) == (own, False)
+
+
+def test_code_that_lies_in_another_checkout_has_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (checkout / ".gitignore").write_text("inner")
+    (checkout / "inner").mkdir()
+    monkeypatch.setattr(provenance, "ROOT", checkout / "inner")
+    found = provenance.provenance()
+    assert found["commit"] is found["dirty"] is None
+
+
 def test_the_default_site_holds_until_there_is_one(checkout: Path) -> None:
     assert site_file(checkout) == checkout / DEFAULT_FILE and Site.load(site_file(checkout)) == Site()
     (checkout / SITE_FILE).write_text("partitions: {}\nsite: {minutes: 7}")
@@ -58,7 +80,7 @@ def test_the_default_site_holds_until_there_is_one(checkout: Path) -> None:
 
 def test_what_a_program_underlines_is_recorded_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf '\\033[4mGPU0\\tCPU Affinity\\033[0m\\nGPU0\\t X\\n'\n")
+    program.write_text("#!/bin/sh\nprintf '\\033[4mGPU0\\tCPU Affinity\\033[0m\\nGPU0\\t X \\351\\n'\n")  # 351: Latin-1
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert provenance.provenance()["topology"] == "GPU0\tCPU Affinity\nGPU0\t X"
+    assert provenance.provenance()["topology"] == "GPU0\tCPU Affinity\nGPU0\t X \\xe9"
