@@ -142,7 +142,7 @@ class Nvml:
 
     def _devices(self) -> Iterator[NvmlDevice]:
         module = self._module
-        for index in range(module.nvmlDeviceGetCount()):
+        for index in range(_ask(module, module.nvmlDeviceGetCount) or 0):
             try:
                 handle = module.nvmlDeviceGetHandleByIndex(index)
                 yield NvmlDevice(module, handle)

@@ -189,6 +189,13 @@ def test_a_slice_is_found_and_its_whole_is_not_taken_for_it() -> None:
         nvml.device(UUID)
 
 
+def test_where_gpus_cannot_be_counted_the_device_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml(FakeGpu(f"GPU-{UUID}", used_bytes=MIB))
+    monkeypatch.setattr(fake, "nvmlDeviceGetCount", lambda: fake._fail(pynvml.NVML_ERROR_UNKNOWN))
+    nvml = Nvml(fake)
+    assert nvml.idle() == {} and nvml.device(UUID).read().device_bytes == MIB
+
+
 def test_the_fake_has_no_function_that_nvml_has_not() -> None:
     names = [name for name in dir(FakeNvml) if name.lower().startswith("nvml")]
     assert len(names) > 15 and all(hasattr(pynvml, name) for name in names)
