@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 import subprocess
+from contextlib import suppress
 
 from resireduce.errors import ConfigError
 
@@ -38,6 +39,20 @@ def address_of(interface: str) -> str:
     names = ", ".join(name for _, name in socket.if_nameindex())
     raise ConfigError(
         f"GLOO_SOCKET_IFNAME: {interface!r} has no IPv4 address on {socket.gethostname()}; give one of: {names}"
+    )
+
+
+def check_name() -> None:
+    """Raise ConfigError unless this machine's name has an address of its own: Horovod looks it up, or crashes."""
+    name = socket.gethostname()
+    with suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.socket(family, kind) as handle:
+                handle.bind(address)
+                return
+    raise ConfigError(
+        f"backend: 'horovod' crashes where the machine's name, {name}, has no address of its own; "
+        f"docker or podman run --hostname {name} --add-host {name}:127.0.0.1; elsewhere a line in /etc/hosts"
     )
 
 

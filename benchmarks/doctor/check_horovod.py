@@ -1,12 +1,12 @@
 """Check horovod: what it was built with, and two processes started by its own launcher."""
 
-import socket
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 
+from benchmarks.core.interfaces import check_name
 from benchmarks.doctor.child import Job, Run, all_reports, judge_ranks, own_environment, run_together
 from benchmarks.doctor.finding import Finding, failed, not_run, ok, warning
+from resireduce.errors import ConfigError
 
 NAME = "horovod"
 RANKS = 2
@@ -20,7 +20,6 @@ def check(
     gpus: int = 0,
     installed: bool | None = None,
     run: Run = run_together,
-    resolve: Callable[..., object] = socket.getaddrinfo,
 ) -> list[Finding]:
     """Return one finding. gpus: number that torch sees; if there are any, Horovod should have NCCL."""
     if not (find_spec("horovod") is not None if installed is None else installed):
@@ -32,7 +31,7 @@ def check(
     what = f"all-reduce of {RANKS} processes over Horovod (Gloo)"
     problem = judge_ranks(NAME, what, ended, RANKS, AGAIN)
     if problem:
-        return [_nameless(what, resolve) or problem]
+        return [_nameless() or problem]
     built = all_reports(ended)[0]["built"]
     parts = ", ".join(f"{name} {'yes' if built[key] else 'no'}" for key, name in SHOWN)
     if gpus and not built["nccl"]:
@@ -40,12 +39,11 @@ def check(
     return [ok(NAME, f"{what} is right; built with {parts}")]
 
 
-def _nameless(what: str, resolve: Callable[..., object]) -> Finding | None:
-    """Return the failure if the machine's own name has no address: Horovod looks it up, and crashes."""
-    name = socket.gethostname()
+def _nameless() -> Finding | None:
+    """Return the failure if the machine's own name has no address."""
     try:
-        resolve(name, None)
-    except OSError:
-        cure = f"docker or podman run --hostname {name} --add-host {name}:127.0.0.1; elsewhere a line in /etc/hosts"
-        return failed(NAME, f"{what}: it crashes where the machine's name, {name}, has no address", cure)
+        check_name()
+    except ConfigError as error:
+        said, _, cure = str(error).partition("; ")
+        return failed(NAME, said, cure)
     return None

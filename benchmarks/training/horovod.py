@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.core.interfaces import address_of
+from benchmarks.core.interfaces import address_of, check_name
 from benchmarks.training.horovod_start import MEETING, come, serving, variables, wait_for
 from benchmarks.training.place import LIKEWISE
 from resireduce.errors import ConfigError
@@ -53,7 +53,7 @@ def join(
         nodes: the ranks of each node, if nodes are to be averaged separately.
 
     Raises:
-        ConfigError: Horovod cannot be used, or not with this many ranks, or the interface has no address.
+        ConfigError: Horovod cannot be used, or not with this many ranks, or interface or machine has no address.
         ConnectionError: a rank did not come.
     """
     hvd = _horovod()
@@ -62,6 +62,7 @@ def join(
     if is_started_by_another():
         hvd.init(process_sets=sets)
     else:
+        check_name()
         rank = int(os.environ["RANK"])
         interface = interface or os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
         come(folder, rank, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))

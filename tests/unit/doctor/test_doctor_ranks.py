@@ -188,14 +188,14 @@ def test_horovod_says_what_it_was_built_with():
     assert "built for another torch" in only(horovod.check(SECONDS, 0, True, answers(other)), FAILED)
 
 
-def test_horovod_says_that_the_machine_s_name_has_no_address():
-    def unknown(name, port):
-        raise OSError("Name or service not known")
-
+def test_horovod_says_that_the_machine_s_name_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     crashed = Ended(1, "RuntimeError: Horovod detected that one or more processes exited\n")
-    text = only(horovod.check(SECONDS, 0, True, answers(crashed), unknown), FAILED)
-    assert "has no address" in text and "--add-host" in text
-    assert "has no address" not in only(horovod.check(SECONDS, 0, True, answers(crashed), lambda *_: []), FAILED)
+    for name in ("nosuch.invalid", "123"):  # 0.0.0.123, which nobody has
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        text = only(horovod.check(SECONDS, 0, True, answers(crashed)), FAILED)
+        assert f"{name}, has no address" in text and f"--add-host {name}:127.0.0.1" in text
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    assert "has no address" not in only(horovod.check(SECONDS, 0, True, answers(crashed)), FAILED)
 
 
 # --- MPI ---

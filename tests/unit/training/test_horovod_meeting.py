@@ -84,6 +84,16 @@ def test_the_address_is_that_of_the_interface() -> None:
         address_of("none0")
 
 
+@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+def test_a_machine_whose_name_has_no_address_is_refused_before_horovod_crashes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "nosuch.invalid")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match=r"backend: 'horovod' crashes where the machine's name, nosuch\.invalid, has"):
+        horovod.join(tmp_path, 2, seconds=0.05)
+
+
 def test_another_launcher_counts_where_the_suite_has_not_started_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
