@@ -10,6 +10,7 @@ from benchmarks.core.interfaces import rate_limit
 from benchmarks.core.provenance import image_digest, loaded_files, versions
 
 VARIABLES = (
+    "CUDA_LAUNCH_BLOCKING",
     "CUDA_MODULE_LOADING",
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -20,6 +21,8 @@ VARIABLES = (
     "HOROVOD_FUSION_THRESHOLD",
     "HOROVOD_HIERARCHICAL_ALLGATHER",
     "HOROVOD_HIERARCHICAL_ALLREDUCE",
+    "LD_PRELOAD",
+    "NVIDIA_TF32_OVERRIDE",
     "OMP_NUM_THREADS",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",

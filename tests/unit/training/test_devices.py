@@ -118,6 +118,14 @@ def test_arithmetic_on_a_gpu_is_float32_and_warns_where_it_cannot_be_repeated(mo
         torch.use_deterministic_algorithms(deterministic)
 
 
+@pytest.mark.parametrize("name", ["CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "NVIDIA_TF32_OVERRIDE"])
+def test_what_changes_speed_memory_or_arithmetic_from_outside_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert relevant_environment()[name] == "1"
+
+
 def test_facts_of_ranks_become_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_BUFFSIZE", "4194304")
     facts = rank_facts(torch.device("cpu"), "gloo")
