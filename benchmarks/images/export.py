@@ -64,7 +64,14 @@ def _call(line: Sequence[str], folder: str, output: Path) -> None:
     # The system's folder for temporary files is often too small for an image.
     places = dict.fromkeys(("TMPDIR", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR"), folder)
     done = subprocess.run(
-        line, cwd=folder, env=os.environ | places, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
+        line,
+        cwd=folder,
+        env=os.environ | places,
+        stdout=sys.stderr,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

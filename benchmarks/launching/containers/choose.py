@@ -140,7 +140,9 @@ def _own_file(given: str) -> str:
 def _ask(line: list[str]) -> str:
     """Return a program's output. Raises ConfigError with the last line of its error stream if it fails."""
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+        done = subprocess.run(
+            line, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"no answer in {ANSWER_SECONDS:g} s") from None
     if done.returncode:

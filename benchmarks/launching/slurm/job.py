@@ -47,7 +47,13 @@ def ask(command: Sequence[str]) -> str:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, env=variables
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            check=False,
+            env=variables,
         )
     except FileNotFoundError:
         raise ConfigError(f"{command[0]}: not on PATH; Slurm's commands are needed here") from None

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -19,6 +19,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json
 from benchmarks.core.interfaces import address_of, interface_to, rate_limit
+from benchmarks.launching.containers import choose
 from benchmarks.launching.processes import RankProcess, Start
 from benchmarks.launching.slurm import job
 from benchmarks.launching.slurm import step_task as task
@@ -56,6 +57,13 @@ def test_outside_of_a_job_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None
         job.ask(["no-such-program"])
     with pytest.raises(ConfigError, match=r"ls /no-such-folder: .*No such file"):
         job.ask(["ls", "/no-such-folder"])
+
+
+@pytest.mark.parametrize("ask", [job.ask, choose._ask])
+def test_what_a_program_says_need_not_be_utf_8(ask: Callable[[list[str]], str]) -> None:
+    assert ask(["printf", r"gr\374n"]) == "gr\N{REPLACEMENT CHARACTER}n"
+    with pytest.raises(ConfigError, match="kein Ger\N{REPLACEMENT CHARACTER}t"):
+        ask(["sh", "-c", r"printf 'kein Ger\344t' >&2; exit 1"])
 
 
 @pytest.mark.parametrize(
