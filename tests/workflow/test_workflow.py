@@ -37,8 +37,11 @@ def tree(tmp_path):
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """A tree in which all cells have been run, and what was said; tests change copies of it."""
-    tree = make_tree(tmp_path_factory.mktemp("whole"), CONFIG)
-    done = call(tree, *MINE)
+    tree, other = make_tree(tmp_path_factory.mktemp("whole"), CONFIG), tmp_path_factory.mktemp("other")
+    (other / "results/runs/mine/cells").mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CDPATH", str(other))  # where a shell's `cd` looks first
+        done = call(tree, *MINE)
     assert done.returncode == 0, done.stderr
     return tree, done.stdout
 
