@@ -40,7 +40,7 @@ def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
         **(versions() if image is None else _versions_of(image)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "device": "cpu",
         "topology": TERMINAL.sub("", _output("nvidia-smi", "topo", "-m") or "").strip() or None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -117,6 +117,11 @@ def installed_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def cores() -> int:
+    """Return how many processors this process may use; a job, a container or taskset may leave it only some."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu() -> str | None:

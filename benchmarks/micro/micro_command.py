@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from benchmarks.analysis.tables.compression import ALIGN, HEAD, averages_table, 
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import load_json, save_json, save_text, writable
-from benchmarks.core.provenance import timing_provenance
+from benchmarks.core.provenance import cores, timing_provenance
 from benchmarks.launching.processes import MALLOC_THAT_KEEPS, helping
 from resireduce.errors import ConfigError, check_share, choose
 
@@ -59,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
         "device": choose("device", args.device, DEVICES),
         "row": ROW,
         "cases": args.cases,
-        "threads": integer("threads", _cores() if args.threads is None else args.threads, 1, MOST_THREADS),
+        "threads": integer("threads", cores() if args.threads is None else args.threads, 1, MOST_THREADS),
     }
     writable("output", args.output)
     times = _times(settings)
@@ -71,11 +70,6 @@ def main(args: argparse.Namespace) -> int:
     _draw(rows, args.output.with_suffix(".svg"))
     print(f"{text}\nAll of it: {args.output}")
     return 0
-
-
-def _cores() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _size(given: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.core.checks import first_twice, integer
 from benchmarks.core.devices import DEVICE_VARIABLE
 from benchmarks.core.files import save_json, writable
-from benchmarks.core.provenance import timing_provenance
+from benchmarks.core.provenance import cores, timing_provenance
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.micro.links_command import FORMS, TOPK, timed_row
 from benchmarks.micro.slow_nodes import INTERFACE, UNSLOWED, check_rate, check_that_nodes_can_be_made, slow_nodes
@@ -74,6 +74,5 @@ def measured(model: str, layout: tuple[int, int], rate: str, rounds: int, steps:
     rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
     for row in rows:
         del row["costs"]  # the library measured these in the steps that are compared
-    cores = len(os.sched_getaffinity(0))
     place = {"nodes": layout[0], "ranks_per_node": layout[1], "rate": rate, "load_before": load}
-    return {**place, "inputs": typical(found.inputs, cores), "rows": rows}
+    return {**place, "inputs": typical(found.inputs, cores()), "rows": rows}

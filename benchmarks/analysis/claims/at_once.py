@@ -71,6 +71,8 @@ def _stays(record: CellResult) -> Iterator[tuple[str, _Stay]]:
         for uuid in dict.fromkeys(str(one) for one in given if one) if isinstance(given, list) else ():
             yield uuid, _Stay(record.cell, start, end, 1, 1)
         return
+    job = (source.get("slurm") or {}).get("job_id")  # has some of a host's cores to itself
     for host, ranks in (source.get("ranks_per_host") or {}).items():
         if isinstance(cores := source.get("cores"), int):
-            yield host, _Stay(record.cell, start, end, ranks * record.cell.threads, cores)
+            place = f"{host} in job {job}" if job else host
+            yield place, _Stay(record.cell, start, end, ranks * record.cell.threads, cores)

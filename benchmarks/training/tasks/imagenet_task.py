@@ -5,7 +5,6 @@ half of the cases. Validation: the shorter side scaled to 256, the centre 224x22
 """
 
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.core.files import load_json
 from benchmarks.core.prepared import Prepared, open_prepared
+from benchmarks.core.provenance import cores
 from benchmarks.training.tasks.images import ImageClassification, SyntheticImages
 from benchmarks.training.tasks.source import Source, damaged, draws
 from benchmarks.training.tasks.task import Batch, Setting
@@ -30,7 +30,7 @@ SHORTER_SIDE = 256
 AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
-THREADS = min(8, os.cpu_count() or 1)
+THREADS = min(8, cores())
 """Threads of one rank that decode images: Pillow gives up Python's lock while it does."""
 
 Box = tuple[int, int, int, int]

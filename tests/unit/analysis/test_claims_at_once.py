@@ -61,9 +61,10 @@ def test_where_there_is_room_or_nothing_is_known_trainings_may_overlap(source: d
     assert at_once([replace(one, provenance=one.provenance | source) for one in pair(apart=5, **TWO_CORES)]) == {}
 
 
-def test_other_hosts_and_other_gpus_are_other_places() -> None:
+def test_other_hosts_jobs_and_gpus_are_other_places() -> None:
     for places in (
         [{"cores": 2, "ranks_per_host": {name: 2}} for name in "ab"],
+        [TWO_CORES | {"slurm": {"job_id": job}} for job in ("7", "8")],
         [{"device": "Example GPU", "gpu_uuids": [f"GPU-{i}", f"GPU-{i + 1}"]} for i in (0, 2)],
     ):
         both = pair(apart=0)

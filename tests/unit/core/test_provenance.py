@@ -1,5 +1,6 @@
 """What a record says of the code that it was measured with: changed, or as committed."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -70,6 +71,15 @@ def test_code_that_lies_in_another_checkout_has_no_commit(checkout: Path, monkey
     monkeypatch.setattr(provenance, "ROOT", checkout / "inner")
     found = provenance.provenance()
     assert found["commit"] is found["dirty"] is None
+
+
+def test_cores_are_those_that_may_be_used() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert provenance.provenance()["cores"] == 1
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_the_default_site_holds_until_there_is_one(checkout: Path) -> None:
