@@ -24,6 +24,8 @@ CODE: tuple[str, ...] = ("resireduce", "benchmarks", ":!benchmarks/config", "res
 CODE = (*CODE, "constraints.txt", "*.toml")
 """Files whose changes can change a result or a verdict; configs are not among them, since every cell records all its
 fields."""
+STATUS = ("status", "--porcelain", "--untracked-files=normal")
+"""The changes, new files too, which a user's settings of git may hide."""
 TIMING_FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 OWN_FACTS = ("host", "gpu_uuid", "visible_gpus", "link_rate")
 """Facts that differ between the ranks of a job."""
@@ -36,7 +38,7 @@ def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """
     return {
         "commit": (git("rev-parse", "HEAD") or "").strip() or None,
-        "dirty": None if (changes := git("status", "--porcelain", "--", *CODE)) is None else bool(changes),
+        "dirty": None if (changes := git(*STATUS, "--", *CODE)) is None else bool(changes),
         **(versions() if image is None else _versions_of(image)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),

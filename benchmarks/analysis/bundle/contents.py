@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.analysis.bundle.stage import INPUTS, OUTPUTS, files_of
 from benchmarks.core.paths import ROOT, RUNS
-from benchmarks.core.provenance import git
+from benchmarks.core.provenance import STATUS, git
 from benchmarks.core.record import CellResult, RecordError
 from resireduce.errors import ConfigError
 
@@ -42,8 +42,8 @@ def source_texts() -> dict[str, str]:
     commit = git("rev-parse", "HEAD")
     if commit is None:
         return {"commit.txt": "not known: not a git checkout\n"}
-    texts = {"commit.txt": commit, "status.txt": git("status", "--porcelain") or ""}
-    return texts | {"changes.diff": git("diff", "--no-color", "--no-ext-diff", "HEAD") or ""}
+    texts = {"commit.txt": commit, "status.txt": git(*STATUS) or ""}
+    return texts | {"changes.diff": git("diff-index", "--patch", "--binary", "--no-ext-diff", "HEAD") or ""}
 
 
 def check_links(folder: Path) -> None:

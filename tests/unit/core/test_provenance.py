@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.analysis.bundle.contents import source_texts
 from benchmarks.core import provenance
 from benchmarks.core.paths import ROOT
 from benchmarks.launching.containers.entry import LOCK
@@ -49,6 +50,21 @@ def test_what_a_user_and_a_site_write_is_no_change_of_the_code(checkout: Path, n
 def test_a_change_of_the_code(checkout: Path, name: str) -> None:
     (checkout / name).write_text("y")
     assert provenance.provenance()["dirty"] is True
+
+
+def test_a_user_s_settings_of_git_hide_no_change(checkout: Path) -> None:
+    """Neither a new file, nor how the patch of a bundle is to be applied."""
+    git = ["git", "-C", str(checkout)]
+    for setting in (("status.showUntrackedFiles", "no"), ("diff.noprefix", "true")):
+        subprocess.run([*git, "config", *setting], check=True)
+    (checkout / "resireduce/new.py").write_text("y")
+    assert provenance.provenance()["dirty"] is True
+    (checkout / "Snakefile").write_bytes(b"y\0\xff")
+    texts = source_texts()
+    assert "?? resireduce/new.py" in texts["status.txt"]
+    undo = [*git, "apply", "--reverse", "-p1", "-"]
+    subprocess.run(undo, input=texts["changes.diff"].encode(), check=True)
+    assert (checkout / "Snakefile").read_text() == "x"
 
 
 def head_of(folder: Path) -> str:
