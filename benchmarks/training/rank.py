@@ -116,7 +116,9 @@ def main() -> None:
         place = choose_place(own_gpu=needs_own_gpu(cell.backend))
         before = look_before_cuda(place)
         communicator = connect(cell, args.rendezvous.resolve(), place, args.store)
-    except (ConfigError, ConnectionError) as error:
+    except Exception as error:
+        if not isinstance(error, ConfigError | ConnectionError):
+            traceback.print_exc()
         outcome_of(error).save(output)
         return
     if place.device.type == "cuda":

@@ -168,6 +168,13 @@ def test_a_signal_that_comes_while_ranks_are_being_started_reaches_them(monkeypa
     assert {it.reason for it in outcomes} == {"stopped by SIGTERM before it could write a checkpoint; run again"}
 
 
+def test_ranks_that_cannot_meet_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "none0"}
+    monkeypatch.setattr(launch_module, "rank_variables", lambda *_: place)
+    (outcome,) = launch(Cell(model="vgg-digits", world_size=1), tmp_path, None, tmp_path)
+    assert outcome.status == "error" and str(outcome.reason).endswith("Unable to find address for: none0")
+
+
 def test_a_cell_that_takes_too_long_leaves_a_record(spec, capsys):
     assert run(spec, "--timeout", "0.2") == 0
     record = CellResult.load(spec.parent / "out/cell.json")
