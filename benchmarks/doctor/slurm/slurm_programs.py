@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.doctor.finding import one_line
+from benchmarks.launching.slurm.job import without_defaults
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ def asking(timeout_seconds: float) -> Ask:
         try:
             done = subprocess.run(
                 command,
+                env=without_defaults(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from resireduce.errors import ConfigError
 
 ANSWER_SECONDS = 60.0
-DEFAULTS = ("SQUEUE_", "SCANCEL_")
+DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SLURM_TIME_FORMAT")
 TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """[days-][hours:]minutes:seconds, as squeue writes it."""
 
@@ -39,12 +39,16 @@ def host_names(nodes: str) -> list[str]:
     return ask(["scontrol", "show", "hostnames", nodes]).split()
 
 
-def ask(command: Sequence[str]) -> str:
-    """Return the output of one of Slurm's programs. Raises ConfigError, one line, if it fails.
+def without_defaults() -> dict[str, str]:
+    """Return the environment without the user's own defaults for Slurm's programs.
 
-    The user's own defaults (SQUEUE_STATES, SCANCEL_INTERACTIVE ...), which could hide jobs or ask questions, are unset.
+    They could hide jobs (SQUEUE_STATES) or nodes, or ask questions (SCANCEL_INTERACTIVE).
     """
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
+
+
+def ask(command: Sequence[str]) -> str:
+    """Return the output of one of Slurm's programs. Raises ConfigError, one line, if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -53,7 +57,7 @@ def ask(command: Sequence[str]) -> str:
             errors="replace",
             timeout=ANSWER_SECONDS,
             check=False,
-            env=variables,
+            env=without_defaults(),
         )
     except FileNotFoundError:
         raise ConfigError(f"{command[0]}: not on PATH; Slurm's commands are needed here") from None

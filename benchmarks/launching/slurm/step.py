@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.launching.processes import POLL_SECONDS, Logged, die_with_parent
-from benchmarks.launching.slurm.job import job_id
+from benchmarks.launching.slurm.job import job_id, without_defaults
 from benchmarks.launching.slurm.job_resources import Placement
 
 TASK = "task.json"
@@ -135,7 +135,7 @@ class StepRank:
         try:
             number = load_json(place_file(self._folder, self._rank))["step"]
             line = ["scancel", f"--signal={signal.Signals(sig).name.removeprefix('SIG')}", f"{job_id()}.{number}"]
-            subprocess.run(line, check=True, capture_output=True, timeout=CANCEL_SECONDS)
+            subprocess.run(line, check=True, capture_output=True, timeout=CANCEL_SECONDS, env=without_defaults())
         except (OSError, ValueError, KeyError, subprocess.SubprocessError):  # no task yet, or no controller
             self._process.send_signal(sig)
 

@@ -19,6 +19,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json
 from benchmarks.core.interfaces import address_of, interface_to, rate_limit
+from benchmarks.doctor.slurm.slurm_programs import asking
 from benchmarks.launching.containers import choose
 from benchmarks.launching.processes import RankProcess, Start
 from benchmarks.launching.slurm import job
@@ -57,6 +58,15 @@ def test_outside_of_a_job_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None
         job.ask(["no-such-program"])
     with pytest.raises(ConfigError, match=r"ls /no-such-folder: .*No such file"):
         job.ask(["ls", "/no-such-folder"])
+
+
+def test_a_user_s_defaults_for_slurm_s_programs_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would leave out jobs and nodes, have scancel ask what nobody answers, or write times otherwise."""
+    for name in ("SQUEUE_PARTITION", "SCANCEL_INTERACTIVE", "SINFO_PARTITION", "SACCT_FORMAT", "SLURM_TIME_FORMAT"):
+        monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("SLURM_CONF", "ours")
+    for said in (job.ask(["env"]), asking(5)(["env"]).text):
+        assert "=mine" not in said and "SLURM_CONF=ours" in said
 
 
 @pytest.mark.parametrize("ask", [job.ask, choose._ask])
