@@ -9,6 +9,8 @@ import time
 import pytest
 
 from benchmarks.core.paths import ROOT
+from benchmarks.launching.slurm.job_resources import Placement
+from benchmarks.launching.slurm.step import command
 from tests.slurm.cluster import NODES, Cluster, wait_until
 
 MEBIBYTES = 2
@@ -60,6 +62,13 @@ def test_four_ranks_are_spread_over_two_nodes(cluster):
     assert [line.split()[0] for line in lines] == ["0", "1", "2", "3"]
     first, second, third, fourth = (line.split()[1] for line in lines)
     assert first == second != third == fourth
+
+
+def test_ranks_have_the_variables_of_a_job_that_was_submitted_without_any(cluster, tmp_path):
+    """By `sbatch --export=NONE`, which has srun do likewise."""
+    *options, _, _, _, _ = command(tmp_path, Placement(1, 2), 1)
+    seen = cluster.output([*options, "env"], env=os.environ | {"SLURM_EXPORT_ENV": "NONE", "NCCL_DEBUG": "WARN"})
+    assert seen.splitlines().count("NCCL_DEBUG=WARN") == 2
 
 
 def test_a_command_runs_in_the_folder_and_with_the_status_of_its_caller(cluster, tmp_path):

@@ -78,7 +78,7 @@ def command(
     """
     options = [f"--nodes={placement.nodes}", f"--ntasks-per-node={placement.ranks_per_node}", "--distribution=block"]
     options += [f"--ntasks={placement.nodes * placement.ranks_per_node}", f"--cpus-per-task={cpus_per_rank}"]
-    options += ["--mpi=none", "--kill-on-bad-exit=0", "--input=none", "--unbuffered"]
+    options += ["--mpi=none", "--kill-on-bad-exit=0", "--input=none", "--unbuffered", "--export=ALL"]
     return ["srun", *options, sys.executable, "-m", module, str(folder.absolute())]
 
 
