@@ -89,8 +89,12 @@ def submit(command: Command, partition: str, ask: Ask, known: str | None) -> Sub
 
 
 def accounts(ask: Ask) -> list[str]:
-    """Return the user's accounts from the accounting data base; none if it does not answer."""
-    line = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}"]
+    """Return the user's accounts from the accounting data base; none if it does not answer, or the user has no name."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # in a container that was started with a number alone
+        return []
+    line = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={name}"]
     answer = ask([*line, "format=Account"])
     return [] if answer.error else list(dict.fromkeys(answer.text.split()))[:MOST_ACCOUNTS]
 

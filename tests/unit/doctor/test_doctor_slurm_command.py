@@ -380,6 +380,14 @@ def test_a_trial_has_the_environment_of_a_job_of_snakemake():
     assert inside.environment(given) == {"SLURM_JOB_ID": "7", "PATH": "/bin"}
 
 
+def test_a_user_without_a_name_has_no_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that was started with --user 12345."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert jobs.accounts(lambda _: Answer("everybody's")) == []
+
+
 def test_accounting_that_does_not_answer_is_a_warning(programs):
     off, on = look_at(answering(CPUS)), look_at(answering(MIXED))
     assert check_accounting(off, asking(5)).status == OK
