@@ -36,7 +36,7 @@ TRITON := 3.5.1
 
 # What a shell sets for other projects changes nothing of what is installed, run or tested here. An index of packages, a
 # proxy or a cache stay in force.
-unexport CDPATH SNAKEMAKE_PROFILE SNAKEMAKE_CONDA_PREFIX SNAKEMAKE_APPTAINER_PREFIX SNAKEMAKE_OUTPUT_CACHE PYTHONPATH PYTHONHOME PYTEST_ADDOPTS PYTEST_PLUGINS
+unexport CDPATH SNAKEMAKE_PROFILE SNAKEMAKE_CONDA_PREFIX SNAKEMAKE_APPTAINER_PREFIX SNAKEMAKE_OUTPUT_CACHE PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTEST_ADDOPTS PYTEST_PLUGINS
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_REQUIRE_VIRTUALENV PIP_CONSTRAINT PIP_REQUIREMENT PIP_NO_DEPS PIP_DRY_RUN
 
 .PHONY: run resume test fuzz check micro gpu bundle images test-browser test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean distclean

@@ -33,7 +33,9 @@ def test_names_that_look_like_numbers_stay_names():
 
 
 def test_what_a_shell_sets_for_other_projects_stays_outside_and_an_index_of_packages_does_not():
-    other = dict.fromkeys(("SNAKEMAKE_PROFILE", "PYTHONPATH", "PYTEST_ADDOPTS", "PIP_TARGET", "CDPATH"), "elsewhere")
+    other = dict.fromkeys(
+        ("SNAKEMAKE_PROFILE", "PYTHONPATH", "PYTEST_ADDOPTS", "PIP_TARGET", "CDPATH", "PYTHONOPTIMIZE"), "elsewhere"
+    )
     own = {"PIP_INDEX_URL": "https://packages.invalid/simple", "PATH": os.environ["PATH"]}
     line = ["make", "--silent", "--eval", "show: ; @env", "show"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True, env=other | own)
