@@ -29,7 +29,7 @@ rule cell:
     shell:
         "{params.setup} if line=$(python -m benchmarks run --cell {params.spec_file:q} --output {output:q} "
         "--keep {params.keep:q} --launcher {resources.launcher} {params.options} 2> {log:q}); "
-        "then cells=$(dirname {output:q}); "
-        'done=$(find "$cells" -name "*.json" ! -name "*.failed.json" -newer "$cells/../.lock" | wc -l); '
+        "then run={RUNS}/{wildcards.run}; "
+        "done=$(find $run/cells/ -name '*.json' ! -name '*.failed.json' -newer $run/.lock | wc -l); "
         'echo "[$done/${{CELLS_TO_RUN:-?}}] $line"; echo "$line" >> {log:q}; '
         'else echo "FAILED {wildcards.cell}: $(tail -n 1 {log:q}) (see {log})"; exit 1; fi'

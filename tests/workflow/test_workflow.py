@@ -39,6 +39,8 @@ def whole_run(tmp_path_factory):
     """A tree in which all cells have been run, and what was said; tests change copies of it."""
     tree, other = make_tree(tmp_path_factory.mktemp("whole"), CONFIG), tmp_path_factory.mktemp("other")
     (other / "results/runs/mine/cells").mkdir(parents=True)
+    (tree / "results/runs/mine").mkdir(parents=True)
+    (tree / "results/runs/mine/cells").symlink_to(tmp_path_factory.mktemp("scratch"))  # records on another disk
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CDPATH", str(other))  # where a shell's `cd` looks first
         done = call(tree, *MINE)
