@@ -177,6 +177,7 @@ def _end(error: object, status: int) -> int:
 
 
 if __name__ == "__main__":
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (who started this may close it)
     # A file name can contain bytes that are not valid text.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(main())

@@ -2,6 +2,8 @@
 
 import errno
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,12 @@ def test_an_interpreter_without_the_packages_is_told_the_right_one(
     monkeypatch.setattr("benchmarks.__main__.import_module", lacking)
     assert main(["states"]) == 1
     assert "lacks a package; make sets up .venv/bin/python" in capsys.readouterr().err
+
+
+def test_a_command_runs_where_its_output_is_closed() -> None:
+    line = [sys.executable, "-m", "benchmarks", "cells", "--config", "benchmarks/config/smoke.yaml"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *line], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_full_disk_is_told_with_the_file(
