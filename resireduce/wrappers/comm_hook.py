@@ -170,8 +170,8 @@ class CompressionHook(HookState):
         """Raise UsageError: a copy of the wrapper would have no hook."""
         raise UsageError(
             "a DistributedDataParallel with resireduce.compress_ddp(...) cannot be copied or pickled, since the copy "
-            "would not compress. Copy the model within, as in AveragedModel(model.module), or save its state_dict() and "
-            "the residual_state_dict() of each rank"
+            "would not compress. Copy the model within, as in AveragedModel(model.module), or save its state_dict() "
+            "and the residual_state_dict() of each rank"
         )
 
     @property
