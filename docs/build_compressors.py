@@ -15,7 +15,7 @@ ELEMENTS, DENSITY = (1000, 1000), 0.01
 HEAD = """# Compressors
 
 Written by `python docs/build_compressors.py`: what is sent and by whom it was proposed are the first sentences of each
-compressor's class and of its module, the rest is asked of the compressor itself. How to use them, and which to begin
+compressor's class and its source, the rest is asked of the compressor itself. How to use them, and which to begin
 with: [library.md](library.md#compressors). Where they differ from papers and released codes:
 [deviations.md](deviations.md).
 
@@ -90,9 +90,11 @@ def sent(compressor: Compressor) -> str:
 
 
 def source(compressor: Compressor) -> str:
-    """Return what its module's docstring says behind the first colon."""
-    text = " ".join((inspect.getmodule(type(compressor)).__doc__ or "").split("\n\n")[0].split())  # type: ignore[union-attr]
-    return text.partition(": ")[2].removesuffix(".")
+    """Return what its class, or a class above it, says of its source behind the first colon; or its module."""
+    texts = [inspect.cleandoc(vars(kind).get("__doc__") or "") for kind in type(compressor).__mro__]
+    own = next((text for text in texts if "Source: " in text), inspect.getmodule(type(compressor)).__doc__ or "")
+    paragraph = " ".join(own.partition("Source: ")[2 if "Source: " in own else 0].split("\n\n")[0].split())
+    return paragraph.partition(": ")[2].removesuffix(".")
 
 
 def page() -> str:

@@ -17,10 +17,6 @@ from resireduce.kernels.selection import largest_magnitudes
 from resireduce.kernels.thresholds import reaching
 from resireduce.pieces import pieces, share
 
-# --- AD-Topk, all-dimension top-k: Ming et al., "ADTopk: All-dimension top-k compression for high-performance
-# data-parallel DNN training", HPDC 2024 ---
-
-
 NARROW = (torch.uint8, torch.int16, torch.int32, torch.int64)
 """Dtypes for places within a row: the first that can hold them is used."""
 
@@ -32,6 +28,9 @@ class ADTopK(Selecting):
     So every row of a matrix, and every filter position of a convolution, contributes. Places are counted within
     dimension 1, in the narrowest dtype that holds them. A tensor of fewer dimensions is one row. At least one element
     of each row is sent, which exceeds the density where rows are short. Among equal magnitudes torch chooses.
+
+    Source: AD-Topk, all-dimension top-k: Ming et al., "ADTopk: All-dimension top-k compression for high-performance
+    data-parallel DNN training", HPDC 2024.
     """
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -138,10 +137,6 @@ def _flat(places: Tensor, length: int) -> Tensor:
     return (first + places).mul_(inner).add_(torch.arange(inner, device=places.device)).view(-1)
 
 
-# --- AD-Topk's form with thresholds: Ming et al., "ADTopk: All-dimension top-k compression for high-performance
-# data-parallel DNN training", HPDC 2024, as its released code means it ---
-
-
 LAST = 0.75
 """Share of the training after which all-dimension top-k may be used."""
 UNKNOWN = sys.float_info.max
@@ -157,6 +152,9 @@ class ADTopKThreshold(Selecting, SparseCompressor):
     for each tensor. In between, all elements that reach it are sent, which may be none, some or all; zeros are never
     sent. In the last quarter of `steps`, a tensor whose threshold last changed by at most `stable` of itself is sent by
     all-dimension top-k. A plan assumes k.
+
+    Source: AD-Topk's form with thresholds: Ming et al., "ADTopk: All-dimension top-k compression for high-performance
+    data-parallel DNN training", HPDC 2024, as its released code means it.
     """
 
     equal_sizes: ClassVar[bool] = False

@@ -12,10 +12,6 @@ from resireduce.errors import check_count
 from resireduce.kernels.codes import pack_codes, unpack_codes
 from resireduce.pieces import pieces, share, slices
 
-# --- Chunked top-k with values of two bits: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo",
-# 2025, arXiv 2508.15706 ---
-
-
 ROWS = 64
 """Chunks that are processed at once."""
 
@@ -27,6 +23,9 @@ class Chunked(Selecting, Inexact):
     Twelve bits are the place in the chunk. Two are the value: its sign, and whether it is larger than the mean
     magnitude of what is sent; the mean magnitudes of the larger and of the smaller ones travel once for the tensor. A
     shorter last chunk is filled up with zeros; a smaller tensor is one chunk.
+
+    Source: Chunked top-k with values of two bits: Sarfi et al., "Communication efficient LLM pre-training with
+    SparseLoCo", 2025, arXiv 2508.15706.
     """
 
     chunk: int = 4096
@@ -88,16 +87,15 @@ def _mean(magnitudes: Tensor, chosen: Tensor) -> Tensor:
     return total.clamp_(max=torch.finfo(total.dtype).max).to(magnitudes.dtype)
 
 
-# --- Chunks by their L1 norm: Sun et al., "Optimizing network performance for distributed DNN training on GPU clusters:
-# ImageNet/AlexNet training in 1.5 minutes", arXiv 1902.06855, 2019, which the release of DGC wishes for ---
-
-
 @dataclass(frozen=True)
 class L1Chunks(Agreeing, Selecting):
     """Sends the k chunks of the largest L1 norms, summed over all ranks: the same on all, which an all-reduce sums.
 
     k = max(1, floor(density x number of chunks)). Norms are formed and summed in float32 at least; among equal norms
     the first chunks are sent. A shorter last chunk of a tensor is filled up with zeros.
+
+    Source: Chunks by their L1 norm: Sun et al., "Optimizing network performance for distributed DNN training on GPU
+    clusters: ImageNet/AlexNet training in 1.5 minutes", arXiv 1902.06855, 2019, which the release of DGC wishes for.
     """
 
     size: int = 256

@@ -13,12 +13,13 @@ from resireduce.errors import ConfigError, is_count
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.pieces import pieces, spread
 
-# --- No compression: what DistributedDataParallel does ---
-
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """The gradient itself travels, in its own memory, and is summed in place by an all-reduce."""
+    """The gradient itself travels, in its own memory, and is summed in place by an all-reduce.
+
+    Source: No compression: what DistributedDataParallel does.
+    """
 
     collective: ClassVar[Collective] = "all_reduce"
     lossless: ClassVar[bool] = True
@@ -37,14 +38,13 @@ class NoCompression(Compressor):
         return grad.zero_()
 
 
-# --- Half precision: gradients travel and are summed in 16 bits, as Horovod's fp16 compression does ---
-
-
 @dataclass(frozen=True)
 class Fp16(Inexact):
     """Sends every element as float16, summed by an all-reduce; what rounding takes away is the error.
 
     Values beyond `largest` are sent as `largest`; the rest is error too.
+
+    Source: Half precision: gradients travel and are summed in 16 bits, as Horovod's fp16 compression does.
     """
 
     collective: ClassVar[Collective] = "all_reduce"
@@ -69,15 +69,14 @@ class Fp16(Inexact):
         return grad.sub_(payload.buffer.view(payload.shape).to(grad.dtype))
 
 
-# --- Blocks of few bits, as ZeRO++ sends them: Wang et al., "ZeRO++: Extremely efficient collective communication for
-# large model training", ICLR 2024, section 3.3 ---
-
-
 @dataclass(frozen=True)
 class Block8(Inexact):
     """Sends every element as the nearest of 255 levels, multiples of its block's largest magnitude / 127: 8 bits.
 
     Rounding is to the nearest, without a draw. Each rank decodes all payloads: nothing is quantised twice.
+
+    Source: Blocks of few bits, as ZeRO++ sends them: Wang et al., "ZeRO++: Extremely efficient collective communication
+    for large model training", ICLR 2024, section 3.3.
     """
 
     source_feeds_back: ClassVar[bool] = False

@@ -14,9 +14,6 @@ from resireduce.kernels.selection import largest_magnitudes
 from resireduce.kernels.thresholds import few_reaching, reaching
 from resireduce.pieces import generator, one_of_each, share
 
-# --- DGC: Lin et al., "Deep gradient compression", ICLR 2018 ---
-
-
 SAMPLE = 0.01
 """Share of the elements that the threshold is estimated from."""
 ROUNDS = 10
@@ -35,6 +32,8 @@ class DGC(Selecting, SparseCompressor):
     is lowered by a fifth, at most ten times; where more than k pass, their k largest are taken (the released code takes
     those of the lowest indices). Zeros are never sent, so that a message may be short, or empty. The paper's gradient
     clipping is `max_local_grad_norm` of `resireduce.distribute`.
+
+    Source: DGC: Lin et al., "Deep gradient compression", ICLR 2018.
     """
 
     equal_sizes: ClassVar[bool] = False
@@ -111,9 +110,6 @@ class DGCMomentum(DGC):
         return cls(density, half=True)
 
 
-# --- The simplified DGC that benchmarks of compressors use: Xu et al., "GRACE", ICDCS 2021; the ResiReduce paper ---
-
-
 SIMPLE_SAMPLE = 0.01
 """Share of the elements that the threshold is estimated from."""
 
@@ -127,6 +123,8 @@ class DGCSimple(Selecting, SparseCompressor):
     then pass are sent, however many: a step of 30 per cent may jump over the range, and where most magnitudes are
     equal, most are sent. A plan assumes density x n. If nothing passes, the elements of the largest magnitude are sent;
     zeros are never sent. Optimizer, momentum and residual work as with top-k.
+
+    Source: The simplified DGC that benchmarks of compressors use: Xu et al., "GRACE", ICDCS 2021; the ResiReduce paper.
     """
 
     equal_sizes: ClassVar[bool] = False

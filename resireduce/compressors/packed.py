@@ -12,13 +12,11 @@ from resireduce.compressors.topk import SparseCompressor, TopK
 from resireduce.core.payload import Payload
 from resireduce.kernels.codes import BYTE, pack_bits, pack_codes, unpack_bits, unpack_codes
 
-# --- Ascending indices in little more than their entropy: gaps in Golomb-Rice codes (Rice and Plaunt, IEEE Trans.
-# Commun. 1971; Golomb, IEEE Trans. Inf. Theory 1966, shows that they suit gaps between events that are equally
-# probable) ---
+# --- Indices as gaps in Golomb-Rice codes: Rice and Plaunt, IEEE Trans. Commun. 1971; Golomb, IEEE Trans. Inf. Theory
+# 1966, shows that they suit gaps between events that are equally probable. ---
 #
 # A gap g is the number of elements that are skipped. Its lower `width` bits are stored as they are; the rest, g >>
-# width, is stored as that many zeros and a one. The ones thus mark the ends of gaps, which one search finds, without
-# a loop.
+# width, is stored as that many zeros and a one. The ones thus mark the ends of gaps, which one search finds.
 
 
 def encode(indices: Tensor, numel: int) -> tuple[int, Tensor]:
@@ -59,10 +57,6 @@ def _best_width(gaps: Tensor, numel: int) -> int:
     return widths[-1] - 1 if gaps.is_meta else int(bits.argmin())
 
 
-# --- Indices at little more than their entropy: Sattler et al., "Sparse binary compression: towards distributed deep
-# learning with minimal communication", IJCNN 2019, which has Golomb's codes of the gaps between them; here Rice's ---
-
-
 HEADER = 8
 """Bytes before the values: one int64, the number of values x 256 + the width of the codes."""
 
@@ -74,6 +68,10 @@ class Packed(Compressor):
     Another compressor, given as `of`, can select instead. Indices at random places need at least n x H(k / n) bits, H
     the binary entropy, and take a hundredth more; those that lie together take fewer. The length of a message depends
     on this.
+
+    Source: Indices at little more than their entropy: Sattler et al., "Sparse binary compression: towards distributed
+    deep learning with minimal communication", IJCNN 2019, which has Golomb's codes of the gaps between them; here
+    Rice's.
     """
 
     equal_sizes: ClassVar[bool] = False

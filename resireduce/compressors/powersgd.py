@@ -1,4 +1,5 @@
-"""PowerSGD: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression", NeurIPS 2019."""
+"""PowerSGD: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
+optimization", NeurIPS 2019."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

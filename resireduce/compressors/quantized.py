@@ -13,10 +13,6 @@ from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.pieces import generator, pieces, spread
 
-# --- QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017
-# ---
-
-
 LEVELS = 127
 """Most levels that int8 can hold, besides the sign."""
 
@@ -26,6 +22,9 @@ class QSGD(Inexact):
     """Each bucket of elements as its norm and, for each element, a level: 127 |x| / norm, rounded at random, signed.
 
     Unbiased: the expectation of a level is the exact quotient. All-gathered; one byte per element, four per bucket.
+
+    Source: QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS
+    2017.
     """
 
     source_feeds_back: ClassVar[bool] = False
@@ -93,16 +92,15 @@ class QSGDMax(QSGD):
     bucket: int | None = None
 
 
-# --- TernGrad: Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS
-# 2017 ---
-
-
 @dataclass(frozen=True)
 class TernGrad(Inexact):
     """Sends -s, 0 or s for every element, in two bits: s its sign with probability |x| / s, s the largest magnitude.
 
     Magnitudes are first clipped (section 3.3) at 2.5 deviations from zero, sqrt(mean x^2), which is the deviation of
     the paper's gradients, whose mean is zero. Unbiased except for what is clipped.
+
+    Source: TernGrad: Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning",
+    NeurIPS 2017.
     """
 
     source_feeds_back: ClassVar[bool] = False
@@ -154,9 +152,6 @@ class TernGrad(Inexact):
         return torch.where(limit > 0, torch.minimum(largest, limit), largest)  # squares of the tiniest are zero
 
 
-# --- Natural compression: Horvath et al., "Natural compression for distributed deep learning", MSML 2022, section 2 ---
-
-
 EXPONENTS = 127
 """Powers of two that seven bits distinguish, besides zero."""
 NEGATIVE = 128
@@ -171,6 +166,9 @@ class Natural(Inexact):
 
     The exponents are the 127 up to the largest magnitude's. An element below the least of these powers is sent as that
     power or as zero, also right on average; only one beyond the dtype's largest power of two is rounded down.
+
+    Source: Natural compression: Horvath et al., "Natural compression for distributed deep learning", MSML 2022, section
+    2.
     """
 
     source_feeds_back: ClassVar[bool] = False

@@ -36,16 +36,15 @@ def add_signs_(dense: Tensor, packed: Tensor, plus: Tensor, minus: Tensor, scale
     return dense
 
 
-# --- SignSGD with majority vote: Bernstein et al., "signSGD with majority vote is communication efficient and fault
-# tolerant", ICLR 2019 ---
-
-
 @dataclass(frozen=True)
 class SignSGD(Inexact):
     """Sends the sign of every element, in one bit; what comes back is what more ranks sent, +1 or -1; +1 of as many.
 
     Zeros count as positive; a rank whose tensor is all zeros has no vote, and if no rank votes, zeros come back. The
     paper keeps nothing of what is not sent: scheme "none". What is sent dense is averaged, as usual.
+
+    Source: SignSGD with majority vote: Bernstein et al., "signSGD with majority vote is communication efficient and
+    fault tolerant", ICLR 2019.
     """
 
     source_feeds_back: ClassVar[bool] = False
@@ -78,10 +77,6 @@ class SignSGD(Inexact):
         return dense
 
 
-# --- Signum with majority vote: Bernstein et al., "signSGD with majority vote is communication efficient and fault
-# tolerant", ICLR 2019, algorithm 1 ---
-
-
 @dataclass(frozen=True)
 class Signum(SignSGD):
     """Sends the sign of every element's momentum, formed on each rank, in one bit; the majority's comes back, as with
@@ -89,6 +84,9 @@ class Signum(SignSGD):
 
     Momentum is u <- m u + g; the paper's, m u + (1 - m) g, has the same signs. It replaces the optimizer's, which must
     be 0. For tensors that are sent dense, the momenta are averaged.
+
+    Source: Signum with majority vote: Bernstein et al., "signSGD with majority vote is communication efficient and
+    fault tolerant", ICLR 2019, algorithm 1.
     """
 
     momentum_factor: float = 0.9
@@ -105,15 +103,14 @@ class Signum(SignSGD):
         return Momentum(self.momentum_factor, masking=False) if self.momentum_factor else None
 
 
-# --- EF-SignSGD: Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019
-# ---
-
-
 @dataclass(frozen=True)
 class EFSignSGD(Inexact):
     """Sends the sign of every element, in one bit, and the mean of all magnitudes: |g|_1 / n x sign(g), algorithm 1.
 
     Zeros count as positive. What the ranks send is averaged (the released benchmark codes sum it).
+
+    Source: EF-SignSGD: Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes", ICML
+    2019.
     """
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -131,16 +128,15 @@ class EFSignSGD(Inexact):
         return add_signs_(dense, packed, mean, -mean, scale)
 
 
-# --- 1-bit SGD: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed
-# training of speech DNNs", Interspeech 2014 ---
-
-
 @dataclass(frozen=True)
 class OneBit(Inexact):
     """Sends one bit an element, and the two values that the bits stand for: the means of negative and of other
     elements.
 
     The means are those of the whole tensor, where the paper has a pair for each column of a matrix.
+
+    Source: 1-bit SGD: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed
+    training of speech DNNs", Interspeech 2014.
     """
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:

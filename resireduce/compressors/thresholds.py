@@ -28,15 +28,15 @@ from resireduce.kernels.thresholds import (
 )
 from resireduce.pieces import share
 
-# --- Sparsification by a fixed threshold: Strom, "Scalable distributed DNN training using commodity GPU cloud
-# computing", Interspeech 2015 ---
-
 
 @dataclass(frozen=True)
 class Threshold(SparseCompressor):
     """Sends the elements whose magnitude is greater than `threshold`: none, some or all, and not as many on each rank.
 
     The values themselves are sent, where Strom sends the threshold with their sign.
+
+    Source: Sparsification by a fixed threshold: Strom, "Scalable distributed DNN training using commodity GPU cloud
+    computing", Interspeech 2015.
     """
 
     equal_sizes: ClassVar[bool] = False
@@ -56,9 +56,6 @@ class Threshold(SparseCompressor):
         return reaching(flat, not_above(self.threshold, flat.dtype), strictly=True)
 
 
-# --- Gaussian-k: Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv 1911.08772 ---
-
-
 LOWER, HIGHER = 0.5, 1.5
 """Factors for the threshold where too few elements pass, or too many."""
 
@@ -72,6 +69,8 @@ class GaussianK(Selecting, SparseCompressor):
     `rounds` rounds. All that then pass are sent, however many: for a gradient that is not normal, a step may jump over
     the range, back and forth. If nothing passes, the elements of the largest magnitude are sent; zeros are never sent.
     A plan assumes k.
+
+    Source: Gaussian-k: Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv 1911.08772.
     """
 
     equal_sizes: ClassVar[bool] = False
@@ -104,10 +103,6 @@ class GaussianK(Selecting, SparseCompressor):
         return max(0.0, found.mean - NormalDist().inv_cdf(self.density / 2) * math.sqrt(found.variance))
 
 
-# --- RedSync: Fang et al., "RedSync: reducing synchronization bandwidth for distributed deep learning training system",
-# Journal of Parallel and Distributed Computing 133, 2019 ---
-
-
 WIDTH = 0.2
 """The search ends when its interval is this narrow: after three probes."""
 STEPS = (0.8, 0.6, 0.4, 0.2, 0.0)
@@ -123,6 +118,9 @@ class RedSync(Selecting, SparseCompressor):
     ends at a fifth of the interval, after three probes, and all that pass the last are sent, however many: where the
     largest magnitude lies far out, the probes are too far apart. If nothing passes, the elements of the largest
     magnitude are sent; zeros are never sent. A plan assumes k.
+
+    Source: RedSync: Fang et al., "RedSync: reducing synchronization bandwidth for distributed deep learning training
+    system", Journal of Parallel and Distributed Computing 133, 2019.
     """
 
     equal_sizes: ClassVar[bool] = False
@@ -168,10 +166,6 @@ class RedSyncTrim(RedSync):
         return passed
 
 
-# --- SIDCo: Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training
-# systems", MLSys 2021 ---
-
-
 FITS = ("exponential", "pareto", "gamma")
 CALLS = 5
 """Calls after which the number of stages is adapted."""
@@ -190,6 +184,9 @@ class SIDCo(Selecting, SparseCompressor):
     and ceil(log2(1 / density)). Each tensor has its own M, as this compressor's state. Of a tensor of zeros nothing is
     sent, and its state stays. If no element passes, those of the largest magnitude are sent; zeros are never sent. A
     plan assumes k.
+
+    Source: SIDCo: Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed
+    training systems", MLSys 2021.
     """
 
     equal_sizes: ClassVar[bool] = False

@@ -77,12 +77,12 @@ def narrowed(indices: Tensor, like: Tensor) -> Tensor:
     return indices.to(torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64)
 
 
-# --- Top-k sparsification: Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017 ---
-
-
 @dataclass(frozen=True)
 class TopK(Selecting, SparseCompressor):
-    """Sends the k elements of largest magnitude, k = max(1, floor(density x n))."""
+    """Sends the k elements of largest magnitude, k = max(1, floor(density x n)).
+
+    Source: Top-k sparsification: Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017.
+    """
 
     @property
     def adds(self) -> bool:

@@ -1,4 +1,5 @@
-"""DeAR: Zhang et al., "DeAR: Accelerating Distributed Deep Learning with Fine-Grained ... Pipelining", ICDCS 2023."""
+"""DeAR: Zhang et al., "DeAR: Accelerating Distributed Deep Learning with Fine-Grained All-Reduce Pipelining", ICDCS
+2023: an all-reduce in two halves, the second of which runs in the next forward pass."""
 
 import threading
 from collections import deque

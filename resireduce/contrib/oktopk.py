@@ -166,9 +166,6 @@ def region_counts(mine: Tensor, starts: Tensor) -> list[int]:
     return [stop - start for start, stop in zip(cuts, [*cuts[1:], len(mine)], strict=True)]
 
 
-# --- Ok-Topk: Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022 ---
-
-
 PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
 Sums = tuple[Tensor, Tensor]
 """Values, in float32 at least, and their flat indices, int64 and ascending."""
@@ -197,6 +194,8 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
 
     No rank sends more than 4 k / 3 elements to others; how many sums come back depends on all. A plan assumes a step in
     which everything is found: k elements, and k sums of each region.
+
+    Source: Ok-Topk: Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022.
     """
 
     collective: ClassVar[Collective] = "rounds"

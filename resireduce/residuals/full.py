@@ -10,8 +10,6 @@ from resireduce.pieces import generator, one_of_each, share
 from resireduce.residuals.base import Ratio, Residual, addable, alike, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
-# --- Baseline: one residual for each tensor (paper, section 2.2; Seide et al., Interspeech 2014) ---
-
 
 class FullResidual(Residual):
     """Error feedback, G~ = R + G and R' = G~ - sent.
@@ -19,6 +17,8 @@ class FullResidual(Residual):
     If it is stored in the gradient's own dtype, the sum is formed in the residual's memory: the gradient is absorbed,
     and its buffer is free before anything is compressed. Streamed gradients rely on this. In another dtype the sum is
     formed in the gradient's memory, and rounded when it is stored.
+
+    Source: Baseline: one residual for each tensor (paper, section 2.2; Seide et al., Interspeech 2014).
     """
 
     def __init__(self, **options: object):
@@ -77,11 +77,6 @@ class FullResidual(Residual):
         return named("full", self._stored)
 
 
-# --- A residual that fades, as momentum does: Peng, Quesnelle and Kingma, "DeMo: Decoupled momentum optimization",
-# 2024, arXiv 2411.19870, algorithm 1; Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025
-# ---
-
-
 class DecayedResidual(FullResidual):
     """Error feedback with R' = decay x (G~ - sent), for each tensor: what is not sent counts less from step to step.
 
@@ -89,6 +84,10 @@ class DecayedResidual(FullResidual):
 
     Args:
         decay: more than 0, at most 1. Raises ConfigError for any other. SparseLoCo uses 0.95.
+
+    Source: A residual that fades, as momentum does: Peng, Quesnelle and Kingma, "DeMo: Decoupled momentum
+    optimization", 2024, arXiv 2411.19870, algorithm 1; Sarfi et al., "Communication efficient LLM pre-training with
+    SparseLoCo", 2025.
     """
 
     def __init__(self, *, decay: float = 0.999, **options: object):
@@ -106,9 +105,6 @@ class DecayedResidual(FullResidual):
         super().update(name, lambda: value, step)
 
 
-# --- A random part of each residual (paper, section 3, Fig. 3): how much of a residual is needed? ---
-
-
 PIECES = 16
 """Number of pieces in which the places of a large tensor are generated."""
 SMALLEST = 1 << 12
@@ -123,6 +119,8 @@ class PartialResidual(Residual):
 
     Args:
         ratio: share of the elements, or {pattern of names: share}. Raises ConfigError for one outside (0, 1].
+
+    Source: A random part of each residual (paper, section 3, Fig. 3): how much of a residual is needed?.
     """
 
     def __init__(self, *, ratio: object = 0.5, **options: object):
@@ -179,12 +177,12 @@ class PartialResidual(Residual):
             yield slice(first, last), one_of_each(n, k, first, last, source, flat.device)
 
 
-# --- No residual: what is not sent is lost (paper, section 2.2, without steps 2 and 5). It is the control that shows
-# what residuals are worth ---
-
-
 class NoResidual(Residual):
-    """Stores nothing."""
+    """Stores nothing.
+
+    Source: No residual: what is not sent is lost (paper, section 2.2, without steps 2 and 5). It is the control that
+    shows what residuals are worth.
+    """
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate nothing."""

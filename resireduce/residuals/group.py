@@ -160,11 +160,11 @@ class GroupResidual(Residual, Generic[F]):
         return named(kind, {key: group.stored for key, group in self._groups.items()})
 
 
-# --- ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2) ---
-
-
 class AverageResidual(GroupResidual[WeightedSum]):
-    """Stores sum(w_i r_i) / sum(w_i), with w_i = 1: what is added to all members is what they had left, summed."""
+    """Stores sum(w_i r_i) / sum(w_i), with w_i = 1: what is added to all members is what they had left, summed.
+
+    Source: ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2).
+    """
 
     def weight(self, error: Tensor, name: str) -> Tensor | float:
         """Return the weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU.
@@ -203,9 +203,6 @@ def _alone(error: Tensor) -> Tensor:
     return error if error.untyped_storage().nbytes() == error.nbytes else error.clone()
 
 
-# --- ResiReduce-w: one weighted average residual for each reusable group (paper, section 4.2) ---
-
-
 class WeightedResidual(AverageResidual):
     """The average with weights w_i = phi |x_i|_1 / n_i + (1 - phi) |x_i|_2 / sqrt(n_i).
 
@@ -215,6 +212,8 @@ class WeightedResidual(AverageResidual):
             released code).
 
     Raises ConfigError for other values.
+
+    Source: ResiReduce-w: one weighted average residual for each reusable group (paper, section 4.2).
     """
 
     def __init__(self, *, phi: float = 0.5, norms: str = "residual", **options: object):
@@ -245,9 +244,6 @@ class WeightedResidual(AverageResidual):
         return self._weights.pop(name, self.phi)
 
 
-# --- One member's residual in place of those of a whole reusable group (paper, section 4.2, Fig. 6) ---
-
-
 @dataclass
 class Best:
     """The error that was chosen of some members, and its norm, 0-D."""
@@ -264,6 +260,8 @@ class MemberResidual(GroupResidual[Best]):
     Args:
         norm: 1 or 2. Raises ConfigError for any other.
         smallest: store the residual of the smallest norm instead.
+
+    Source: One member's residual in place of those of a whole reusable group (paper, section 4.2, Fig. 6).
     """
 
     def __init__(self, *, norm: int = 1, smallest: bool = False, **options: object):

@@ -14,8 +14,6 @@ from resireduce.pieces import share
 from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
 from resireduce.residuals.stored import Plain, Stored
 
-# --- ResiReduce-d: some rows of a specific layer's residual (paper, section 4.3, Fig. 7b) ---
-
 
 @dataclass
 class _Rows:
@@ -38,6 +36,8 @@ class RowsResidual(Residual):
         norms, choice: as in RowsColumnsResidual.
 
     Raises ConfigError for other values.
+
+    Source: ResiReduce-d: some rows of a specific layer's residual (paper, section 4.3, Fig. 7b).
     """
 
     def __init__(
@@ -86,9 +86,6 @@ class RowsResidual(Residual):
         return values | {f"rows.{name}.rows": stored.rows for name, stored in self._stored.items()}
 
 
-# --- ResiReduce-2d: a sub-matrix of a specific layer's residual (paper, section 4.3, Fig. 7c) ---
-
-
 @dataclass
 class _Block:
     values: Stored  # (rows kept, columns kept)
@@ -118,6 +115,8 @@ class RowsColumnsResidual(Residual):
         choice: the "largest" (the paper), or drawn with their "softmax" as probabilities (the released code).
 
     Raises ConfigError for other values.
+
+    Source: ResiReduce-2d: a sub-matrix of a specific layer's residual (paper, section 4.3, Fig. 7c).
     """
 
     def __init__(

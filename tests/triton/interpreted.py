@@ -17,7 +17,7 @@ from benchmarks.training.time_kernels import measured
 from resireduce import finiteness
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
-from resireduce.kernels import averages, on_gpu
+from resireduce.kernels import norms, on_gpu
 from resireduce.kernels.gpu import (
     blocks,
     crossing,
@@ -314,7 +314,7 @@ def test_weighted_sums_have_the_bits_of_the_plain_form(
         made, phi = [], 0.3 if dtype == torch.float32 else torch.tensor(0.3, dtype=dtype)
         for switch in ("1", "0"):
             monkeypatch.setenv(on_gpu.SWITCH, switch)
-            found = averages.WeightedSum(drawn(2501, dtype, 1), torch.tensor(0.7, dtype=dtype), is_one)
+            found = norms.WeightedSum(drawn(2501, dtype, 1), torch.tensor(0.7, dtype=dtype), is_one)
             found.add(more.clone(), phi, torch.empty(2501, dtype=dtype) if is_last else None)
             made.append((found.total, found.weight))
         assert self_check.same_bits(made[0][0], made[1][0]) and torch.equal(made[0][1], made[1][1]), name
