@@ -252,7 +252,7 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
             _overwrite(tensor, f"resireduce.start.state.{index}.{key}", communicator)
             state.setdefault(parameter, {})[key] = tensor
         else:
-            state.setdefault(parameter, {})[key] = value
+            state.setdefault(parameter, {})[key] = value.to(parameter.device) if isinstance(value, Tensor) else value
     optimizer.state.clear()
     optimizer.state.update({one: held.get(None, held) for one, held in state.items()} | beside | others)
 
@@ -294,6 +294,11 @@ class _Like:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
+def _described(tensor: Tensor) -> _Like | Tensor:
+    """Return what `tensor` is; itself, where it is sparse or quantized."""
+    return _Like.of(tensor) if tensor.layout == torch.strided and not tensor.is_quantized else tensor.cpu()
+
+
 def _describe(
     optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
 ) -> tuple[bool, list[Any], list[Any], dict[Any, Any]]:
@@ -304,7 +309,7 @@ def _describe(
         for group in ({key: v for key, v in group.items() if key != "params"} for group in optimizer.param_groups)
     ]
     layout = [
-        (index, key, _Like.of(value) if isinstance(value, Tensor) else value)
+        (index, key, _described(value) if isinstance(value, Tensor) else value)
         for index, parameter in enumerate(parameters)
         if parameter in optimizer.state
         for key, value in _items(optimizer.state[parameter])

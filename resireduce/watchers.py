@@ -458,7 +458,11 @@ def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tens
 def _places(state: Mapping[Any, Any]) -> set[int]:
     """Return where the tensors of an optimizer's `state` lie."""
     held = [one for values in state.values() if isinstance(values, Mapping) for one in values.values()]
-    return {one.data_ptr() for one in held if isinstance(one, Tensor) and one.numel() and not one.is_meta}
+    return {
+        one.data_ptr()
+        for one in held
+        if isinstance(one, Tensor) and one.layout == torch.strided and one.numel() and not one.is_meta
+    }
 
 
 def _is_of_no_steps(state: Mapping[Any, Any]) -> bool:

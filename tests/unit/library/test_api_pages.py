@@ -23,8 +23,8 @@ MODULES = [
     for module in pkgutil.walk_packages(resireduce.__path__, "resireduce.")
     if not module.name.rpartition(".")[2].startswith("_")
 ]
-PIPELINE = {"agreement", "api", "error_feedback", "optimizer", "sending.message", "start"} | {
-    f"step.{name}" for name in ("buckets", "launch", "slot", "update", "watch")
+PIPELINE = {"api", "start"} | {
+    f"core.{name}" for name in ("feedback", "messages", "optimizer", "queue", "slot", "update")
 }
 """Modules that only the library calls, but for what `resireduce` exports of them."""
 SOURCE = re.compile(r"\b(19|20)\d\d\b|paper, section|Horovod|DistributedDataParallel")
