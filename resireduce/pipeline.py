@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from glob import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -61,7 +61,10 @@ def build_feedback(
     named = sorted(name for name in dense if not is_small(parameters[name]))
     check_agreement(settings.agreed(compressor=compressor, groups=grouping, dense=named), parameters, communicator)
     levels = Levels.of(communicator, settings.hierarchy)
-    return ErrorFeedback(compressor, residual, levels.between, dense, settings.warm_up_steps, levels.place), levels
+    density: Any = settings.density
+    schedule = (lambda step: compressor.from_density(density(step))) if settings.changes_density else None
+    settled = dense, settings.warm_up_steps, levels.place, schedule
+    return ErrorFeedback(compressor, residual, levels.between, *settled), levels
 
 
 def settle_slices(

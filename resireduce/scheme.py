@@ -131,17 +131,11 @@ def load(target: "str | type[Residual]") -> Any:
 def build_compressor(name: str, density: float | Callable[[int], float]) -> "Compressor":
     """Return the compressor called `name`, which sends a share `density` of the elements if it selects any.
 
-    density: a share, or a function from the step number, counted from 0, to the share in that step.
+    density: a share, or a function from the step number, of which the share in step 0 counts.
     Raises ConfigError for a name that is not listed and for a density outside (0, 1].
     """
-    listed = COMPRESSORS[choose("compressor", name, COMPRESSORS)]
-    kind = load(listed.target)
-    if not callable(density):
-        return kind.from_density(check_share("density", density))
-    first = check_share("density", density(0))
-    if not listed.selects:
-        return kind.from_density(first)
-    return load("resireduce.compressors.scheduled:Scheduled")(kind, density)
+    kind = load(COMPRESSORS[choose("compressor", name, COMPRESSORS)].target)
+    return kind.from_density(check_share("density", density(0) if callable(density) else density))
 
 
 def find_scheme(scheme: "str | Scheme") -> "Scheme":

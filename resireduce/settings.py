@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from resireduce.scheme import COMPRESSORS
+
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -79,6 +81,12 @@ class Settings:
         return self.update == "in_backward"
 
     @property
+    def changes_density(self) -> bool:
+        """Whether the share of elements that is sent follows from the number of the step."""
+        listed = COMPRESSORS.get(self.compressor) if isinstance(self.compressor, str) else None
+        return callable(self.density) and listed is not None and listed.selects
+
+    @property
     def scaler(self) -> "GradScaler | None":
         """The scaler of the loss; None if there is none, or if it is disabled and so changes nothing."""
         return self.grad_scaler if self.grad_scaler is not None and self.grad_scaler.is_enabled() else None
@@ -89,6 +97,7 @@ class Settings:
         is_plain = isinstance(self.hierarchy, str | list | tuple)
         levels = self.hierarchy if is_plain else type(self.hierarchy).__name__  # each rank has its own node's
         clear = {"options": dict(self.options or {}), "overlap": self.overlaps, "hierarchy": levels}
+        clear["density"] = "by step" if self.changes_density else "fixed"  # the compressor has the number
         named = given | clear | {"grad_scaler": type(self.grad_scaler).__name__} | found
         return {"dense": named["dense"]} | named  # first, since groups that differ follow from it
 

@@ -107,11 +107,6 @@ class Compressor(ABC):
         return None
 
     @property
-    def varies(self) -> bool:
-        """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
-        return self.turns > 1
-
-    @property
     def memory(self) -> str:
         """What decides the meaning of its state and velocities, in words: they are loaded only where this is equal."""
         return f"{type(self).__name__} with {self.momentum or 'no momentum'}"

@@ -1,6 +1,6 @@
 """Error feedback for one gradient (paper, section 2.2): compensate, compress, keep the rest, send, average."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Self
 
@@ -147,6 +147,8 @@ class ErrorFeedback:
         communicator: the ranks among which averages are formed.
         dense: names of the tensors that are sent without compression.
         warm_up_steps: number of first steps in which all tensors are sent so.
+        schedule: the compressor of each step, by its number counted from 0, where densities change: the same class with
+            another density; `compressor` is then that of step 0.
         place: this rank's number and the number of ranks, by the names in a saved state; None: those of the
             communicator.
 
@@ -161,6 +163,7 @@ class ErrorFeedback:
         dense: frozenset[str],
         warm_up_steps: int = 0,
         place: Mapping[str, int] | None = None,
+        schedule: Callable[[int], Compressor] | None = None,
     ):
         self.warm_up_steps = warm_up_steps
         """Number of first steps in which all tensors are sent dense, and residuals stay zero."""
@@ -170,6 +173,7 @@ class ErrorFeedback:
                 "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"
             )
         self.compressor, self.communicator = compressor.for_world(communicator.world_size), communicator
+        self._schedule = schedule
         self._dense, self._dense_compressor = dense, NoCompression()
         self.states = CompressorStates(self.compressor)
         self.residual = residual
@@ -192,11 +196,27 @@ class ErrorFeedback:
     def begin_step(self, step: int) -> None:
         """Choose compressors for step number `step`, counted from 0, which begins; undo one that was not finished."""
         self.states.drop()
-        self._warms_up = step < self.warm_up_steps
+        self._warms_up, self._step = step < self.warm_up_steps, step
+        self._present = self.compressor if self._schedule is None else None
 
     def compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
-        return self._dense_compressor if self._warms_up or name in self._dense else self.compressor
+        if self._warms_up or name in self._dense:
+            return self._dense_compressor
+        if self._present is None:
+            self._present = self.compressor_at(self._step)
+        return self._present
+
+    def compressor_at(self, step: int) -> Compressor:
+        """Return the compressor of all tensors that are not dense in `step`, counted from 0."""
+        if self._schedule is None:
+            return self.compressor
+        return self._schedule(step).for_world(self.communicator.world_size)
+
+    @property
+    def varies(self) -> bool:
+        """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
+        return self.compressor.turns > 1 or self._schedule is not None or self.warm_up_steps > 0
 
     def leaves_residual(self, name: str) -> bool:
         """Whether anything of tensor `name` can be left unsent in this step."""
@@ -212,7 +232,7 @@ class ErrorFeedback:
 
     def later_compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` once warm-up is over: NoCompression if it is sent dense."""
-        return self.compressor if self.merges(name) else self._dense_compressor
+        return self.compressor_at(self.warm_up_steps) if self.merges(name) else self._dense_compressor
 
     def gathers(self, name: str) -> bool:
         """Whether this step receives all ranks' payloads of tensor `name`, instead of their sum."""
@@ -475,4 +495,5 @@ class ErrorFeedback:
     def reader(self, place: Mapping[str, int]) -> Self:
         """Return a pipeline like this one for the rank at `place`, with nothing registered, to load what it saved."""
         residual = deepcopy(self._blank)
-        return type(self)(self.compressor, residual, self.communicator, self._dense, self.warm_up_steps, place)
+        settled = self._dense, self.warm_up_steps, place, self._schedule
+        return type(self)(self.compressor, residual, self.communicator, *settled)

@@ -180,8 +180,7 @@ class LaunchQueue:
         self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
         self.merge(merge)
         self.gathered_limit, self._remembers = gathered_limit, remembers
-        varies = feedback.compressor.varies or feedback.warm_up_steps > 0
-        self._step_is_agreed = self.world.world_size == 1 or not varies
+        self._step_is_agreed = self.world.world_size == 1 or not feedback.varies
         self._restart()
 
     def _restart(self) -> None:

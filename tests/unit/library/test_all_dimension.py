@@ -9,7 +9,6 @@ from torch import Tensor
 
 from resireduce.compressors.adtopk import ADTopK, ADTopKInterleaved
 from resireduce.compressors.chunked import Chunked
-from resireduce.compressors.scheduled import Scheduled
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.pieces import share
@@ -100,14 +99,6 @@ def test_chunks_of_any_size_leave_less_than_there_was(grad: Tensor, density: flo
     payload = compressor.compress(grad, "w", 0)
     error = compressor.error_(grad.clone(), payload).double()
     assert error.square().sum() <= grad.double().square().sum() * (1 + 1e-2)
-
-
-def test_a_schedule_decodes_with_the_density_of_the_step() -> None:
-    grad, scheduled = gradient(3, 5000), Scheduled(Chunked, lambda step: 0.1 / 10**step)
-    for step in range(3):
-        one = Chunked(0.1 / 10**step)
-        sent = scheduled.decompress(scheduled.compress(grad, "w", step))
-        assert torch.equal(sent, one.decompress(one.compress(grad, "w", step)))
 
 
 def test_a_chunk_that_cannot_be_used_is_refused() -> None:

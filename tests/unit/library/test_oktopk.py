@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator, Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld, PretendCommunicator
-from resireduce.compressors.scheduled import Scheduled
 from resireduce.contrib.oktopk import OkTopK, is_due
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
@@ -236,10 +235,10 @@ def test_after_dense_steps_at_the_start_everything_is_found_in_the_first_that_is
 
 
 def test_a_density_that_changes_has_thresholds_of_its_own() -> None:
-    scheduled = Scheduled(OkTopK, lambda step: 0.05 if step < 2 else 0.01)
+    given = {"compressor": "ok-topk", "density": lambda step: 0.05 if step < 2 else 0.01}
 
     def rank(communicator: Communicator) -> list[int]:
-        model, optimizer = distributed(communicator, compressor=scheduled)
+        model, optimizer = distributed(communicator, **given)
         return [int(average(model, optimizer, drawn(communicator.rank, 0)).count_nonzero()) for _ in range(3)]
 
     counts = LocalWorld(3).run(rank)

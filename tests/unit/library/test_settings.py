@@ -72,6 +72,7 @@ def test_distribute_has_the_fields_of_settings_as_keywords() -> None:
 
 KEPT = {"gradients": "kept"}
 DIFFERENT: dict[str, tuple[dict[str, object], object]] = {
+    "density": ({}, lambda step: 0.05),
     "scheme": ({}, "a"),
     "compressor": ({}, "fp16"),
     "groups": ({}, Grouping(specific=("first.weight",))),
