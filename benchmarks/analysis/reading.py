@@ -42,8 +42,6 @@ class Hole:
     """The command that fills it, to be run in the root of the project."""
     doubt: str = ""
     """Why its record does not show that it ended so (`benchmarks.analysis.failed.unproven`); "" if it does."""
-    seconds: tuple[float, ...] = ()
-    """What each step took that it finished, if it diverged."""
     record: CellResult | None = None
     """What it left, if it diverged."""
 
@@ -157,9 +155,7 @@ def _why_missing(folder: Path, cell: Cell, start: str) -> Hole:
 
 def _ended(hole: Hole, record: CellResult) -> Hole:
     """Return the hole of a record that did not finish, with what its record shows of that."""
-    if record.status != "diverged":
-        return replace(hole, doubt=unproven(record))
-    return replace(hole, doubt=unproven(record), seconds=tuple(record.step_seconds), record=slim(record))
+    return replace(hole, doubt=unproven(record), record=slim(record) if record.status == "diverged" else None)
 
 
 def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again: str = "") -> Hole:

@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from benchmarks.analysis.claims.at_once import at_once, on_gpu
-from benchmarks.analysis.claims.copies import copied_divergences, copies, not_by_chance, same_history
+from benchmarks.analysis.claims.copies import doubled
 from benchmarks.analysis.claims.origins import date_of
 from benchmarks.analysis.claims.planned import unsound
 from benchmarks.analysis.failed import OUTCOMES, load_failed
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Hole, Run, strays
-from benchmarks.analysis.near import FIGURE, near_groups
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import read_text
 from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError
@@ -74,7 +73,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
     twice |= {cell: text for cell, text in ended.items() if cell in results}
     missing = {cell: hole for cell, hole in holes.items() if cell not in results}
     shared |= at_once(result for records in found.values() for _, result in records if on_gpu(result))
-    return Evidence(results, missing | copied_divergences(missing, results), twice, shared)
+    return Evidence(results, missing, twice, shared)
 
 
 def _broken(run: Run) -> dict[Cell, Hole]:
@@ -122,29 +121,14 @@ def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator
 
 
 def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
-    """Return cells whose records come from one training under several names: the times of all steps or phases agree."""
-    steps = [(one.step_seconds, cell) for cell, one in results.items() if len(one.step_seconds) > 1]
-    phases = [(_phases(one), cell) for cell, one in results.items() if len(_phases(one)) > 1]
+    """Return cells whose records come from one training under several names: all seconds or evaluations agree."""
+    times = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
     texts: dict[Cell, str] = {}
-    for kind, times in (("phase", phases), ("step", steps)):
-        for cells in near_groups(times, FIGURE):
-            names = " and ".join(sorted(cell.name for cell in cells))
-            text = f"{names} took the same seconds in every {kind}: one training, not {len(cells)}"
-            texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
-    return texts | _same_histories(results)
-
-
-def _phases(result: CellResult) -> list[float]:
-    """Return the seconds of the phases that took time, the whole step first."""
-    seconds = {"step": 0.0} | dict(sorted(result.phase_seconds.items()))
-    return [one for one in seconds.values() if one > 0]
-
-
-def _same_histories(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
-    """Return cells of one history and of other seeds or residuals."""
-    by_model = grouped((one.cell.model, one) for one in results.values()).values()
-    found = [alike for those in by_model for alike in not_by_chance(copies(those))]
-    return {one.cell: same_history(alike) for alike in found for one in alike}
+    for cells in times.values():
+        names = " and ".join(sorted(cell.name for cell in cells))
+        text = f"{names} took the same seconds in every step: one training, not {len(cells)}"
+        texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
+    return texts | doubled(results.values())
 
 
 def _twice(run: Run) -> dict[Cell, str]:

@@ -8,15 +8,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.analysis.claims.copies import copied, same_histories
+from benchmarks.analysis.claims.copies import same_histories
 from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
 from benchmarks.analysis.claims.verdict import NOT_REPRODUCED, Bounds, Undecided, bounds, number
 from benchmarks.analysis.load_run import Hole
-from benchmarks.analysis.near import FIGURE
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, t_quantile
 from benchmarks.core.record import CellResult
 
 BOTH = ("tested", "against")
+ROUNDING = 1e-9
+"""Largest difference between equal losses, as a share of the metric, by rounding alone."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,13 @@ def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: st
         text = f"n = 1: seed {next(iter(values))} alone has no interval; {text}"
         raise Undecided(text, value=mean.mean, unit=unit, seeds=1, results=records)
     level = sum(float(one.metric or 0) for one in others) / len(others)
-    if odd := without_spread(found, (tested, against)) or copied(records) or _equal_losses(values, level):
+    if odd := without_spread(found, (tested, against)) or _equal_losses(values, level):
         raise Undecided(odd, value=mean.mean, unit=unit, seeds=mean.n, results=records)
     return Loss(mean, within, unit, level)
 
 
 def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
-    """Return which seeds of a role have one history, or nearly; None if all differ."""
+    """Return which seeds of a role have one history; None if all differ."""
     for role in roles:
         for alike in same_histories([found.results[role][seed] for seed in found.seeds(role)]):
             if len(alike) > 1:
@@ -90,7 +91,7 @@ def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
 
 
 def _equal_losses(values: dict[int, float], level: float) -> str | None:
-    if max(values.values()) - min(values.values()) > FIGURE * abs(level):
+    if max(values.values()) - min(values.values()) > ROUNDING * abs(level):
         return None
     same = number(next(iter(values.values())), 4)
     return f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"

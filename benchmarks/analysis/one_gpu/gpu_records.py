@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.analysis.near import FIGURE, near_groups
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.one_gpu.measured_device import Case, Device, Json
 from benchmarks.analysis.one_gpu.soundness import UUID, wrong_case, wrong_source
 from benchmarks.core.cell import Cell
@@ -90,8 +90,8 @@ def _misplaced(folder: Path, source: Json) -> str | None:
 def _cases(found: list[Json]) -> Iterator[Case]:
     """Yield all cells; those with an impossible record, or one that stands for several, have no ranks."""
     twice = Counter(str(case.get("name")) for case in found)
-    times = [(_seconds(case), str(case.get("name"))) for case in found if _seconds(case)]
-    alike = {name: other for those in near_groups(times, FIGURE) for other in those for name in those if name != other}
+    times = grouped((tuple(_seconds(case)), str(case.get("name"))) for case in found if _seconds(case)).values()
+    alike = {name: other for those in times for other in those for name in those if name != other}
     for case in found:
         try:
             cell = Cell.from_dict(case["cell"])
@@ -109,14 +109,13 @@ def _cases(found: list[Json]) -> Iterator[Case]:
         yield Case(cell=cell, status=status, reason=reason and str(reason), ranks=ranks, doubt=doubt)
 
 
-def _seconds(case: Json) -> tuple[float, ...]:
+def _seconds(case: Json) -> list[float]:
     """Return the seconds of the steps of rank 0; nothing if there are too few to tell trainings apart."""
     ranks = case.get("ranks")
     first = ranks[0] if isinstance(ranks, list) and ranks and isinstance(ranks[0], dict) else {}
     found = first.get("step_seconds")
-    if not isinstance(found, list) or len(found) < 2 or not all(isinstance(one, float) for one in found):
-        return ()
-    return tuple(found)
+    is_told = isinstance(found, list) and len(found) > 1 and all(isinstance(one, float) for one in found)
+    return found if is_told else []
 
 
 def _readings(found: list[Json]) -> Iterator[Json]:

@@ -179,9 +179,6 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
     "one training": lambda values: case(values, "baseline.kept")["ranks"][0].update(
         step_seconds=case(values, "w+2d.kept")["ranks"][0]["step_seconds"]
     ),
-    "one training with noise": lambda values: case(values, "baseline.kept")["ranks"][0].update(
-        step_seconds=[(1 + 1e-9) * one for one in case(values, "w+2d.kept")["ranks"][0]["step_seconds"]]
-    ),
     "oom": lambda values: case(values, "baseline.kept").update(status="oom", reason="CUDA out of memory"),
     "parameters": lambda values: hold_more(case(values, "baseline.kept"), 400, "parameters_bytes"),
 }

@@ -103,31 +103,6 @@ def test_a_divergence_without_a_training_decides_nothing(
     assert accuracy(folder).status == "inconclusive"
 
 
-def copied(cell: Cell) -> list[float]:
-    return [one * (1 + 1e-9) ** cell.seed for one in diverged(cell_of("none", 3)).step_seconds]
-
-
-OTHERS: list[tuple[Callable[[Cell], list[float]], str]] = [
-    (lambda cell: diverged(cell).step_seconds, ""),
-    (copied, "vgg-digits.topk.none.kept.d0.01.s1: one training, not 2"),
-    (
-        lambda cell: make(cell_of("baseline", cell.seed)).step_seconds[:60],
-        "vgg-digits.topk.baseline.kept.d0.01.s0: one training, not 2",
-    ),
-]
-
-
-@pytest.mark.parametrize(("seconds", "reason"), OTHERS, ids=["each its own", "copies of one", "the start of another"])
-def test_a_control_that_diverged_by_copies_has_not(
-    tmp_path: Path, seconds: Callable[[Cell], list[float]], reason: str
-) -> None:
-    folder = filled(tmp_path / "x", control=6)
-    for cell in (cell_of("none", seed) for seed in SEEDS):
-        replaced(folder, cell, text_of(diverged(cell), step_seconds=seconds(cell)))
-    one = accuracy(folder)
-    assert one.status == ("inconclusive" if reason else "reproduced") and reason in one.reason
-
-
 @pytest.mark.parametrize("failed", [True, False])
 def test_a_training_that_diverged_decides(tmp_path: Path, failed: bool) -> None:
     folder = filled(tmp_path / "x")
