@@ -3,11 +3,10 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 
-from benchmarks.analysis.claims.at_once import at_once, on_gpu
 from benchmarks.analysis.claims.copies import doubled
 from benchmarks.analysis.claims.origins import date_of
 from benchmarks.analysis.claims.planned import unsound
@@ -33,8 +32,6 @@ class Evidence:
     holes: dict[Cell, Hole]
     twice: dict[Cell, str]
     """Cells for which another record has other values, so that the right one is not known."""
-    shared: dict[Cell, str] = field(default_factory=dict)
-    """Cells that were not alone on their cores or GPUs, so that their times do not count."""
 
     @cached_property
     def by_model(self) -> dict[str, list[Cell]]:
@@ -52,7 +49,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
     """
     found: dict[Cell, list[tuple[str, CellResult]]] = {}
     holes: dict[Cell, Hole] = {}
-    twice, ended, shared = dict[Cell, str](), dict[Cell, str](), dict[Cell, str]()
+    twice, ended = dict[Cell, str](), dict[Cell, str]()
     for run in sorted(runs, key=lambda one: (one.name, str(one.folder))):
         twice |= _twice(run)
         if not run.is_whole:
@@ -61,7 +58,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
             )
         broken = _broken(run)
         sound = {cell: result for cell, result in run.results.items() if cell not in broken}
-        holes, shared = holes | broken, shared | at_once(sound.values())
+        holes |= broken
         for cell, result in sound.items():
             found.setdefault(cell, []).append((run.name, result))
         for cell, hole in run.holes.items():
@@ -72,8 +69,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
     twice |= {cell: text for cell, text in ended.items() if cell in results}
     missing = {cell: hole for cell, hole in holes.items() if cell not in results}
-    shared |= at_once(result for records in found.values() for _, result in records if on_gpu(result))
-    return Evidence(results, missing, twice, shared)
+    return Evidence(results, missing, twice)
 
 
 def _broken(run: Run) -> dict[Cell, Hole]:

@@ -125,8 +125,7 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
     cells = (record.cell for record in verdict.results)
     finished = [one for one in verdict.results if bears != "nothing" and one.status == "ok"]
     open_for = [text for one in finished if (text := mislabelled(one))]
-    odd = evidence.twice | (evidence.shared if bears == "times" else {})
-    open_for += [odd[cell] for cell in dict.fromkeys(cells) if cell in odd]
+    open_for += [evidence.twice[cell] for cell in dict.fromkeys(cells) if cell in evidence.twice]
     if open_for or (missing and status == REPRODUCED):
         status = INCONCLUSIVE
     more = dict.fromkeys((*(missing if verdict.results else ()), *open_for))

@@ -18,9 +18,6 @@ from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_bey
 from benchmarks.core.record import CellResult
 
 BLOCKS = 10
-REST = 0.15
-"""Largest difference between the two sides' times outside of steps, as a share of the shorter training. In smoke runs
-it was up to 0.06 on a machine that did nothing else, and 0.63 where other work came and went."""
 HOSTS = 3
 """Most hosts of a side that are named."""
 UNIT = "%"
@@ -30,7 +27,7 @@ def lost_time(case: Case, name: str) -> Verdict:
     """Judge the loss of steps_per_second or the rise of wall_seconds; the whole interval must be below the margin."""
     found = case.only
     seeds = common_seeds(found, *BOTH)
-    if odd := _other_hosts(found, seeds) or (_other_rest(found, seeds) if name == "wall_seconds" else None):
+    if odd := _other_hosts(found, seeds):
         raise Undecided(odd, seeds=len(seeds), results=found.records(*BOTH))
     loss, how = _loss(found, seeds, name)
     margin, within = margin_of(case.book, case.limits), bounds(loss)
@@ -80,28 +77,6 @@ def _other_hosts(found: Comparison, seeds: Sequence[int]) -> str | None:
 def _hosts(record: CellResult) -> frozenset[str]:
     given = record.provenance.get("ranks_per_host")
     return frozenset(given) if isinstance(given, dict) else frozenset()
-
-
-def _other_rest(found: Comparison, seeds: Sequence[int]) -> str | None:
-    """Return which two trainings spent so different times outside of their steps that steps cannot explain the total.
-
-    The rest (start, evaluations, measuring) is the same work on both sides.
-    """
-    for seed in seeds:
-        pair = [found.results[role][seed] for role in BOTH]
-        total = [float(one.wall_seconds or 0) for one in pair]
-        rest = [all_of - taken(one) for one, all_of in zip(pair, total, strict=True)]
-        if abs(rest[0] - rest[1]) > REST * min(total):
-            return (
-                f"seed {seed} of {pair[0].cell.name} spent {number(rest[0])} s outside of its steps, that of "
-                f"{pair[1].cell.name} {number(rest[1])} s: more than {REST:.0%} of the time of a training apart"
-            )
-    return None
-
-
-def taken(record: CellResult) -> float:
-    """Return the seconds of all steps of a record; a long training has the means of equal stretches of them."""
-    return sum(record.step_seconds) * record.steps / len(record.step_seconds)
 
 
 def _loss_of(one: CellResult, other: CellResult, name: str) -> float:
