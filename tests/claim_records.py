@@ -11,7 +11,7 @@ from zlib import crc32
 
 from benchmarks.analysis.claims.claim import Scope
 from benchmarks.analysis.claims.planned import load_planned, planned_residuals
-from benchmarks.analysis.claims.seconds import observed
+from benchmarks.analysis.claims.sound import wrong_seconds
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
@@ -84,7 +84,7 @@ def times(cell: Cell, steps: int, slower: float) -> dict[str, Any]:
     wall = 1.1 * sum(seconds) * steps / count
     speed = StepClock(seconds).steps_per_second
     found = {"steps": steps, "step_seconds": seconds, "steps_per_second": speed, "wall_seconds": wall}
-    step = median(observed(CellResult(cell=cell, status="error", reason="made", steps=count, step_seconds=seconds)))
+    step = median(seconds)
     update = (0.1 + 0.5 * random.random()) * step
     return found | {"phase_seconds": {"forward_backward": step - update, "update": update, "step": step}}
 
@@ -201,7 +201,9 @@ def run_of(results: Iterable[CellResult], holes: Iterable[tuple[Cell, str, str]]
     """A run that lies on no disk: results, and (cell, status, reason) of what is missing."""
     found = {result.cell: result for result in results}
     missing = {cell: Hole(cell.name, status, reason, "make run") for cell, status, reason in holes}
-    return Run(Path("no-such-folder/x"), [*found, *missing], found, missing, [])
+    whole = [one for one in found.values() if one.steps < 2 * STRETCHES]
+    doubts = {one.cell: why for one in whole if (why := wrong_seconds(one))}
+    return Run(Path("no-such-folder/x"), [*found, *missing], found, missing, [], doubts=doubts)
 
 
 def wasted(cell: Cell, copies: float) -> dict[str, int]:

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.claims.contradictions import of_another_cell
+from benchmarks.analysis.claims.sound import of_another_cell
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import STATUSES, CellResult, RecordError
 from benchmarks.core.sample_counts import planned_steps
-from benchmarks.core.workloads import WORKLOADS
 from resireduce.errors import is_count
 
 OUTCOMES = ("diverged", "oom", "timeout")
@@ -39,7 +38,7 @@ def unproven(record: CellResult) -> str:
     """
     if record.status != "diverged":
         return ""
-    return next((problem for check in (_origin, _moment, _past) for problem in check(record)), "")
+    return next((problem for check in (_origin, _moment) for problem in check(record)), "")
 
 
 def _origin(record: CellResult) -> Iterator[str]:
@@ -61,17 +60,3 @@ def _moment(record: CellResult) -> Iterator[str]:
         yield f"failure: step: {step!r} is not the one after the {record.steps} steps that it finished"
     if planned is not None and record.steps > planned and not at_least:
         yield f"steps: {record.steps}, its cell and recipe have {planned}"
-
-
-def _past(record: CellResult) -> Iterator[str]:
-    """Check the seconds and evaluations of the steps that it finished."""
-    if len(record.step_seconds) != record.steps or min(record.step_seconds, default=1.0) <= 0:
-        yield f"step_seconds: {len(record.step_seconds)} that took time are needed for {record.steps} steps"
-    if float(record.wall_seconds or 0) <= sum(record.step_seconds):
-        yield f"wall_seconds: {record.wall_seconds} is not more than its steps took"
-    taken = [int(step or 0) for step, _ in record.metric_history]
-    if taken != sorted(set(taken)) or (taken and not 1 <= taken[0] <= taken[-1] <= record.steps):
-        yield f"metric_history: its steps are not those of a training that ended after {record.steps}"
-    every = WORKLOADS[record.cell.model].evaluate_every
-    if every and not 0 <= record.steps // every - len(taken) <= 1:
-        yield f"metric_history: {len(taken)} evaluations in {record.steps} steps, its recipe has one every {every}"

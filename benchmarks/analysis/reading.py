@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.analysis.claims.seconds import contradicted_seconds
+from benchmarks.analysis.claims.sound import wrong_seconds
 from benchmarks.analysis.failed import load_failed, unproven
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import try_json
@@ -131,7 +131,7 @@ def _read(folder: Path, cell: Cell, start: str) -> Read:
         return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", start, AGAIN)
     if result.status != "ok":
         return _ended(_hole(folder, cell, result.status, str(result.reason), start, AGAIN), result)
-    why = contradicted_seconds(result)
+    why = wrong_seconds(result)
     return Doubted(slim(result), why) if why else slim(result)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.reference import ONE_OF, Reference, provenance_of
 from benchmarks.analysis.check.reference_rows import PEAKS, SHORT_STEPS, Row, label_of, rows_of, usual_of
-from benchmarks.analysis.claims.planned import fewer_than_planned, unsound
+from benchmarks.analysis.claims.planned import fewer_than_planned
+from benchmarks.analysis.claims.sound import unsound
 from benchmarks.analysis.load_run import Run, strays
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import STATE_FIELDS
@@ -84,7 +85,8 @@ def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
 
 def contradicted(run: Run) -> list[tuple[Cell, str]]:
     """Return cells whose record contradicts itself, its cell or its recipe, as none that was measured does; and how."""
-    return [(cell, problem) for cell, result in run.results.items() if (problem := unsound(result))]
+    found = {cell: unsound(result) or run.doubts.get(cell) for cell, result in run.results.items()}
+    return [(cell, problem) for cell, problem in found.items() if problem]
 
 
 def measured_on(run: Run) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from benchmarks.analysis.claims.copies import doubled
-from benchmarks.analysis.claims.origins import date_of
-from benchmarks.analysis.claims.planned import unsound
+from benchmarks.analysis.claims.sound import date_of, unsound
 from benchmarks.analysis.failed import OUTCOMES, load_failed
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Hole, Run, strays
@@ -74,7 +73,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
 
 def _broken(run: Run) -> dict[Cell, Hole]:
     """Return a hole for each record of a run that cannot be genuine."""
-    why = {cell: run.doubts.get(cell) or unsound(result) for cell, result in run.results.items()}
+    why = {cell: unsound(result) or run.doubts.get(cell) for cell, result in run.results.items()}
     again = "delete its record, and run it again"
     return {cell: Hole(cell.name, "broken", problem, again) for cell, problem in why.items() if problem}
 

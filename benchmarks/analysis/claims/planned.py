@@ -1,30 +1,17 @@
-"""Check whether a record can have been measured: against its cell, its recipe, itself and `plan`. Imports no torch.
+"""Check the bytes of a record against `plan`, as the committed table of what models hold. Imports no torch."""
 
-The plan is the committed table of the bytes that models hold. `CellResult` refuses records that no table could show;
-this module refuses records that no training can have left, as they are no evidence.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import median
 
-from benchmarks.analysis.claims.contradictions import contradictions
-from benchmarks.analysis.claims.held import wrong_moments, wrong_ranks
-from benchmarks.analysis.claims.histories import wrong_history, wrong_metric
-from benchmarks.analysis.claims.origins import wrong_origin
-from benchmarks.analysis.claims.seconds import ROUNDING, wrong_seconds
-from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
 from benchmarks.core.record import STATE_FIELDS, CellResult
-from benchmarks.core.sample_counts import planned_steps
 from resireduce.errors import ConfigError
 
 STATES_FILE = ROOT / "results/paper/states.json"
 """Written by `python -m benchmarks states`; a test compares it with `plan`."""
-
 
 FEEDBACK = ("topk", "qsgd", "dgc", "none")
 """Compressors of the claims, which change neither the residual of a scheme nor the optimizer's momentum."""
@@ -137,37 +124,3 @@ def _unplanned_parts(record: CellResult) -> str | None:
         if getattr(record, name) != (value := planned_bytes(record.cell, name)):
             return f"{name} of {record.cell.name} is {getattr(record, name):,}, by plan {value:,}"
     return None
-
-
-THINNED = 0.5
-"""Largest relative difference between a speed and times that were kept as means of several steps: their median is not
-that of the steps."""
-
-
-def unsound(record: CellResult) -> str | None:
-    """Return in one line why a finished record cannot have been measured; None if it can."""
-    checks = (_wrong_steps, wrong_history, wrong_metric, wrong_ranks, wrong_moments, contradictions, wrong_origin)
-    return next((problem for check in (*checks, _wrong_times) for problem in check(record)), None)
-
-
-def _wrong_steps(record: CellResult) -> Iterator[str]:
-    if record.steps < 1:
-        yield "steps: 0, so nothing was trained"
-    planned, at_least = planned_steps(record.cell)
-    if planned and (record.steps < planned or (record.steps > planned and not at_least)):
-        yield f"steps: {record.steps}, its cell and recipe have {planned}{' or more' if at_least else ''}"
-
-
-def _wrong_times(record: CellResult) -> Iterator[str]:
-    seconds, speed = record.step_seconds, float(record.steps_per_second or 0)
-    if not record.phase_seconds.get("step"):
-        yield "phase_seconds: step: missing"
-    if len(seconds) != STRETCHES or record.steps < 2 * STRETCHES or min(seconds) <= 0:
-        yield from wrong_seconds(record)
-        return
-    # Thinned: `contradicted_seconds` saw all of them when the record was read.
-    counted, taken = 1 / median(seconds), sum(seconds) * (record.steps // STRETCHES)
-    if abs(speed - counted) > THINNED * counted:
-        yield f"steps_per_second: {speed:.4g}, by its step_seconds {counted:.4g}"
-    if float(record.wall_seconds or 0) < (1 - ROUNDING) * taken:
-        yield f"wall_seconds: {record.wall_seconds:.4g} is less than its steps took, {taken:.4g}"

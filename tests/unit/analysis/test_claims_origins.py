@@ -10,11 +10,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.claims import margins, planned
-from benchmarks.analysis.claims.histories import METRICS
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.planned import load_planned
-from benchmarks.analysis.claims.seconds import OBSERVED_SHARE, OBSERVED_STEPS
+from benchmarks.analysis.claims.sound import METRICS
 from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
@@ -22,7 +21,6 @@ from benchmarks.core.provenance import CODE
 from benchmarks.core.record import CellResult
 from benchmarks.core.registry import TASKS
 from benchmarks.core.sample_counts import steps_per_second
-from benchmarks.training.measure import probe
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 from tests.claim_records import distances, make, ranks, run_of, times
@@ -51,15 +49,11 @@ def without(*names: str) -> Change:
     return lambda one: {"provenance": {name: value for name, value in one.provenance.items() if name not in names}}
 
 
-GPU = {"device": "NVIDIA A100", "cuda": "12.6", "device_memory_bytes": 2**36, "gpu_uuids": ["GPU-a", "GPU-b"]}
 WRONG: list[tuple[Change, str]] = [
-    (source(device="NVIDIA A100"), "NVIDIA A100, but cuda, device_memory_bytes, gpu_uuids as on a CPU"),
-    (source(**GPU, packages={"torch": "2.13.0+cpu"}), "but its torch is one for CPUs alone"),
-    (source(**GPU), "but gloo, which joins ranks that share a GPU, and each has its own"),
-    (source(device_memory_bytes=2**36), "device: cpu, but gpu_uuids and device_memory_bytes are those of a GPU"),
+    (source(device="NVIDIA A100"), "NVIDIA A100, but device_memory_bytes: None"),
+    (source(device_memory_bytes=2**36), "device: cpu, but device_memory_bytes: 68719476736"),
     (source(backend="local"), "backend: local, its cell has torch"),
     (source(ranks_per_host={"a": 1}), "ranks_per_host: {'a': 1}, its cell has 2 ranks"),
-    (source(host_of_rank=["a"]), "host_of_rank: ['a'], by ranks_per_host {'node0-"),
     (lambda one: {"provenance": {}}, "provenance: device, content, backend, ranks_per_host, data_hash, threads: "),
     (source(content={"resireduce": "r1"}), "provenance: content: cell: missing"),
     (without("device"), "provenance: device: missing"),
@@ -67,21 +61,12 @@ WRONG: list[tuple[Change, str]] = [
     (without("threads"), "provenance: threads: missing"),
     (lambda one: {"per_rank": []}, "per_rank: 0 ranks, its cell has 2"),
     (lambda one: {"metrics": {}}, "metrics: missing"),
-    (lambda one: {"phase_seconds": {}}, "phase_seconds: step: missing"),
     (source(date="9999-01-01T00:00:00+00:00"), "date: 9999-01-01T00:00:00+00:00 is not from 2024 to now"),
     (source(date="1970-01-01T00:00:00+00:00"), "is not from 2024 to now"),
     (source(date="!first"), "date: '!first' is not a date with a time zone"),
     (without("date"), "date: 'None' is not a date with a time zone"),
-    (source(resumed_at_steps=[5000]), "resumed_at_steps: [5000] of a training of 200 steps"),
     (lambda one: {"metric_name": "top1", "metrics": {"top1": one.metric}}, "its recipe accuracy, True"),
-    (lambda one: quicker(one, 1.3), "phase_seconds: step: 0.0"),
 ]
-
-
-def quicker(one: CellResult, times: float) -> dict[str, Any]:
-    """All seconds of the steps and what follows from them, but not the phases."""
-    seconds = [second / times for second in one.step_seconds]
-    return {"step_seconds": seconds, "steps_per_second": steps_per_second(seconds)}
 
 
 @pytest.mark.parametrize(("change", "reason"), WRONG, ids=[reason for _, reason in WRONG])
@@ -91,14 +76,6 @@ def test_what_contradicts_its_origin_is_no_evidence(change: Change, reason: str)
     found["w+2d"] = [replace(one, **change(one)) for one in found["w+2d"]]
     one = judged(ACCURACY, found)
     assert one.status == "inconclusive" and reason in one.reason, one.reason
-
-
-def test_a_ladder_of_a_cpu_is_not_that_of_a_gpu() -> None:
-    both = [make(Cell(model="vgg19", scheme=scheme, world_size=8)) for scheme in ("w+2d", "baseline")]
-    rung = {"name": "allocated", "method": "torch", "bytes": None, "reason": "no CUDA device"}
-    for change, status in (({}, "not reproduced"), ({"ladder": [rung]}, "inconclusive")):
-        one = judged("exp1-local-vgg19", {"both": [replace(record, **change) for record in both]})
-        assert one.status == status and ("its ladder was measured on a CPU" in one.reason) == bool(change)
 
 
 @pytest.mark.parametrize("name", ["resireduce", "benchmarks", "packages"])
@@ -207,7 +184,6 @@ LONG: list[tuple[Change, str]] = [
         lambda one: {"step_seconds": one.step_seconds[:400]},
         "broken, step_seconds: 400 that took time are needed for 1000",
     ),
-    (lambda one: {"phase_seconds": {**one.phase_seconds, "data": 1.0}}, "broken, phase_seconds: not those of rank 0"),
 ]
 
 
@@ -258,14 +234,12 @@ DISTANCES: list[dict[str, Any]] = [
     {"jensen_shannon": 50.0},
     {"jensen_shannon": 10**400},
     {"wasserstein": "1e400"},
-    {"wasserstein": 0.2},
-    {"jensen_shannon": 0.019},
 ]
 
 
 @pytest.mark.parametrize("where", ["within", "between"])
 @pytest.mark.parametrize("change", DISTANCES, ids=lambda change: str(change)[:30])
-def test_a_distance_is_a_number_and_a_mean_over_groups(tmp_path: Path, where: str, change: dict[str, Any]) -> None:
+def test_a_distance_is_a_number(tmp_path: Path, where: str, change: dict[str, Any]) -> None:
     cell = Cell(model="vgg-digits", observe=("distributions",))
     seen = distances({"wasserstein": 0.1, "jensen_shannon": 0.02}, FAR)
     folder = written(tmp_path / "x", [make(cell, observations={"distributions": seen})])
@@ -280,11 +254,10 @@ def test_a_distance_is_a_number_and_a_mean_over_groups(tmp_path: Path, where: st
 # --- what is compared with code that needs torch, and what is committed ---
 
 
-def test_metrics_and_observed_steps_are_those_of_training() -> None:
+def test_metrics_are_those_of_training() -> None:
     tasks = {name: load(where) for name, where in TASKS.items()}
     assert {name: (task.metric, task.higher_is_better) for name, task in tasks.items()} == METRICS
     assert {metric for metric, _ in METRICS.values()} == load_claims().margins.keys()
-    assert (OBSERVED_STEPS, OBSERVED_SHARE) == (probe.OBSERVED_STEPS, probe.OBSERVED_SHARE)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"models": {"vgg19": {}}}', '{"rows": [{}]}'])

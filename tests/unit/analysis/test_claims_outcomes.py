@@ -72,18 +72,13 @@ def test_a_failed_record_must_be_one_of_its_cell(
     assert one.status == "inconclusive" and "error" in one.reason and reason in one.reason
 
 
-LATER = {"steps": 110, "step_seconds": [0.01] * 110, "failure": {"step": 111}, "metric_history": []}
 BARE: list[tuple[dict[str, Any], str]] = [
     ({"provenance": {}}, "provenance: its content, with the cell it was run for, is missing"),
     ({"provenance": {"content": {"cell": {"model": "vgg-digits"}}}}, "provenance: it was measured for vgg-digits.topk"),
     ({"per_rank": []}, "per_rank: needs 2 ranks, and one of them diverged"),
     ({"failure": {}}, "failure: step: None is not the one after the 60 steps that it finished"),
     ({"failure": {"step": 7}}, "failure: step: 7 is not the one after the 60 steps"),
-    ({"steps": 0, "failure": {"step": 1}}, "step_seconds: 60 that took time are needed for 0 steps"),
     ({"steps": 600, "failure": {"step": 600}}, "steps: 600, its cell and recipe have 200"),
-    ({"wall_seconds": 1.0}, "wall_seconds: 1.0 is not more than its steps took"),
-    ({"metric_history": [[50, 10.0], [100, 10.0]]}, "metric_history: its steps are not those of a training that"),
-    (LATER, "metric_history: 0 evaluations in 110 steps, its recipe has one every 50"),
 ]
 
 

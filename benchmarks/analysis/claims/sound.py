@@ -1,0 +1,217 @@
+"""Check whether a record can have been measured: against its cell, its recipe and itself. Imports no torch.
+
+`CellResult` refuses records that no table could show; this module refuses records that no training can have left, as
+they are no evidence. It looks for what people and programs get wrong, not for forgeries, whose figures would agree.
+"""
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.moments import unpack_moments
+from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
+from benchmarks.core.sample_counts import planned_steps, steps_per_second
+from benchmarks.core.workloads import WORKLOADS
+from resireduce.errors import ConfigError, is_count
+
+EXACT = 1e-6
+"""Largest relative difference between two forms of one figure, by rounding alone."""
+ROUNDING = 0.01
+"""Largest relative difference between a time and the seconds that it is computed from."""
+EARLIEST = datetime(2024, 1, 1, tzinfo=UTC)
+"""There was nothing to measure before: the clock was not set."""
+AHEAD = timedelta(days=1)
+"""How far clocks of two machines may be apart."""
+OF_LAUNCHED = ("content", "backend", "ranks_per_host", "data_hash", "threads")
+"""Facts that each record has whose ranks were launched; those of the backend local may have run in the process that
+asked."""
+ITEMISED = "model_state_itemised"
+STEADY = ("parameters", "optimizer_states")
+"""Bands of a step's moments that never change: these tensors are changed in place. They come first and second."""
+METRICS = {
+    "digits": ("accuracy", True),
+    "questions": ("f1", True),
+    "bytes": ("perplexity", False),
+    "cifar": ("top1", True),
+    "imagenet": ("top1", True),
+    "imagenet-half": ("top1", True),
+    "squad": ("f1", True),
+    "wikitext": ("perplexity", False),
+}
+"""The metric of each task, and whether more of it is better; a test compares with the tasks, which import torch."""
+SHARES = ("accuracy", "top1", "f1", "exact_match")
+"""Metrics in per cent of correct answers. Perplexity is the other kind: at least 1, and less is better."""
+
+
+def unsound(record: CellResult) -> str | None:
+    """Return in one line why a finished record cannot have been measured; None if it can.
+
+    Its seconds are checked as it is read (`wrong_seconds`), since those of long trainings are not kept.
+    """
+    checks = (_wrong_steps, wrong_history, wrong_metric, wrong_ranks, wrong_moments, of_another_cell, wrong_origin)
+    return next((problem for check in checks for problem in check(record)), None)
+
+
+def _wrong_steps(record: CellResult) -> Iterator[str]:
+    if record.steps < 1:
+        yield "steps: 0, so nothing was trained"
+    planned, at_least = planned_steps(record.cell)
+    if planned and (record.steps < planned or (record.steps > planned and not at_least)):
+        yield f"steps: {record.steps}, its cell and recipe have {planned}{' or more' if at_least else ''}"
+
+
+def wrong_seconds(record: CellResult) -> str:
+    """Return in one line what is wrong with the seconds of a whole record, as it is in its file; "" if nothing is."""
+    seconds, speed, wall = record.step_seconds, float(record.steps_per_second or 0), float(record.wall_seconds or 0)
+    if len(seconds) != record.steps or min(seconds, default=0) <= 0:
+        return f"step_seconds: {len(seconds)} that took time are needed for {record.steps} steps"
+    if abs(speed - (counted := steps_per_second(seconds))) > ROUNDING * counted:
+        return f"steps_per_second: {speed:.4g}, by its step_seconds {counted:.4g}"
+    if wall < (1 - ROUNDING) * sum(seconds):
+        return f"wall_seconds: {wall:.4g} is less than its steps took, {sum(seconds):.4g}"
+    return ""
+
+
+def wrong_history(record: CellResult) -> Iterator[str]:
+    """Yield one line for each way in which the evaluations are not those of the training."""
+    history = record.metric_history
+    if not history or any(value is None for pair in history for value in pair):
+        yield "metric_history: empty or null, so the metric was never evaluated"
+        return
+    taken = [int(step or 0) for step, _ in history]
+    if taken != sorted(set(taken)) or taken[0] < 1 or taken[-1] != record.steps:
+        yield f"metric_history: its steps, up to {taken[-1]}, are not those of a training of {record.steps}"
+    if history[-1][1] != record.metric:
+        yield f"metric: {record.metric} is not the end of metric_history, {history[-1][1]}"
+    if (expected := _evaluations(record)) is not None and len(history) != expected:
+        yield f"metric_history: {len(history)} evaluations, its recipe has {expected}"
+    every = WORKLOADS[record.cell.model].evaluate_every
+    if every and taken[:-1] != [*range(every, record.steps, every)]:
+        yield f"metric_history: evaluations after the steps {str(taken)[:60]}, its recipe has one every {every} steps"
+
+
+def _evaluations(record: CellResult) -> int | None:
+    """Return the number of evaluations in a training; None if the recipe does not say."""
+    workload = WORKLOADS[record.cell.model]
+    if workload.evaluate_every:
+        return math.ceil(record.steps / workload.evaluate_every)
+    return None if record.cell.steps else workload.epochs
+
+
+def wrong_metric(record: CellResult) -> Iterator[str]:
+    """Yield one line for each value that the metric cannot have, and for a metric that is not the recipe's."""
+    name, values = record.metric_name, [float(pair[1] or 0) for pair in record.metric_history]
+    if name in SHARES and not (record.higher_is_better and min(values) >= 0 and max(values) <= 100):
+        yield f"{name}: from 0 to 100 and higher is better; here up to {max(values):g}, {record.higher_is_better}"
+    if name == "perplexity" and (record.higher_is_better or min(values) < 1):
+        yield f"perplexity: 1 or more and lower is better; here from {min(values):g}, {not record.higher_is_better}"
+    if (name, record.higher_is_better) != (recipe := METRICS[WORKLOADS[record.cell.model].task]):
+        yield f"metric_name: {name}, higher_is_better {record.higher_is_better}; its recipe {recipe[0]}, {recipe[1]}"
+    f1, exact = record.metrics.get("f1"), record.metrics.get("exact_match")
+    if f1 is not None and exact is not None and f1 < exact * (1 - EXACT):
+        yield f"metrics: f1 is {f1:.6g}, less than exact_match, {exact:.6g}"
+
+
+def wrong_ranks(record: CellResult) -> Iterator[str]:
+    """Yield one line for each statement about a finished record's ranks that contradicts its bytes or its cell."""
+    if int(record.peak_states_bytes or 0) != int(record.total_bytes or 0) + int(record.in_flight_bytes or 0):
+        yield f"peak_states_bytes: {record.peak_states_bytes} is not total_bytes and in_flight_bytes together"
+    own = [getattr(record, name) for name in BYTE_FIELDS]
+    if record.per_rank and own not in map(_bytes, record.per_rank):
+        yield f"per_rank: no rank holds the bytes of the record, {record.total_bytes} in total"
+    ended = [rank["status"] for rank in record.per_rank if rank.get("status") not in (None, "ok")]
+    if record.failure or ended:
+        yield f"failure: {record.failure or ended[0]} in the record of a training that finished"
+    if record.provenance.get("threads") not in (None, record.cell.threads):
+        yield f"threads: a rank computed with {record.provenance['threads']}, its cell has {record.cell.threads}"
+    if len(record.per_rank) != record.cell.world_size:
+        yield f"per_rank: {len(record.per_rank)} ranks, its cell has {record.cell.world_size}"
+    for rung in record.ladder:
+        if rung["name"] == ITEMISED and rung["bytes"] not in (None, record.total_bytes):
+            yield f"ladder: {ITEMISED} is {rung['bytes']} bytes, total_bytes {record.total_bytes}"
+    for rank, held in enumerate(record.per_rank):
+        yield from (f"per_rank: rank {rank}: {problem}" for problem in _wrong_bytes(record, held))
+
+
+def _bytes(rank: dict[str, Any]) -> list[Any]:
+    return [rank.get(name) for name in BYTE_FIELDS]
+
+
+def _wrong_bytes(record: CellResult, rank: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the bytes of one rank."""
+    if not all(map(is_count, _bytes(rank))):
+        yield f"{_bytes(rank)} are not all whole numbers of bytes, 0 or more"
+        return
+    if rank["total_bytes"] != (total := sum(rank[name] for name in STATE_FIELDS)):
+        yield f"total_bytes: {rank['total_bytes']} is not the sum of its four states, {total}"
+    if rank["peak_states_bytes"] != (peak := rank["total_bytes"] + rank["in_flight_bytes"]):
+        yield f"peak_states_bytes: {rank['peak_states_bytes']} is not total_bytes and in_flight_bytes together, {peak}"
+    if rank["peak_states_bytes"] > int(record.peak_states_bytes or 0):
+        yield f"peak_states_bytes: {rank['peak_states_bytes']} is more than that of the fullest rank"
+
+
+def wrong_moments(record: CellResult) -> Iterator[str]:
+    """Yield one line for each contradiction between a record's bytes and its step, or the rank that was followed."""
+    for name, packed in (("items", record.items), ("moments", record.moments)):
+        ranks = [_bytes(rank) for rank in record.per_rank]
+        own = [getattr(record, field) for field in BYTE_FIELDS]
+        if packed and ranks and packed["rank"] not in (rank for rank, held in enumerate(ranks) if held == own):
+            yield f"{name}: rank: {packed['rank']} does not hold the bytes of the record"
+    held = [getattr(record, f"{band}_bytes") for band in STEADY]
+    if others := [moment[:2] for moment in unpack_moments(record.moments) if [*moment[:2]] != held]:
+        yield f"moments: {' and '.join(STEADY)} are {others[0]} bytes at one moment, {held} between steps"
+
+
+def of_another_cell(record: CellResult) -> Iterator[str]:
+    """Yield a line if a record, finished or not, was measured for another cell than its own."""
+    content = record.provenance.get("content")
+    if not isinstance(content, dict) or "cell" not in content:
+        return
+    try:
+        name = Cell.from_dict(content["cell"]).name
+    except ConfigError as error:
+        yield f"provenance: its content names no cell ({error})"
+        return
+    if name != record.cell.name:
+        yield f"provenance: it was measured for {name}, and is called {record.cell.name}"
+
+
+def wrong_origin(record: CellResult) -> Iterator[str]:
+    """Yield one line for each statement of a finished record about its origin that cannot be true, or is missing."""
+    cell, source = record.cell, record.provenance
+    if not record.metrics:
+        yield "metrics: missing"
+    needed = ("device", *(OF_LAUNCHED if cell.backend != "local" else ()))
+    missing = [name for name in needed if not source.get(name)]
+    content = source.get("content")
+    if content and not (isinstance(content, dict) and "cell" in content):
+        missing.append("content: cell")
+    if missing:
+        yield f"provenance: {', '.join(missing)}: missing"
+    is_gpu, device = source.get("device") not in (None, "cpu"), source.get("device")
+    if is_gpu != bool(source.get("device_memory_bytes")):
+        yield f"provenance: device: {device}, but device_memory_bytes: {source.get('device_memory_bytes')}"
+    if source.get("backend") not in (None, cell.backend):
+        yield f"provenance: backend: {source['backend']}, its cell has {cell.backend}"
+    counts = source.get("ranks_per_host")
+    ranks = [*counts.values()] if isinstance(counts, dict) else []
+    if counts is not None and (not all(map(is_count, ranks)) or sum(ranks) != cell.world_size):
+        yield f"provenance: ranks_per_host: {counts}, its cell has {cell.world_size} ranks"
+    elif counts and cell.nodes is not None and ranks != [cell.world_size // cell.nodes] * cell.nodes:
+        yield f"provenance: ranks_per_host: {counts}, its cell has {cell.nodes} nodes"
+    given, date = source.get("date"), date_of(record)
+    if date is None:
+        yield f"provenance: date: {str(given)[:40]!r} is not a date with a time zone"
+    elif not EARLIEST <= date <= datetime.now(UTC) + AHEAD:
+        yield f"provenance: date: {given} is not from {EARLIEST:%Y} to now"
+
+
+def date_of(record: CellResult) -> datetime | None:
+    """Return when a record was measured; None if it gives no date, or one that is no date with a time zone."""
+    try:
+        found = datetime.fromisoformat(str(record.provenance.get("date")))
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
