@@ -10,8 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from benchmarks.analysis.claims.claim import Scope
-from benchmarks.analysis.claims.planned import load_planned, planned_residuals
-from benchmarks.analysis.claims.sound import wrong_seconds
+from benchmarks.analysis.claims.sound import load_planned, planned_residuals, wrong_seconds
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell

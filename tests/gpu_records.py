@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.claims.planned import load_planned, planned_residuals
+from benchmarks.analysis.claims.sound import load_planned, planned_residuals
 from benchmarks.core.cell import Cell
 from benchmarks.core.ladder import METHODS
 from benchmarks.doctor.gpu.cases import memory_cells

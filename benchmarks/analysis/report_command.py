@@ -4,14 +4,13 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.analysis.claims.evidence import doubts
+from benchmarks.analysis.claims.claim import LedgerRow
+from benchmarks.analysis.claims.claims_command import to_csv as claims_csv
+from benchmarks.analysis.claims.claims_command import to_json
+from benchmarks.analysis.claims.claims_command import to_markdown as claims_markdown
+from benchmarks.analysis.claims.claims_command import to_screen as claims_screen
+from benchmarks.analysis.claims.evidence import doubts, uncommitted
 from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.print_doubts import uncommitted
-from benchmarks.analysis.claims.show import to_csv as claims_csv
-from benchmarks.analysis.claims.show import to_json
-from benchmarks.analysis.claims.show import to_markdown as claims_markdown
-from benchmarks.analysis.claims.show import to_screen as claims_screen
-from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.tables.table_list import ON_SCREEN, TABLES, all_tables

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.planned import STATES_FILE, setting_name
+from benchmarks.analysis.claims.sound import STATES_FILE, setting_name
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.registry import MODELS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.analysis.charts.draw import draw_all
-from benchmarks.analysis.claims.verdict import LedgerRow
+from benchmarks.analysis.claims.claim import LedgerRow
 from benchmarks.analysis.labels import MINUS
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page

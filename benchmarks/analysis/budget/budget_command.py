@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.analysis.budget.estimate import Estimate, Recorded, estimate
 from benchmarks.analysis.budget.speeds import PLACES, Speed, read_speeds
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.margins import seeds_of
+from benchmarks.analysis.claims.metric_claims import seeds_of
 from benchmarks.analysis.grouping import first_of, grouped, starts_of
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_screen

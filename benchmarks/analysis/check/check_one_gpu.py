@@ -8,12 +8,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.analysis.check.bands import INEXACT_PEAKS
-from benchmarks.analysis.claims.planned import fewer_than_planned
+from benchmarks.analysis.claims.sound import fewer_than_planned
+from benchmarks.analysis.gpu_records import (
+    ALLOCATED,
+    MEMORY,
+    NVML_PROCESS,
+    PEAK,
+    Case,
+    Device,
+    Unread,
+    bytes_at,
+    read_device,
+)
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import percent, say
-from benchmarks.analysis.one_gpu.gpu_records import MEMORY, read_device
-from benchmarks.analysis.one_gpu.measured_device import NVML_PROCESS, Case, Device, Unread, bytes_at
-from benchmarks.analysis.one_gpu.soundness import ALLOCATED, PEAK
 from benchmarks.core.record import STATE_FIELDS
 from resireduce.errors import ConfigError
 

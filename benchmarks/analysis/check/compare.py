@@ -9,8 +9,7 @@ from typing import Any
 from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.reference import ONE_OF, Reference, provenance_of
 from benchmarks.analysis.check.reference_rows import PEAKS, SHORT_STEPS, Row, label_of, rows_of, usual_of
-from benchmarks.analysis.claims.planned import fewer_than_planned
-from benchmarks.analysis.claims.sound import unsound
+from benchmarks.analysis.claims.sound import fewer_than_planned, unsound
 from benchmarks.analysis.load_run import Run, strays
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import STATE_FIELDS

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.analysis.claims.claim import Book, Counts, Scope
-from benchmarks.analysis.claims.planned import load_planned
-from benchmarks.analysis.claims.verdict import Verdict, number, shown
+from benchmarks.analysis.claims.claim import Book, Counts, Scope, Verdict, number, shown
+from benchmarks.analysis.claims.sound import load_planned
 from benchmarks.analysis.published import Published
 
 

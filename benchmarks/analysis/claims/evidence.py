@@ -1,21 +1,26 @@
 """The records that claims are judged by, from one run or several, and what is odd about them."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import combinations
+from typing import Any
 
-from benchmarks.analysis.claims.copies import doubled
-from benchmarks.analysis.claims.sound import date_of, unsound
+from benchmarks.analysis.claims.sound import date_of, planned_residuals, unsound
 from benchmarks.analysis.failed import OUTCOMES, load_failed
 from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Hole, Run, strays
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import read_text
 from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError
 from benchmarks.launching.outcomes import summary
+from resireduce.scheme import COMPRESSORS
 
 MOST = 5
 """Most records that the notes of a run name."""
@@ -158,3 +163,117 @@ def _measured(result: CellResult) -> tuple[object, ...]:
     """Return what two records of one cell must share; times and peaks always differ."""
     history = tuple(tuple(pair) for pair in result.metric_history)
     return result.metric_name, result.metric, history, *(getattr(result, name) for name in BYTE_FIELDS[:5])
+
+
+# --- Records of one training under several names, by their history: the metric of each evaluation ---
+#
+# Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds,
+# of residuals of other sizes, or that send other elements, do not, except by chance where a metric is a share of a
+# few hundred answers.
+
+
+EVALUATIONS = 3
+"""Fewest different values of a history that is compared: the first steps of many trainings end with one accuracy."""
+EXACT = 2
+"""Fewest of perplexities, which have so many digits that they do not agree by chance."""
+COARSE = "accuracy"
+"""The metric that is a share of a few hundred answers, so that one of 10,000 pairs of trainings agrees by chance."""
+
+SIZED = ("baseline", "w", "2d", "w+2d")
+"""Schemes whose residuals are the same where they have the same size by plan; those of others differ in values."""
+
+
+def same_histories(records: Iterable[CellResult]) -> list[list[CellResult]]:
+    """Return records of one model by their histories."""
+    return list(grouped((str([[*pair] for pair in one.metric_history]), one) for one in records).values())
+
+
+def doubled(records: Iterable[CellResult]) -> dict[Cell, str]:
+    """Return which of these records have the history of another training, and what is said of them.
+
+    Two settings may agree once by chance in a coarse metric, not twice.
+    """
+    found: list[list[CellResult]] = []
+    for those in grouped((one.cell.model, one) for one in records).values():
+        found += [alike for alike in same_histories(those) if _tells(alike[0]) and len({*map(_training, alike)}) > 1]
+    often = Counter(pair for alike in found for pair in _settings(alike))
+    sure = [one for one in found if one[0].metric_name != COARSE or any(often[pair] > 1 for pair in _settings(one))]
+    return {one.cell: _same_history(alike) for alike in sure for one in alike}
+
+
+def _settings(alike: Sequence[CellResult]) -> Iterator[frozenset[Cell]]:
+    """Yield the two settings of each two trainings that share a history."""
+    for one, other in combinations(alike, 2):
+        if _training(one) != _training(other):
+            yield frozenset(replace(record.cell, seed=0) for record in (one, other))
+
+
+def _same_history(alike: Sequence[CellResult]) -> str:
+    names = sorted(one.cell.name for one in alike)
+    return f"{' and '.join(names)} have the same history: they are one training"
+
+
+def _training(record: CellResult) -> Hashable:
+    """Return what two cells share that may train alike: the seed, residuals of one size by plan, and what is sent.
+
+    Compressors that send all elements may be so exact that they train alike; lossless packing changes nothing.
+    """
+    cell = record.cell
+    some = COMPRESSORS[cell.compressor].selects and cell.density < 1
+    sent = (cell.compressor.partition("+")[0], cell.density) if some else None
+    residuals = planned_residuals(cell) if cell.scheme in SIZED else None
+    return cell.seed, residuals or cell.scheme, sent
+
+
+def _tells(record: CellResult) -> bool:
+    different = len({value for _, value in record.metric_history})
+    return different >= (EXACT if record.metric_name == "perplexity" else EVALUATIONS)
+
+
+# --- What is odd about the records of a run, for commands whose figures are of them all ---
+
+
+CONTENT = ("resireduce", "benchmarks", "packages")
+"""Parts of `provenance: content`: hashes of the library's and the suite's code, and what the data come from."""
+NUMERIC: tuple[str, ...] = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
+NUMERIC += ("tf32", "deterministic", "cudnn")
+NUMERIC += tuple(f"content: {name}" for name in CONTENT)
+"""Provenance facts that can change a metric: other data, initial weights, order of sums or code."""
+
+
+def print_doubts(run: Run) -> None:
+    """Print to stderr which records of a run the ledger does not count, how their origins differ, and what its folder
+    has besides."""
+    for line in [*doubts(run, "These figures count it"), *mixed(run), *uncommitted(run), *left_out(run)]:
+        print(f"Note: {line}", file=sys.stderr)
+
+
+def mixed(run: Run) -> Iterator[str]:
+    """Yield a line if records of one model and the same data differ in what can change their metrics.
+
+    A record that does not say differs from none, as one of a training in the process that measures it.
+    """
+    for (model, *_), records in grouped((_inputs(one.cell), one) for one in run.results.values()).items():
+        told = {fact: {str(value) for one in records if (value := fact_of(one.provenance, fact))} for fact in NUMERIC}
+        if facts := [fact for fact, values in told.items() if len(values) > 1]:
+            yield f"records of {model} differ in {', '.join(facts)}: so may their figures, whatever their settings are"
+
+
+def uncommitted(run: Run) -> Iterator[str]:
+    """Yield a line if code that no commit has made records of a run."""
+    if count := sum(one.provenance.get("dirty") is True for one in run.results.values()):
+        yield f"{count} of {len(run.results)} records are of code with changes that are not committed"
+
+
+def _inputs(cell: Cell) -> tuple[str, ...]:
+    """Return what the hash of a cell's data depends on, its model first."""
+    return cell.model, cell.data, str(cell.length), *cell.released
+
+
+def fact_of(source: Mapping[str, Any], key: str) -> Any:
+    """Return a fact of a record's provenance; None if it does not say."""
+    where, _, name = key.rpartition(": ")
+    found = source.get(where) if where else source
+    value = found.get(name) if isinstance(found, Mapping) else None
+    # Which hosts they are is another matter (`benchmarks.analysis.claims.speed`).
+    return sorted(map(str, value.values())) if key == "ranks_per_host" and isinstance(value, Mapping) else value

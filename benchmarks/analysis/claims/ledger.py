@@ -4,21 +4,34 @@ Many claims are tested at once, so some pass by chance: S. Holm, "A simple seque
 procedure", Scandinavian Journal of Statistics 6, 1979.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.analysis.claims.claim import Book, Claim, Scope
+from benchmarks.analysis.claims.claim import (
+    INCONCLUSIVE,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    Book,
+    Claim,
+    LedgerRow,
+    Scope,
+    Undecided,
+    Verdict,
+    combined,
+)
 from benchmarks.analysis.claims.consistency import consistency
-from benchmarks.analysis.claims.evidence import Evidence, gather
-from benchmarks.analysis.claims.judge import judge
-from benchmarks.analysis.claims.kinds import CONSISTENCY
+from benchmarks.analysis.claims.evidence import NUMERIC, Evidence, fact_of, gather
+from benchmarks.analysis.claims.kinds import CONSISTENCY, KINDS
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.margins import seeds_by_reference
+from benchmarks.analysis.claims.memory_claims import STREAMED
+from benchmarks.analysis.claims.metric_claims import seeds_by_reference
 from benchmarks.analysis.claims.one_gpu import ON_ONE_GPU, ONE_GPU, one_gpu
-from benchmarks.analysis.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, LedgerRow, Verdict
+from benchmarks.analysis.claims.select import FREE, Case, Comparison, lesser, on_cpu, select
+from benchmarks.analysis.claims.sound import mislabelled
+from benchmarks.analysis.gpu_records import Device
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.one_gpu.measured_device import Device
 from benchmarks.analysis.statistics import CONFIDENCE
 from benchmarks.core.record import CellResult
 
@@ -134,3 +147,117 @@ def _with(one: LedgerRow, value: float, tested: int) -> LedgerRow:
     return replace(
         one, p_holm=value, holm=INCONCLUSIVE if opened else one.status, reason=one.reason + (text if opened else "")
     )
+
+
+# --- The verdict on one scope of a claim: every group of cells must show it, with nothing odd about the records ---
+
+
+def judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence, *, is_paper: bool) -> Verdict:
+    """Return what the evidence shows about a claim in one scope."""
+    if not scope.models:
+        return Verdict(status=NOT_RUN, reason="not tested on the paper's models")
+    kind = KINDS[claim.kind]
+    free, roles, on_gpus = FREE[kind.measured], kind.more_roles(scope.roles), is_paper and scope.on_gpus
+    comparisons = [
+        one
+        for model in scope.models
+        for one in select(evidence, model, roles, free, enough=kind.enough, on_gpus=on_gpus)
+    ]
+    cases = [tuple(comparisons)] if kind.together else [(one,) for one in comparisons]
+    verdicts = []
+    for those in cases:
+        case = Case(book=book, claim=claim, scope=scope, comparisons=those, is_paper=is_paper)
+        missing = [one.missing(*_needed(scope, one)) for one in those]
+        try:
+            verdict = kind.judge(case)
+        except Undecided as why:
+            verdict = why.verdict
+        verdicts.append(doubted(kind.bears, evidence, [text for text in missing if text], verdict))
+    verdict = combined(verdicts, [those[0].group for those in cases])
+    less = [text for model in scope.models if (text := lesser(evidence, model, roles, free))]
+    if verdict.status != NOT_RUN or not less:
+        return verdict
+    return replace(verdict, status=INCONCLUSIVE, reason="; ".join(less))
+
+
+def _needed(scope: Scope, one: Comparison) -> list[str]:
+    """Return the roles that count: the claim's own, and stand-ins for roles without cells.
+
+    A control that diverged does not count as missing: it has shown its point.
+    """
+    own = [role for role in one.holes if role in scope.roles or role.removesuffix(STREAMED) not in one.results]
+    return [
+        role for role in own if role != "control" or not all(hole.has_diverged for hole in one.holes[role].values())
+    ]
+
+
+NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores", "environment")
+"""Further facts that are named, with `NUMERIC`, if they differ."""
+TRAINED = ("process_group", "steps")
+"""What only claims of whole trainings and of times name: Gloo and NCCL, which add in other orders, and the steps, which
+the recipe leaves open where the number of samples depends on how texts are cut."""
+PLACED = ("link_rates", "ranks_per_host")
+"""What only claims of times name: links that were slowed down, and how many ranks share a host."""
+BEARING: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "digits": (*NUMERIC, *TRAINED),
+    "times": (*NAMED, *NUMERIC, *TRAINED, *PLACED),
+}
+"""For each value of a kind's `bears`, the facts that leave a verdict open if they differ between its sides.
+
+Another commit may explain other digits, so a claim is then not refuted. It does not weaken a reproduced claim, because
+cells whose code changed are run again.
+"""
+ON_GPU = ("cpu", "cores")
+"""Facts that change no digit computed on a GPU."""
+DIFFER = "the cells compared differ in "
+
+
+def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Verdict) -> Verdict:
+    """Return the verdict with what is odd about its records, inconclusive if that affects it.
+
+    missing: the cells of the matrix without a record. They count as failed, so that none can be left out to pass.
+    """
+    status, reasons = verdict.status, [verdict.reason]
+    if mixed := differing(verdict.results, bears):
+        reasons.append(DIFFER + ", ".join(mixed))
+        bearing = (*BEARING[bears], *(("commit",) if bears == "digits" and status == NOT_REPRODUCED else ()))
+        if status in (REPRODUCED, NOT_REPRODUCED) and set(bearing) & _between_sides(verdict.results, bears):
+            status = INCONCLUSIVE
+    cells = (record.cell for record in verdict.results)
+    finished = [one for one in verdict.results if bears != "nothing" and one.status == "ok"]
+    open_for = [text for one in finished if (text := mislabelled(one))]
+    open_for += [evidence.twice[cell] for cell in dict.fromkeys(cells) if cell in evidence.twice]
+    if open_for or (missing and status == REPRODUCED):
+        status = INCONCLUSIVE
+    more = dict.fromkeys((*(missing if verdict.results else ()), *open_for))
+    return replace(
+        verdict, status=status, reason="; ".join([*reasons, *(text for text in more if text not in verdict.reason)])
+    )
+
+
+def differing(results: Iterable[CellResult], bears: str) -> list[str]:
+    """Return the facts of hardware, software and inputs that are not the same in all records.
+
+    bears: a key of `BEARING`, whose facts count too.
+    """
+    # Data and initial weights differ between models, but no comparison crosses models.
+    by_model = grouped((one.cell.model, one) for one in results).values()
+    facts = dict.fromkeys((*NAMED, *NUMERIC, *BEARING[bears]))
+    return [key for key in facts if any(len(set(_values(those, key))) > 1 for those in by_model)]
+
+
+def _values(results: Iterable[CellResult], key: str) -> Iterator[str]:
+    """Yield the values of a fact; a training that diverged does not say all, such as the hash of its data."""
+    for one in results:
+        value = fact_of({**one.provenance, "steps": one.steps if one.status == "ok" else None}, key)
+        if value is not None or one.status == "ok":
+            yield str(value)
+
+
+def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:
+    """Return the facts that differ between records of one seed or, for times, between any two."""
+    by_seed = grouped(((one.cell.model, 0 if bears == "times" else one.cell.seed), one) for one in results)
+    found = {key for those in by_seed.values() for key in differing(those, bears)}
+    on_gpus = not any(on_cpu(one) for those in by_seed.values() for one in those)
+    return found - set(ON_GPU) if on_gpus and bears == "digits" else found

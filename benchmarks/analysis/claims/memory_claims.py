@@ -1,7 +1,7 @@
 """Claims about bytes: the share of residuals, savings, and the largest saving over several models.
 
 Model states are arithmetic, so any number of ranks, steps and samples will do, and all must agree. Parameters,
-gradients and optimizer states must match the plan (`analysis.claims.planned`), so that a saving comes only from
+gradients and optimizer states must match the plan (`analysis.claims.sound`), so that a saving comes only from
 residuals and from streamed gradients. Values that no cell was meant to measure are filled in where they follow, and the
 reason says so.
 """
@@ -9,10 +9,9 @@ reason says so.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.analysis.claims.claim import Criteria
-from benchmarks.analysis.claims.planned import load_planned, unplanned
+from benchmarks.analysis.claims.claim import Criteria, Undecided, Verdict, number, shown, unless_doubted
 from benchmarks.analysis.claims.select import Case, Comparison, check_there
-from benchmarks.analysis.claims.verdict import Undecided, Verdict, number, shown, unless_doubted
+from benchmarks.analysis.claims.sound import load_planned, unplanned
 from benchmarks.analysis.grouping import grouped
 from benchmarks.core.record import STATE_FIELDS, CellResult
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.analysis.claims.claim import Book, Claim, Criteria, Scope
+from benchmarks.analysis.claims.claim import NOT_RUN, Book, Claim, Criteria, Scope, Undecided
 from benchmarks.analysis.claims.evidence import Evidence
-from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Hole
 from benchmarks.core.cell import CELL_FIELDS, Cell

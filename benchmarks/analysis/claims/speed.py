@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from benchmarks.analysis.claims.margins import margin_of
-from benchmarks.analysis.claims.paired import BOTH
+from benchmarks.analysis.claims.claim import INCONCLUSIVE, Undecided, Verdict, below, bounds, number, written
+from benchmarks.analysis.claims.metric_claims import BOTH, margin_of
 from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, on_cpu
-from benchmarks.analysis.claims.verdict import INCONCLUSIVE, Undecided, Verdict, below, bounds, number, written
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, t_quantile
 from benchmarks.core.record import CellResult
 

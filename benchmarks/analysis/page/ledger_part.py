@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from benchmarks.analysis.claims.claim import STATUSES, LedgerRow
 from benchmarks.analysis.claims.ledger import family
-from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import ABSENT, MINUS
 

@@ -15,8 +15,8 @@ from markupsafe import Markup, escape
 
 from benchmarks.analysis.charts.draw import Drawn, library
 from benchmarks.analysis.charts.trade_off import READING as TRADE_OFF_READING
-from benchmarks.analysis.claims.show import families, waiting
-from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow
+from benchmarks.analysis.claims.claim import STATUSES, LedgerRow
+from benchmarks.analysis.claims.claims_command import families, waiting
 from benchmarks.analysis.grouping import first_of, grouped
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.origin import is_mixed, provenance_rows

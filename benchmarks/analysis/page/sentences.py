@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.analysis.claims.verdict import NOT_RUN, STATUSES, LedgerRow
+from benchmarks.analysis.claims.claim import NOT_RUN, STATUSES, LedgerRow
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import METRIC_WORDS, metric_value, short_labels, signed
 from benchmarks.analysis.load_run import Run

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.margins import margin_and_spread, metrics_of, seeds_needed
+from benchmarks.analysis.claims.metric_claims import margin_and_spread, metrics_of, seeds_needed
 from benchmarks.analysis.labels import ABSENT, markdown_table
 from benchmarks.analysis.readme import precision_block as precision
 from benchmarks.analysis.readme import seeds_block as seeds

@@ -7,10 +7,20 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.analysis.gpu_records import (
+    ALLOCATED,
+    BASELINE,
+    ITEMISED,
+    PEAK,
+    USUAL,
+    Case,
+    Device,
+    Unread,
+    bytes_at,
+    matching,
+    read_devices,
+)
 from benchmarks.analysis.labels import ABSENT, markdown_table
-from benchmarks.analysis.one_gpu.gpu_records import read_devices
-from benchmarks.analysis.one_gpu.measured_device import BASELINE, USUAL, Case, Device, Unread, bytes_at, matching
-from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PEAK
 from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.readme.measured import Measured
 from benchmarks.core.workloads import PAPER

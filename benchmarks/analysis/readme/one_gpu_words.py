@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from benchmarks.analysis.gpu_records import read_devices, with_results
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import with_half
-from benchmarks.analysis.one_gpu.gpu_records import read_devices, with_results
 from benchmarks.analysis.readme.measured import Measured, span
 from benchmarks.analysis.readme.one_gpu_block import NOT_RUN, WIDTH
 

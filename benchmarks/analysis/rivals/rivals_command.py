@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis import labels
-from benchmarks.analysis.claims.print_doubts import print_doubts
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.origin import provenance_rows

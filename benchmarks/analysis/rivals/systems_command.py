@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from benchmarks.analysis.claims.print_doubts import print_doubts
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.rivals.rivals_rows import check_observed

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.analysis import labels
-from benchmarks.analysis.claims.print_doubts import print_doubts
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.statistics import CONFIDENCE, Interval

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.claims.print_doubts import print_doubts
+from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.labels import markdown_table, metric_heading, metric_value, percent, signed
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.origin import provenance_rows

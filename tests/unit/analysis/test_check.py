@@ -10,7 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.check.bands import UNEVEN, Bands
 from benchmarks.analysis.check.reference import Reference
 from benchmarks.analysis.check.reference_rows import change_text
-from benchmarks.analysis.claims.planned import fewer_than_planned, load_planned, setting_name
+from benchmarks.analysis.claims.sound import fewer_than_planned, load_planned, setting_name
 from benchmarks.analysis.states import SETTINGS
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.claims.claim import Claim, Scope
+from benchmarks.analysis.claims.claim import SCOPES, STATUSES, Claim, LedgerRow, Scope
 from benchmarks.analysis.claims.kinds import CONSISTENCY, KINDS
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import ITSELF, load_claims
 from benchmarks.analysis.claims.one_gpu import ONE_GPU
-from benchmarks.analysis.claims.verdict import SCOPES, STATUSES, LedgerRow
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.analysis.claims.copies import doubled
+from benchmarks.analysis.claims.evidence import doubled
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult

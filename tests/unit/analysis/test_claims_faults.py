@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.analysis.claims.claim import LedgerRow
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from tests.claim_records import make, ranks, run_of, states

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.analysis.claims.claim import Book, Claim, Scope
+from benchmarks.analysis.claims.claim import Book, Claim, LedgerRow, Scope
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.load_run import Run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult

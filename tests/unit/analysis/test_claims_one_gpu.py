@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.analysis.claims.claim import LedgerRow
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.one_gpu import MEASURES, ONE_GPU, RUNGS
-from benchmarks.analysis.claims.verdict import LedgerRow
-from benchmarks.analysis.one_gpu.gpu_records import read_devices
+from benchmarks.analysis.gpu_records import read_devices
 from benchmarks.core.cell import Cell
 from tests.gpu_records import UUID, known_file, memory_file, save
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.claims import margins, planned
+from benchmarks.analysis.claims import metric_claims, sound
+from benchmarks.analysis.claims.claim import LedgerRow
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.planned import load_planned
-from benchmarks.analysis.claims.sound import METRICS
-from benchmarks.analysis.claims.verdict import LedgerRow
+from benchmarks.analysis.claims.sound import METRICS, load_planned
 from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.provenance import CODE
@@ -264,19 +263,19 @@ def test_metrics_are_those_of_training() -> None:
 def test_a_damaged_table_is_told_in_one_line(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)
-    monkeypatch.setattr(planned, "STATES_FILE", path)
+    monkeypatch.setattr(sound, "STATES_FILE", path)
     with pytest.raises(ConfigError, match=r"^states: .*cannot be read .*; write it with python -m benchmarks states$"):
         load_planned.__wrapped__()
-    monkeypatch.setattr(margins, "REFERENCE", path)
+    monkeypatch.setattr(metric_claims, "REFERENCE", path)
     with pytest.raises(ConfigError, match=r"^reference: .*table\.json cannot be read .*; restore it"):
-        margins.reference_metrics.__wrapped__()
+        metric_claims.reference_metrics.__wrapped__()
     monkeypatch.undo()
-    assert planned.STATES_FILE.exists()
+    assert sound.STATES_FILE.exists()
 
 
 @pytest.mark.parametrize("noise", ["-1", ".nan", ".inf", "true"])
 def test_noise_is_above_0(tmp_path: Path, noise: str) -> None:
-    text = (planned.STATES_FILE.parent / "claims.yaml").read_text().replace("\nnoise: 0.5\n", f"\nnoise: {noise}\n")
+    text = (sound.STATES_FILE.parent / "claims.yaml").read_text().replace("\nnoise: 0.5\n", f"\nnoise: {noise}\n")
     (tmp_path / "claims.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"noise: .* is not allowed; give a number above 0"):
         load_claims.__wrapped__(tmp_path / "claims.yaml")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.analysis.claims.claim import LedgerRow
 from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.analysis.claims.claim import LedgerRow
 from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.labels import MINUS
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.report_command import screen_text, write_claims

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.analysis.budget.budget_command import seeds_line
 from benchmarks.analysis.claims.ledger import adjusted, ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.margins import POWER, reference_metrics, seeds_needed
+from benchmarks.analysis.claims.metric_claims import POWER, reference_metrics, seeds_needed
 from benchmarks.analysis.statistics import Interval, interval, p_beyond, power
 from benchmarks.core.cell import Cell
 from tests.claim_records import make, run_of

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.analysis.claims.claim import Claim
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.margins import loss_between, margin_of
+from benchmarks.analysis.claims.metric_claims import loss_between, margin_of
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from tests.claim_records import history, make, metric_name, run_of

@@ -11,7 +11,7 @@ from benchmarks.analysis.charts.look import INK, MOST, SERIES
 from benchmarks.analysis.charts.rows_chart import accuracy_chart
 from benchmarks.analysis.charts.states_chart import BOUNDARY, memory_chart
 from benchmarks.analysis.charts.trade_off import trade_off_chart
-from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow
+from benchmarks.analysis.claims.claim import STATUSES, LedgerRow
 from benchmarks.analysis.labels import ABSENT, MINUS
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.page.html_rows import groups_of, head_of, leading_number

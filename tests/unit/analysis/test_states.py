@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.planned import load_planned, setting_name
+from benchmarks.analysis.claims.sound import load_planned, setting_name
 from benchmarks.analysis.states import SETTINGS, claimed_models, residuals_bytes, states
 from benchmarks.core.cell import Cell
 from benchmarks.core.registry import MODELS

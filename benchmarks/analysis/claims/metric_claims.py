@@ -1,0 +1,445 @@
+"""Claims about metrics: kept within a margin, better, or the same in every digit; and how many seeds can show it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.analysis.claims.claim import (
+    INCONCLUSIVE,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    Book,
+    Bounds,
+    Claim,
+    Margin,
+    Scope,
+    Undecided,
+    Verdict,
+    below,
+    bounds,
+    number,
+    shown,
+    written,
+)
+from benchmarks.analysis.claims.evidence import same_histories
+from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
+from benchmarks.analysis.load_run import Hole
+from benchmarks.analysis.published import Published
+from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, power, t_quantile
+from benchmarks.core.files import load_json
+from benchmarks.core.paths import ROOT
+from benchmarks.core.record import CellResult
+from resireduce.errors import ConfigError
+
+# --- How much worse a metric may be and still count as kept, and how many seeds can show it, paired by seed ---
+#
+# A margin is derived only here. It is a loss that the paper states, or the largest one that it calls kept, plus what
+# the rounding of the printed numbers can hide, plus the effect of another seed, as the paper prints one run of each.
+# The ledger shows the sum. With n seeds whose differences have standard deviation s, the test passes if the upper end
+# of their 95 % interval is below the margin m. `benchmarks.analysis.statistics.power` has the probability of passing
+# at a true difference of zero.
+
+
+POWER = 0.8
+MOST = 200
+"""Most seeds considered; more are as good as never."""
+REFERENCE = ROOT / "results/reference/mini.json"
+"""Source of the small models' differences between `w+2d` and full residuals, over seeds."""
+
+
+@lru_cache(maxsize=1000)
+def seeds_needed(margin: float, spread: float) -> int | None:
+    """Return how many seeds show a true zero with a probability of 80 %; None if more than 200 are needed."""
+    if spread <= 0 or margin <= 0:
+        return None
+    return next((seeds for seeds in range(2, MOST + 1) if power(seeds, margin / spread) >= POWER), None)
+
+
+Metrics = tuple[str, list[float], list[float]]
+"""A metric's name, and its values with `w+2d` and with full residuals, in the same order of seeds."""
+
+
+@lru_cache
+def reference_metrics() -> dict[str, Metrics]:
+    """Return the committed metrics of each small model. Raises ConfigError, one line, if they are damaged."""
+    try:
+        return metrics_of(load_json(REFERENCE)["rows"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        cure = "restore it with git checkout results/reference"
+        raise ConfigError(f"reference: {REFERENCE} cannot be read ({error!r}); {cure}") from None
+
+
+def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:
+    """Return the metrics by model, from rows of `python -m benchmarks intervals`."""
+    rows = {(row["model"], row["scheme"]): row for row in those if row["gradients"] == "kept"}
+    found = {}
+    for model in dict.fromkeys(model for model, _ in rows):
+        tested, against = rows[model, "w+2d"], rows[model, "baseline"]
+        seeds = [seed for seed in against["metrics"] if seed in tested["metrics"]]
+        values = [[float(row["metrics"][seed]) for seed in seeds] for row in (tested, against)]
+        found[model] = (str(against["metric_name"]), values[0], values[1])
+    return found
+
+
+def seeds_by_reference(book: Book, claim: Claim, scope: Scope) -> int | None:
+    """Return the seeds that an accuracy claim needs, by the spread of the small models that stand in for its models."""
+    stated = claim.published.get("against") if scope is claim.paper else None
+    models = [book.stand_ins.get(model, model) for model in scope.models]
+    needed = [seeds_of(book, model, scope.limits, stated.value if stated else None) for model in models]
+    return None if None in needed else max((one for one in needed if one is not None), default=None)
+
+
+def seeds_of(book: Book, small: str, limits: Mapping[str, Any], level: float | None = None) -> int | None:
+    """Return the seeds that a test with these limits needs, by the spread of a small model.
+
+    level: the value that a relative loss refers to, if it is another model's metric.
+    """
+    if small not in reference_metrics():
+        return None
+    return seeds_needed(*margin_and_spread(book, reference_metrics()[small], limits, level))
+
+
+def margin_and_spread(
+    book: Book, metrics: Metrics, limits: Mapping[str, Any], level: float | None = None
+) -> tuple[float, float]:
+    """Return the margin of a test with these limits, and the standard deviation of a small model's differences.
+
+    level: as in `seeds_of`.
+    """
+    name, tested, against = metrics
+    differences = [one - other for one, other in zip(tested, against, strict=True)]
+    relative = bool(limits.get("relative")) or name == "perplexity"
+    level = mean(against) if level is None or name == "perplexity" else level
+    if relative:
+        differences = [100 * one / level for one in differences]
+    margin = margin_of(book, {**limits, "relative": relative}, name, level)
+    return margin.value, stdev(differences)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A margin, in the unit of the loss it is compared with, and the sum it comes from."""
+
+    value: float
+    reason: str
+
+
+def margin_of(book: Book, limits: Mapping[str, Any], metric: str = "", level: float = 0.0) -> Derived:
+    """Return the margin of a claim: its own number, that of a stated loss, or the usual one of the metric.
+
+    metric, level: for the usual one, the metric's name and its mean on the side compared with.
+    """
+    given, noise = limits.get("margin"), float(limits.get("noise", book.noise))
+    if given is None:
+        return _usual(book.margins[metric], noise, level, bool(limits.get("relative")))
+    if not isinstance(given, str):
+        return Derived(float(given), str(limits.get("why", "")))
+    one = book.published[given]
+    return Derived(one.value + one.rounding + noise, _sum(f"{one.value:g} {one.unit} stated", one.rounding, noise))
+
+
+def loss_between(against: Published, tested: Published, percent: bool) -> tuple[float, float]:
+    """Return the loss from `against` to `tested` as printed, and the largest one possible before rounding."""
+    sign = 1 if against.unit == "ppl" else -1
+    printed = sign * (tested.value - against.value)
+    base = against.value - against.rounding if sign > 0 else against.value + against.rounding
+    most = printed + tested.rounding + against.rounding
+    return (100 * printed / against.value, 100 * most / base) if percent else (printed, most)
+
+
+def _usual(margin: Margin, noise: float, level: float, relative: bool) -> Derived:
+    printed, most = loss_between(margin.against, margin.tested, margin.percent)
+    unit = "%" if margin.percent else "points"
+    pair = f"{margin.against.value:g} to {margin.tested.value:g}, {margin.tested.id}"
+    text = _sum(f"{printed:.2f} {unit} called kept ({pair})", most - printed, noise)
+    value = most + noise
+    if margin.percent and not relative:
+        return Derived(value * level / 100, f"{text}, of {level:.2f}")
+    return Derived(100 * value / level if relative and not margin.percent else value, text)
+
+
+def _sum(stated: str, rounding: float, noise: float) -> str:
+    return f"{stated} + {rounding:.2g} rounding + {noise:g} another seed or machine"
+
+
+# --- Losses of a metric, paired by seed, as the tests of accuracy share them ---
+#
+# A loss is in points of the metric, or in per cent of the other side's; it is positive for worse in whichever
+# direction the metric counts. Intervals are Student's t over the seeds that both sides have. Seeds that do not differ
+# do not count.
+
+
+BOTH = ("tested", "against")
+ROUNDING = 1e-9
+"""Largest difference between equal losses, as a share of the metric, by rounding alone."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Mean loss over seeds, its interval, and the mean metric it is compared with."""
+
+    estimate: Interval
+    bounds: Bounds
+    unit: str
+    level: float
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return self.estimate.mean
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation between seeds."""
+        error = float(self.estimate.half_width or 0) / t_quantile((1 + CONFIDENCE) / 2, self.estimate.n - 1)
+        return error * math.sqrt(self.estimate.n)
+
+
+def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict[int, float]:
+    """Return by seed how much worse `tested` is than `against`; relative losses are in per cent."""
+    values = {}
+    for seed in found.seeds(tested, against):
+        one, other = found.results[tested][seed], found.results[against][seed]
+        loss = float(other.metric or 0) - float(one.metric or 0)
+        loss = loss if other.higher_is_better else -loss
+        values[seed] = 100 * loss / float(other.metric or 1) if relative else loss
+    return values
+
+
+def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: str = "against") -> Loss:
+    """Return the loss with its interval. Raises Undecided, with the reason, if there is none.
+
+    A cell of `tested` that diverged where the other one finished decides, except in the control (`not_worse`).
+    Reasons: missing or diverged cells, fewer than two seeds, or seeds without spread.
+    """
+    if tested != "control":
+        check_diverged(found, tested, against)
+    common_seeds(found, tested, against)
+    relative = bool(case.limits.get("relative"))
+    values = losses(found, tested, against, relative)
+    records = found.records(tested, against)
+    others = [found.results[against][seed] for seed in values]
+    unit = "%" if relative else unit_of(others[0])
+    mean = interval(list(values.values()))
+    assert mean is not None
+    within = bounds(mean)
+    if within is None:
+        text = f"{'worse' if mean.mean > 0 else 'better'} by {number(abs(mean.mean))} {unit}" if mean.mean else "equal"
+        text = f"n = 1: seed {next(iter(values))} alone has no interval; {text}"
+        raise Undecided(text, value=mean.mean, unit=unit, seeds=1, results=records)
+    level = sum(float(one.metric or 0) for one in others) / len(others)
+    if odd := without_spread(found, (tested, against)) or _equal_losses(values, level):
+        raise Undecided(odd, value=mean.mean, unit=unit, seeds=mean.n, results=records)
+    return Loss(mean, within, unit, level)
+
+
+def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
+    """Return which seeds of a role have one history; None if all differ."""
+    for role in roles:
+        for alike in same_histories([found.results[role][seed] for seed in found.seeds(role)]):
+            if len(alike) > 1:
+                one, other = sorted(record.cell.seed for record in alike)[:2]
+                name = role_name(alike[0].cell.name)
+                return f"seeds {one} and {other} of {name} have the same history: they are not two trainings"
+    return None
+
+
+def _equal_losses(values: dict[int, float], level: float) -> str | None:
+    if max(values.values()) - min(values.values()) > ROUNDING * abs(level):
+        return None
+    same = number(next(iter(values.values())), 4)
+    return f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"
+
+
+def check_diverged(found: Comparison, tested: str, against: str) -> None:
+    """Raise Undecided, as not reproduced, if a cell diverged while the other one of its seed finished."""
+    for seed, hole in sorted(found.holes.get(tested, {}).items()):
+        if hole.has_diverged and seed in found.results.get(against, {}):
+            record = found.results[against][seed]
+            reason = f"seed {seed} of {hole.name} diverged ({hole.reason}), that of {record.cell.name} finished"
+            results = (record, *left_by([hole]))
+            raise Undecided(reason, NOT_REPRODUCED, seeds=len(found.seeds(tested, against)), results=results)
+
+
+def left_by(holes: Iterable[Hole]) -> tuple[CellResult, ...]:
+    """Return the records of trainings that diverged: their origins count as those of others do."""
+    return tuple(hole.record for hole in holes if hole.record is not None)
+
+
+def unit_of(record: CellResult) -> str:
+    """Return the unit of a difference of the metric."""
+    return "ppl" if record.metric_name == "perplexity" else "points"
+
+
+# --- Is a metric kept: not worse by more than a margin, with confidence, on a task that can tell? ---
+#
+# Non-inferiority, paired by seed: reproduced if the whole 95 % interval of the loss lies below the margin, not
+# reproduced if it lies wholly above, else inconclusive. The control is training without residuals. Unless the whole
+# interval of its loss lies above the margin, the test would pass anything, and the verdict is inconclusive; as it is
+# where a scheme gains more than all residuals are worth, which a metric in other units does.
+
+
+CONTROL = "control"
+
+
+def not_worse(case: Case) -> Verdict:
+    """Judge whether `tested` keeps the metric of `against`; the control is training without residuals."""
+    found = case.only
+    try:
+        loss = mean_loss(case, found)
+    except Undecided as why:
+        return replace(why.verdict, published=published_loss(case))
+    margin = _margin(case, loss)
+    status, records = below(loss.bounds, margin.value), found.records(*BOTH)
+    reason = f"loss {written(loss.mean, loss.bounds, loss.unit)}, margin {number(margin.value)}"
+    if status == REPRODUCED:
+        tells, text, more = _control(case, found, margin, gain=-loss.mean)
+        status, reason = (REPRODUCED if tells else INCONCLUSIVE), f"{reason}; {text}"
+        records += more
+    return Verdict(
+        status=status,
+        reason=reason,
+        value=loss.mean,
+        interval=loss.bounds,
+        published=published_loss(case),
+        unit=loss.unit,
+        tolerance=f"95 % interval of the loss below {number(margin.value)} {loss.unit} = {margin.reason}; without "
+        "residuals above it",
+        seeds=loss.estimate.n,
+        seeds_needed=seeds_needed(margin.value, loss.spread),
+        p_value=p_beyond(loss.estimate, margin.value),
+        results=records,
+    )
+
+
+def published_loss(case: Case) -> float | None:
+    """Return the loss between the two sides as the paper states them, in the unit that is judged."""
+    if (value := case.published()) is not None:
+        return value
+    stated = case.claim.published
+    if not case.is_paper or not set(BOTH) <= set(stated):
+        return None
+    return round(loss_between(stated["against"], stated["tested"], bool(case.limits.get("relative")))[0], 4)
+
+
+def _control(case: Case, found: Comparison, margin: Derived, gain: float) -> tuple[bool, str, tuple[CellResult, ...]]:
+    """Return whether the records can tell, why, and the control's records, checked like the tested ones.
+
+    They cannot if the tested side has a larger `gain` than all residuals are worth: its metric may be another one.
+    """
+    if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
+        return False, f"the control, no residuals, is missing: {case.scope.command}", ()
+    ended = {seed: hole for seed, hole in sorted(found.holes.get(CONTROL, {}).items()) if hole.has_diverged}
+    diverged, left = [*ended], left_by(ended.values())
+    named = f"seed {', '.join(map(str, diverged))} of it diverged, " if diverged else ""
+    if set(found.seeds(*BOTH)) <= set(diverged):  # where full residuals finished, it has lost everything
+        return True, f"control, no residuals: {named}where full residuals finished", left
+    try:
+        lost = mean_loss(case, found, CONTROL, "against")
+    except Undecided as why:
+        return False, f"control, no residuals: {named}{why}", (*why.verdict.results, *left)
+    text = f"control: {named}without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
+    records = (*found.records(CONTROL, "against"), *left)
+    if gain > lost.mean > 0:
+        return (
+            False,
+            f"{text}, less than what is gained: are both metrics in the same units, on the same data?",
+            records,
+        )
+    if lost.bounds[0] > margin.value:
+        return True, text, records
+    return False, f"{text}, not seen to be above the margin: these records cannot tell", records
+
+
+def better(case: Case) -> Verdict:
+    """Judge whether the 95 % interval of the gain lies above zero and overlaps the published range."""
+    try:
+        loss, stated = mean_loss(case, case.only), _stated(case)
+    except Undecided as why:
+        gain = -why.verdict.value if why.verdict.value is not None else None
+        return replace(why.verdict, value=gain, published=case.published())
+    within = (-loss.bounds[1], -loss.bounds[0])
+    status = below(loss.bounds, 0.0)
+    reason, says = f"gain {written(-loss.mean, within, loss.unit)}", "95 % interval of the gain above 0"
+    if stated is not None:
+        span = f"{number(stated[0])} to {number(stated[1])}"
+        says += f", and not all of it outside of {span}"
+        reason += f", published {span}"
+        if status == REPRODUCED and (within[1] < stated[0] or within[0] > stated[1]):
+            status, reason = NOT_REPRODUCED, f"{reason}: better, but not by as much as published"
+            reason = reason.replace("not by as much as", "by more than") if within[0] > stated[1] else reason
+    return Verdict(
+        status=status,
+        reason=reason,
+        value=-loss.mean,
+        interval=within,
+        published=case.published(),
+        unit=loss.unit,
+        tolerance=says,
+        seeds=loss.estimate.n,
+        seeds_needed=seeds_needed(_margin(case, loss).value, loss.spread),
+        p_value=p_beyond(loss.estimate, 0.0),
+        results=case.only.records(*BOTH),
+    )
+
+
+def _margin(case: Case, loss: Loss) -> Derived:
+    """Return the margin of a loss, which is also the gain that is worth showing."""
+    against = case.only.results["against"][case.only.seeds(*BOTH)[0]]
+    return margin_of(case.book, case.limits, str(against.metric_name), loss.level)
+
+
+def _stated(case: Case) -> Bounds | None:
+    """Return the range of gains that the paper states for its own models."""
+    low, high = case.published("low"), case.published("high")
+    if low is not None and high is not None:
+        return low, high
+    value, tolerance = case.published(), case.limits.get("tolerance")
+    return None if value is None or tolerance is None else (value - tolerance, value + tolerance)
+
+
+# --- Do two ways of training give the same metrics, in every digit and at every evaluation? ---
+
+
+def identical(case: Case) -> Verdict:
+    """Judge every seed that both sides have; one is enough, and all must be equal."""
+    found = case.only
+    seeds = common_seeds(found, *BOTH)
+    pairs = {seed: (found.results["tested"][seed], found.results["against"][seed]) for seed in seeds}
+    differ = {seed: difference for seed, pair in pairs.items() if (difference := _difference(*pair))}
+    points = min(len(one.metric_history) for one, _ in pairs.values())
+    reason = f"equal in every digit at {points} evaluations, {len(pairs)} seed{'s' if len(pairs) > 1 else ''}"
+    if differ:
+        seed = next(iter(differ))
+        reason = f"{len(differ)} of {len(pairs)} seeds differ; seed {seed}: {differ[seed]}"
+    if odd := without_spread(found, BOTH):
+        raise Undecided(odd, seeds=len(pairs), results=found.records(*BOTH))
+    return Verdict(
+        status=shown(not differ),
+        reason=reason,
+        value=max(abs(float(one.metric or 0) - float(other.metric or 0)) for one, other in pairs.values()),
+        unit=unit_of(next(iter(pairs.values()))[0]),
+        tolerance="equal in every digit",
+        seeds=len(pairs),
+        results=found.records(*BOTH),
+    )
+
+
+def _difference(one: CellResult, other: CellResult) -> str | None:
+    """Return the first difference; None for equal records."""
+    mine, others = _digits(one), _digits(other)
+    name = next((name for name in mine if mine[name] != others[name]), None)
+    if name != "metric_history":
+        return name and f"{name} differs: {mine[name]} and {others[name]}"
+    pairs = zip(mine[name], others[name], strict=False)
+    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    return f"metric_history differs: {first[0]} and {first[1]}" if first else "metric_history differs in length"
+
+
+def _digits(record: CellResult) -> dict[str, Any]:
+    """Return all values that must be equal."""
+    history = [list(pair) for pair in record.metric_history]
+    return {"metric": record.metric, "metrics": record.metrics, "metric_history": history}
