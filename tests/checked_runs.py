@@ -3,7 +3,7 @@
 import json
 from zlib import crc32
 
-from benchmarks.analysis.reading import STRETCHES
+from benchmarks.analysis.load_run import STRETCHES
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult

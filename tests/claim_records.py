@@ -11,8 +11,7 @@ from zlib import crc32
 
 from benchmarks.analysis.claims.claim import Scope
 from benchmarks.analysis.claims.sound import load_planned, planned_residuals, wrong_seconds
-from benchmarks.analysis.load_run import Hole, Run
-from benchmarks.analysis.reading import STRETCHES
+from benchmarks.analysis.load_run import STRETCHES, Hole, Run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import BYTE_FIELDS, CellResult
 from benchmarks.core.sample_counts import planned_steps

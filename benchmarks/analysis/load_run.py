@@ -1,22 +1,231 @@
 """Read a run's folder: what was measured, and what is missing and why."""
 
+import os
+import shlex
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis.claims.sound import of_another_cell, wrong_seconds
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.reading import Doubted, Hole, read_cells
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import load_json
+from benchmarks.core.files import load_json, try_json
 from benchmarks.core.matrix import IMAGE_KEYS, WHOLE, WORDS, expand_parts
-from benchmarks.core.progress import Report
-from benchmarks.core.record import CellResult, try_load
-from resireduce.errors import ConfigError
+from benchmarks.core.progress import Progress, Report
+from benchmarks.core.record import STATUSES, CellResult, RecordError, try_load
+from benchmarks.core.sample_counts import planned_steps
+from resireduce.errors import ConfigError, is_count
 
-__all__ = ["Hole", "Part", "Run", "load_run", "strays"]
+# --- A failed cell: whose record it is, and whether it shows that its training ended as it says ---
+
+
+OUTCOMES = ("diverged", "oom", "timeout")
+"""Statuses that say something of the cell itself; the others are mishaps of its run."""
+FAILURES = tuple(status for status in STATUSES if status != "ok")
+
+
+def load_failed(path: Path, cell: Cell) -> CellResult:
+    """Read the record that a cell left as it failed.
+
+    Raises RecordError, one line, for what is no record, of another cell, or of one that did not fail, and OSError,
+    FileNotFoundError among them.
+    """
+    path.stat()
+    record = CellResult.load(path)
+    if record.cell != cell:
+        raise RecordError(f"cell: it is of another cell, {record.cell.name}; delete it and run again")
+    if record.status == "ok":
+        raise RecordError(f"status: 'ok' is not allowed here; allowed: {', '.join(FAILURES)}; delete it and run again")
+    return record
+
+
+def unproven(record: CellResult) -> str:
+    """Return in one line why a record does not show that its cell diverged; "" if it does.
+
+    A divergence decides claims as a metric does, so it needs what each training leaves that diverged. Of other statuses
+    nothing is asked: they leave claims open.
+    """
+    if record.status != "diverged":
+        return ""
+    return next((problem for check in (_origin, _moment) for problem in check(record)), "")
+
+
+def _origin(record: CellResult) -> Iterator[str]:
+    if not isinstance(record.provenance.get("content"), dict) or "cell" not in record.provenance["content"]:
+        yield "provenance: its content, with the cell it was run for, is missing"
+    yield from of_another_cell(record)
+    if not record.provenance.get("device"):
+        yield "provenance: device: missing"
+    ranks = [rank.get("status") for rank in record.per_rank]
+    if len(ranks) != record.cell.world_size or "diverged" not in ranks:
+        yield f"per_rank: needs {record.cell.world_size} ranks, and one of them diverged"
+
+
+def _moment(record: CellResult) -> Iterator[str]:
+    """Check the step in which it ended: the one after its last whole step, or that one's evaluation."""
+    step: Any = record.failure.get("step")
+    planned, at_least = planned_steps(record.cell)
+    if not is_count(step) or step < 1 or step not in (record.steps, record.steps + 1):
+        yield f"failure: step: {step!r} is not the one after the {record.steps} steps that it finished"
+    if planned is not None and record.steps > planned and not at_least:
+        yield f"steps: {record.steps}, its cell and recipe have {planned}"
+
+
+# --- Read the records of a run, in two processes if there are many; a missing record gives the reason instead ---
+
+
+BYTES_ALONE = 100_000_000
+"""Up to this many bytes of records, one process is faster than starting two."""
+CHUNK = 40
+"""Records that a process reads at a time."""
+BULKY = ("ladder", "sampling", "difference", "phase_seconds")
+"""Per-rank fields that no table needs; the record has its own."""
+
+AGAIN = " --force"
+"""Added to the command that fills a hole if a damaged record is in the way."""
+STRETCHES = 400
+"""Number of stretches; a multiple of those that the speed intervals of a single run use."""
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A cell of the matrix without a measurement."""
+
+    name: str
+    status: str
+    reason: str
+    command: str
+    """The command that fills it, to be run in the root of the project."""
+    doubt: str = ""
+    """Why its record does not show that it ended so (`unproven`); "" if it does."""
+    record: CellResult | None = None
+    """What it left, if it diverged."""
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether its training is known to have diverged."""
+        return self.status == "diverged" and not self.doubt
+
+    @property
+    def why(self) -> str:
+        """Why there is no result; with a doubt, also why the record does not show that."""
+        return f"{self.reason}; not shown: {self.doubt}" if self.doubt else self.reason
+
+
+@dataclass(frozen=True)
+class Doubted:
+    """A record that contradicts itself in what `slim` leaves out: tables show it, claims do not count it."""
+
+    result: CellResult
+    why: str
+
+
+Read = CellResult | Doubted | Hole
+"""What was found of a cell."""
+
+
+def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None) -> dict[Cell, Read]:
+    """Return the record of each cell without its bulk (`slim`), or why there is none; `say` receives the progress."""
+    chunks = [(folder, cells[i : i + CHUNK]) for i in range(0, len(cells), CHUNK)]
+    if _bytes_of(folder) >= BYTES_ALONE and len(os.sched_getaffinity(0)) >= 2:
+        # Not forked: the caller may have threads. Breaks if its script cannot be imported again, or memory runs out.
+        with suppress(BrokenProcessPool), ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            return dict(zip(cells, _told(pool.map(_read_chunk, chunks), len(cells), say), strict=True))
+    return dict(zip(cells, _told(map(_read_chunk, chunks), len(cells), say), strict=True))
+
+
+def _bytes_of(folder: Path) -> int:
+    try:
+        with os.scandir(folder / "cells") as entries:
+            return sum(entry.stat().st_size for entry in entries)
+    except OSError:
+        return 0
+
+
+def _told(chunks: Iterable[list[Read]], total: int, say: Report | None) -> Iterator[Read]:
+    """Yield the items of all chunks and report progress."""
+    done, progress = 0, Progress(say or (lambda line: None), "read records", total)
+    for chunk in chunks:
+        yield from chunk
+        done += len(chunk)
+        progress.done(done)
+
+
+def _read_chunk(chunk: tuple[Path, Sequence[Cell]]) -> list[Read]:
+    folder, cells = chunk
+    config = try_json(folder / "config.json")
+    on_cluster = isinstance(config, dict) and config.get("site") is not None
+    return [_read(folder, cell, "--profile slurm" if on_cluster else "--cores all") for cell in cells]
+
+
+def slim(result: CellResult) -> CellResult:
+    """Return a record without most of its bytes: each rank's ladder, and the single seconds of more than 400 steps."""
+    light = copy(result)  # skips validating it again
+    per_rank = [{name: value for name, value in rank.items() if name not in BULKY} for rank in result.per_rank]
+    for name, value in (("step_seconds", thin(result.step_seconds)), ("per_rank", per_rank)):
+        object.__setattr__(light, name, value)
+    return light
+
+
+def thin(seconds: Sequence[float]) -> list[float]:
+    """Return the seconds of all steps, or the means of 400 equal stretches; steps left over at the end are dropped."""
+    size = len(seconds) // STRETCHES
+    if size < 2:
+        return list(seconds)
+    return [sum(seconds[size * i : size * (i + 1)]) / size for i in range(STRETCHES)]
+
+
+def _read(folder: Path, cell: Cell, start: str) -> Read:
+    path = folder / "cells" / f"{cell.name}.json"
+    if not path.exists():
+        return _why_missing(folder, cell, start)
+    try:
+        result = CellResult.load(path)
+    except RecordError as error:
+        return _hole(folder, cell, "broken", str(error).removeprefix(f"{path}: "), start, AGAIN)
+    if result.cell != cell:
+        return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", start, AGAIN)
+    if result.status != "ok":
+        return _ended(_hole(folder, cell, result.status, str(result.reason), start, AGAIN), result)
+    why = wrong_seconds(result)
+    return Doubted(slim(result), why) if why else slim(result)
+
+
+def _why_missing(folder: Path, cell: Cell, start: str) -> Hole:
+    """Return what is known of a cell without a record."""
+    failed = folder / "cells" / f"{cell.name}.failed.json"
+    log = folder / "logs" / f"{cell.name}.log"
+    try:
+        record = load_failed(failed, cell)
+        status = "unfinished" if record.failure.get("interrupted") else record.status
+        return _ended(_hole(folder, cell, status, f"{record.reason} (see {log})", start), record)
+    except FileNotFoundError:
+        pass
+    except (OSError, RecordError) as error:
+        reason = str(error).removeprefix(f"{failed}: ")
+        return _hole(folder, cell, "error", f"{failed.name} cannot be read: {reason} (see {log})", start)
+    if log.exists():
+        return _hole(folder, cell, "unfinished", f"stopped before it left a record (see {log})", start)
+    return _hole(folder, cell, "not run", "not run yet", start)
+
+
+def _ended(hole: Hole, record: CellResult) -> Hole:
+    """Return the hole of a record that did not finish, with what its record shows of that."""
+    return replace(hole, doubt=unproven(record), record=slim(record) if record.status == "diverged" else None)
+
+
+def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again: str = "") -> Hole:
+    config, target = (shlex.quote(str(folder / path)) for path in ("config.json", f"cells/{cell.name}.json"))
+    command = f".venv/bin/snakemake {start} --configfile {config}{again} --nolock -- {target}"
+    return Hole(cell.name, status, " ".join(reason.split()), command)
 
 
 @dataclass(frozen=True)
@@ -42,7 +251,7 @@ class Run:
     parts: dict[str, Part] = field(default_factory=dict)
     """The parts of the run's config that count, by name."""
     doubts: dict[Cell, str] = field(default_factory=dict)
-    """How results contradict themselves in what is not kept of them (`benchmarks.analysis.reading.Doubted`)."""
+    """How results contradict themselves in what is not kept of them (`Doubted`)."""
     is_whole: bool = True
     """Whether its config could be read, so that it is known which cells are missing."""
 
@@ -93,7 +302,7 @@ class Run:
 def load_run(folder: Path, say: Report | None = None) -> Run:
     """Read a run. A broken or missing record becomes a hole; ConfigError if folder is no run at all.
 
-    Per-step and per-rank data is reduced to what tables need (`benchmarks.analysis.reading.slim`).
+    Per-step and per-rank data is reduced to what tables need (`slim`).
 
     say: receives a progress line every few seconds if reading takes long.
     """

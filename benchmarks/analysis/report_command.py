@@ -9,9 +9,8 @@ from benchmarks.analysis.claims.claims_command import to_csv as claims_csv
 from benchmarks.analysis.claims.claims_command import to_json
 from benchmarks.analysis.claims.claims_command import to_markdown as claims_markdown
 from benchmarks.analysis.claims.claims_command import to_screen as claims_screen
-from benchmarks.analysis.claims.evidence import doubts, uncommitted
+from benchmarks.analysis.claims.evidence import doubts, left_out, uncommitted
 from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.tables.table_list import ON_SCREEN, TABLES, all_tables
 from benchmarks.analysis.write import to_csv, to_latex, to_list, to_markdown, to_screen

@@ -15,9 +15,8 @@ from benchmarks.analysis.check.check_screen import HINT, diff_text, junit, verdi
 from benchmarks.analysis.check.check_speeds import RECORD, check_speeds
 from benchmarks.analysis.check.compare import Outcome, compare, measured_on
 from benchmarks.analysis.check.reference import Reference, find_reference, path_of, provenance_of
-from benchmarks.analysis.claims.evidence import ambiguous, mixed
+from benchmarks.analysis.claims.evidence import ambiguous, left_out, mixed
 from benchmarks.analysis.labels import say
-from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow, number, written
-from benchmarks.analysis.claims.evidence import uncommitted
+from benchmarks.analysis.claims.evidence import left_out, uncommitted
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.gpu_records import REFERENCE, read_devices
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import markdown_table, printable
-from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run, load_run
 from resireduce.errors import ConfigError
 

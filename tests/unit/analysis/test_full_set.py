@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.reading import thin
+from benchmarks.analysis.load_run import load_run, thin
 from tests.full_set import HOLES, make_full_set
 from tests.full_size import make_full_result
 
