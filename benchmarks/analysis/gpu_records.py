@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis.claims.sound import wrong_date
 from benchmarks.analysis.grouping import grouped
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
@@ -120,8 +120,6 @@ ITEMISED, ALLOCATED, FREED, PEAK = (
 PARTS = ("baseline_bytes", "states_bytes", "buffers_bytes", "workspaces_bytes", "rounding_bytes", "other_bytes")
 """What `allocated` consists of."""
 UUID = ("GPU-", "MIG-")
-AHEAD = timedelta(days=1)
-"""By how much a clock may be fast."""
 
 
 def wrong_source(source: Json) -> str | None:
@@ -133,17 +131,7 @@ def wrong_source(source: Json) -> str | None:
         return f"{device!r}, but its torch, {source.get('torch')}, is one for CPUs alone"
     if not source.get("device_memory_bytes"):
         return f"{device!r}, but its memory is not known"
-    return _wrong_date(source.get("date"))
-
-
-def _wrong_date(given: object) -> str | None:
-    try:
-        date = datetime.fromisoformat(str(given))
-    except ValueError:
-        return f"date: {given!r} is none"
-    if date.tzinfo is None or date > datetime.now(UTC) + AHEAD:
-        return f"date: {given!r} has no time zone, or is still to come"
-    return None
+    return wrong_date(source.get("date"))
 
 
 def wrong_case(cell: Cell, case: Json) -> str | None:
@@ -160,7 +148,7 @@ def _wrong(cell: Cell, case: Json) -> Iterator[str]:
         yield f"it is called {case['name']}"
     if len(ranks) != cell.world_size:
         yield f"{len(ranks)} ranks, its cell has {cell.world_size}"
-    if problem := _wrong_date(case["date"]):
+    if problem := wrong_date(case["date"]):
         yield problem
     if not str(case["device"]).startswith(UUID):
         yield f"measured on {case['device']}, which is no UUID of a GPU"

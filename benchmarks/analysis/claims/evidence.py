@@ -108,7 +108,7 @@ def _lines(texts: Iterable[str], shown: str) -> list[str]:
 def _when(record: tuple[str, CellResult]) -> tuple[datetime, str, str]:
     """Return when a record was measured; one that does not say comes last."""
     name, result = record
-    return date_of(result) or datetime.max.replace(tzinfo=UTC), name, repr(result.step_seconds)
+    return date_of(result.provenance.get("date")) or datetime.max.replace(tzinfo=UTC), name, repr(result.step_seconds)
 
 
 def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator[str]:

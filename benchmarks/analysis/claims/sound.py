@@ -205,17 +205,22 @@ def wrong_origin(record: CellResult) -> Iterator[str]:
         yield f"provenance: ranks_per_host: {counts}, its cell has {cell.world_size} ranks"
     elif counts and cell.nodes is not None and ranks != [cell.world_size // cell.nodes] * cell.nodes:
         yield f"provenance: ranks_per_host: {counts}, its cell has {cell.nodes} nodes"
-    given, date = source.get("date"), date_of(record)
+    if problem := wrong_date(source.get("date")):
+        yield f"provenance: {problem}"
+
+
+def wrong_date(given: object) -> str | None:
+    """Return why a record cannot be of a date; None if it can."""
+    date = date_of(given)
     if date is None:
-        yield f"provenance: date: {str(given)[:40]!r} is not a date with a time zone"
-    elif not EARLIEST <= date <= datetime.now(UTC) + AHEAD:
-        yield f"provenance: date: {given} is not from {EARLIEST:%Y} to now"
+        return f"date: {str(given)[:40]!r} is not a date with a time zone"
+    return None if EARLIEST <= date <= datetime.now(UTC) + AHEAD else f"date: {given} is not from {EARLIEST:%Y} to now"
 
 
-def date_of(record: CellResult) -> datetime | None:
-    """Return when a record was measured; None if it gives no date, or one that is no date with a time zone."""
+def date_of(given: object) -> datetime | None:
+    """Return a date as a record gives it; None for what is no date with a time zone."""
     try:
-        found = datetime.fromisoformat(str(record.provenance.get("date")))
+        found = datetime.fromisoformat(str(given))
     except ValueError:
         return None
     return found if found.tzinfo else None
