@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import own_momentum
-from resireduce.core.wrapped_step import EPS_CURE, WrappedStep, is_separable, shares_eps
+from resireduce.core.update import EPS_CURE, WrappedStep, is_separable, shares_eps
 from resireduce.errors import ConfigError, check_count, choose, is_count, is_number, warn
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES

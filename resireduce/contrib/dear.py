@@ -17,10 +17,9 @@ from torch.utils._pytree import tree_leaves
 from resireduce.comm.base import Handle, Polled
 from resireduce.comm.nodes import Levels
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.gradients import clip_factor, laid_out
 from resireduce.core.payload import Payload
 from resireduce.core.queue import LaunchQueue
-from resireduce.core.slot import Slot
+from resireduce.core.slot import Slot, clip_factor, laid_out
 from resireduce.core.update import Updater
 from resireduce.errors import UsageError
 from resireduce.refusals import ThisProcess
@@ -70,7 +69,7 @@ class _Outdated(nn.Parameter):
 
 
 Part = Callable[[list[dict[str, Any]], Sequence[tuple[Tensor, Tensor]]], object]
-"""A part of an optimizer's step: `resireduce.core.wrapped_step.WrappedStep.part`."""
+"""A part of an optimizer's step: `resireduce.core.update.WrappedStep.part`."""
 
 
 class LateUpdate:

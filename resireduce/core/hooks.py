@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from resireduce.contrib.dear import QUIET, BeforeForward
-from resireduce.core.gradients import accumulation_node
-from resireduce.core.slot import Slot, Stage
+from resireduce.core.slot import Slot, Stage, accumulation_node
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
 from resireduce.refusals import (

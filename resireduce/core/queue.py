@@ -10,10 +10,9 @@ from torch import Tensor
 
 from resireduce.comm.nodes import Levels
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.gradients import laid_out
 from resireduce.core.messages import Message, Round, packed_nbytes
 from resireduce.core.payload import Payload
-from resireduce.core.slot import Slot
+from resireduce.core.slot import Slot, laid_out
 from resireduce.errors import UsageError, warn
 from resireduce.node import Gather
 from resireduce.timeline import Timeline, timed

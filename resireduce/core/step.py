@@ -11,11 +11,10 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.contrib.dear import QUIET, BeforeForward, HalvesQueue, LateUpdater
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.gradients import clip_factor, separate
 from resireduce.core.messages import Round
 from resireduce.core.payload import Payload
 from resireduce.core.queue import LaunchQueue
-from resireduce.core.slot import DROPPED, Slot, Stage
+from resireduce.core.slot import DROPPED, Slot, Stage, clip_factor, separate
 from resireduce.core.update import Updater, largest_layer
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.merging.costs import TIMED

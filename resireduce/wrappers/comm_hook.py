@@ -12,11 +12,10 @@ from torch.autograd import Variable
 from torch.futures import Future
 
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.gradients import accumulation_node
 from resireduce.core.messages import Round
 from resireduce.core.payload import Payload
 from resireduce.core.queue import refuse_partly_absent
-from resireduce.core.slot import Slot, Stage, make_slots
+from resireduce.core.slot import Slot, Stage, accumulation_node, make_slots
 from resireduce.errors import UsageError
 from resireduce.start import STEP, agree
 from resireduce.watchers import Outside

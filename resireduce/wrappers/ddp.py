@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.core.gradients import accumulation_node
+from resireduce.core.slot import accumulation_node
 from resireduce.errors import ConfigError, UsageError, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor

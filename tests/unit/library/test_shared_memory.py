@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.core.gradients import overlapping_grads, separate
+from resireduce.core.slot import overlapping_grads, separate
 from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]

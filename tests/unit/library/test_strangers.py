@@ -17,7 +17,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.comm.torch import to_host
 from resireduce.compressors.randomk import RandomK
-from resireduce.core.wrapped_step import is_separable
+from resireduce.core.update import is_separable
 from resireduce.errors import ConfigError, UsageError
 
 KINDS = ["streamed", "kept"]
