@@ -1,6 +1,6 @@
 """`python docs/build_memory.py`: docs/memory-in-a-step.svg, the memory of one step over time, as records have it.
 
-Trains vgg-digits on one rank in two ways, and follows every tensor of the second step.
+Trains vgg-digits on one rank in three ways, and follows every tensor of the second step.
 """
 
 import sys
@@ -17,8 +17,9 @@ from resireduce.comm.local import LocalCommunicator
 
 PICTURE = Path(__file__).parent / "memory-in-a-step.svg"
 WAYS: dict[str, dict[str, Any]] = {
-    "kept": {"gradients": "kept"},
-    "streamed": {"gradients": "streamed"},
+    "without compression": {"compressor": "none", "scheme": "none", "gradients": "kept"},
+    "compressed, with residuals": {"gradients": "kept"},
+    "w+2d, streamed": {"gradients": "streamed", "scheme": "w+2d"},
 }
 COLOURS = ("#4c566a", "#81a1c1", "#a3be8c", "#d08770", "#ebcb8b")
 """Colours of BANDS, in their order."""
@@ -51,8 +52,8 @@ def panel(name: str, moments: list[tuple[int, ...]], left: int, full: float) -> 
 
 
 def picture(ways: dict[str, list[tuple[int, ...]]]) -> str:
-    """Return the SVG of all `ways`, in per cent of the fullest moment of the first."""
-    full = max(map(sum, next(iter(ways.values()))))
+    """Return the SVG of all `ways`, in per cent of the fullest moment of the second."""
+    full = max(map(sum, ways["compressed, with residuals"]))
     width, lines = 3 * (WIDTH + GAP) + GAP, []
     for number, (name, moments) in enumerate(ways.items()):
         lines += panel(name, moments, GAP + number * (WIDTH + GAP), full)

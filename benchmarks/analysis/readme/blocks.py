@@ -11,7 +11,7 @@ from benchmarks.analysis.readme import seeds_block as seeds
 from benchmarks.analysis.readme import smoke
 from benchmarks.analysis.readme.links_block import links, merged_links, sharded, slow_link_claim, slow_links, two_levels
 from benchmarks.analysis.readme.measured import Measured
-from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short, saved_states
+from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short, saved_at_the_peak, saved_states
 from benchmarks.analysis.readme.one_gpu_words import one_gpu_found
 from benchmarks.analysis.readme.systems_block import (
     RIVALS,
@@ -56,7 +56,6 @@ BLOCKS: Mapping[str, Callable[[Measured], str]] = {
     "first-table": smoke.first_table,
     "price": seeds.price,
     "streaming-time": seeds.streaming_time,
-    "streaming-time-short": seeds.streaming_time_short,
     "five-seeds": lambda measured: readme_table(measured.load(seeds.FILE)["rows"]),
     "five-seeds-words": seeds.five_seeds_words,
     "compression-costs": seeds.compression_costs,
@@ -76,6 +75,7 @@ BLOCKS: Mapping[str, Callable[[Measured], str]] = {
     "powers": powers,
     "one-gpu": one_gpu,
     "one-gpu-short": one_gpu_short,
+    "saved-at-the-peak": saved_at_the_peak,
     "one-gpu-found": one_gpu_found,
     "rivals": rivals,
     "systems": systems,

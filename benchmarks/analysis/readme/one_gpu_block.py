@@ -105,3 +105,37 @@ def _share(one: Case | None, against: Case, rung: str) -> str:
         return ABSENT if one is None else f"{100 * bytes_at(one, rung) / bytes_at(against, rung):.1f} %"
     except Unread:
         return ABSENT
+
+
+SAVING: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    '`scheme="baseline"`: full residuals': (
+        {**BASELINE, "gradients": "streamed"},
+        "nothing: every metric is that of kept gradients",
+    ),
+    '`scheme="w+2d"`: the paper\'s reduced residuals': ({**SHARED, "gradients": "streamed"}, "accuracy"),
+    '`residual_dtype="int4"`: full residuals in 4 bits': (INT4, "accuracy, less than `w+2d`"),
+    '`compressor="none"`': (
+        {**USUAL, "compressor": "none", "scheme": "none", "gradients": "streamed"},
+        "all bytes are sent; no residual, so no error feedback",
+    ),
+}
+"""What a user writes, which cells measured it, and what it costs."""
+TRANSFORMERS = ("bert-base", "bert-large", "gpt2-medium", "gpt2-large")
+
+
+def saved_at_the_peak(measured: Measured) -> str:
+    """Return what streamed gradients and smaller residuals save, between two steps and at the fullest moment of one."""
+    devices = read_devices(measured.folder)
+    if not devices:
+        return NOT_RUN
+    rows = []
+    for title, (wanted, costs) in SAVING.items():
+        spans = []
+        for rung in (ITEMISED, PEAK):
+            pairs = [(_sound(devices[0], model, wanted), _sound(devices[0], model, BASELINE)) for model in TRANSFORMERS]
+            found = [100 * (1 - bytes_at(one, rung) / bytes_at(other, rung)) for one, other in pairs if one and other]
+            low, high = (f"{value:.1f}" for value in (min(found), max(found)))
+            spans.append(f"{low} %" if low == high else f"{low} to {high} %")
+        rows.append([title, *spans, costs])
+    head = ("Streamed gradients and", "Saved between two steps", "Saved at the fullest moment", "What it costs")
+    return markdown_table(head, rows, "lrrl")

@@ -2,7 +2,7 @@
 
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import METRIC_WORDS, with_half
-from benchmarks.analysis.readme.measured import Measured, Row, judged, listed, machine, number, of_all, on_models, span
+from benchmarks.analysis.readme.measured import Measured, Row, judged, listed, number, of_all, on_models
 from benchmarks.analysis.readme.smoke import BOTH, CONTROL, KEPT, SHARED
 from benchmarks.analysis.statistics import Interval
 
@@ -87,18 +87,6 @@ def streaming_time(measured: Measured) -> str:
     for row in measured.load("pace")["rows"]:
         schemes.setdefault(row["scheme"], {})[row["model"]] = Interval(row["ratio"], row["half_width"], row["pairs"])
     return "; ".join(_ratios(scheme, found) for scheme, found in schemes.items())
-
-
-def streaming_time_short(measured: Measured) -> str:
-    """The span of all ratios of streaming_time, on what machine, and in how many no difference is seen."""
-    found = measured.load("pace")
-    rows = [Interval(row["ratio"], row["half_width"], row["pairs"]) for row in found["rows"]]
-    alike = sum(Interval(one.mean - 1, one.half_width, one.n).verdict not in ("higher", "lower") for one in rows)
-    return (
-        f"{span((one.mean for one in rows), 2)} of the steps per second with kept gradients, *baseline* and *w+2d* on "
-        f"four models, {machine(found['measured']['cpu'], found['measured']['cores'])}: no difference seen in "
-        f"{of_all(alike, len(rows))} pairs"
-    )
 
 
 def _ratios(scheme: str, found: dict[str, Interval]) -> str:
