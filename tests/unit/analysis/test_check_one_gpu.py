@@ -56,11 +56,11 @@ def peak(share: float, *flags: str) -> Change:
 
 
 CHANGES: dict[str, tuple[int, Change, str]] = {
-    "nothing": (0, lambda values: None, "0 of what 8 cells hold is worse, or was not measured"),
+    "nothing": (0, lambda values: None, "0 of what 6 cells hold is worse, or was not measured"),
     "a byte more": (1, residuals(4), "residuals_bytes 574,603,264 -> 574,603,268"),
     "a byte less than planned": (1, residuals(-4), "residuals_bytes 574,603,260 bytes, by plan 574,603,264: not all"),
     "a lower peak": (0, peak(0.9), "better: vgg19.topk.baseline.kept"),
-    "a peak in its band": (0, peak(1.04), "0 of what 8 cells"),
+    "a peak in its band": (0, peak(1.04), "0 of what 6 cells"),
     "a peak beyond": (1, peak(1.06), "peak_allocated "),
     "a peak that is flagged": (0, peak(1.06, "foreign-process"), "steps5.synthetic: nvml_process is flagged foreign-"),
     "a cell that is gone": (1, lambda values: values["cases"].pop(0) and None, "no valid record: not run"),
