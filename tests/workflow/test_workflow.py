@@ -208,13 +208,13 @@ def test_failed_cells_leave_partial_tables_with_reasons(tree):
 
 def test_finished_records_outlive_code_that_does_not_run(finished):
     tree = finished
-    folder, source = tree / "results/runs/mine", tree / "resireduce/share.py"
+    folder, source = tree / "results/runs/mine", tree / "resireduce/pieces.py"
     records = {path: path.read_bytes() for path in folder.glob("cells/*.json")}
     text = source.read_text()
     source.write_text(f"{text}def oops(:\n")
     done = call(tree, *MINE)
     assert done.returncode == 2
-    assert done.stderr == f"error: resireduce/share.py, line {text.count(chr(10)) + 1}: invalid syntax\n"
+    assert done.stderr == f"error: resireduce/pieces.py, line {text.count(chr(10)) + 1}: invalid syntax\n"
     assert {path: path.read_bytes() for path in records} == records
     source.write_text(f"{text}# a comment\n")
     (tree / "fail.txt").write_text(" ".join(path.stem for path in records))
