@@ -1,6 +1,7 @@
 """One of the ranks that test_horovod starts: contracts over Horovod, and equality with torch.distributed in 16 bits."""
 
 import sys
+import threading
 
 import horovod.torch as hvd
 import pytest
@@ -59,6 +60,25 @@ def check_an_optimizer_that_averages_too(communicator: HorovodCommunicator) -> N
         resireduce.distribute(model, theirs, backend="horovod")
 
 
+def check_what_ranks_are_given_at_the_start(communicator: HorovodCommunicator) -> None:
+    """States of other parameters are asked about, or stay each rank's own; a number of the rank and a lock stay."""
+    model = seeded(Net)
+    parameters, rank = [*model.parameters()], communicator.rank
+    plain = torch.optim.SGD(parameters, 0.1, momentum=0.9)
+    own = {"lock": threading.Lock(), "rank": rank}
+    plain.param_groups[0].update(own)
+    for one in parameters[rank::2]:
+        plain.state[one]["momentum_buffer"] = torch.full_like(one, 1.0 + rank)
+    given = {"backend": communicator, "compressor": "none", "scheme": "none"}
+    with pytest.raises(ConfigError, match="ranks hold the state of different parameters"):
+        resireduce.distribute(model, plain, **given)  # type: ignore[arg-type]
+    plain.state_differs_by_rank = True  # type: ignore[attr-defined]
+    resireduce.distribute(model, plain, **given).close()  # type: ignore[arg-type]
+    assert all(plain.param_groups[0][key] is value for key, value in own.items())
+    assert {float(plain.state[one]["momentum_buffer"].max()) for one in parameters[rank::2]} == {1.0 + rank}
+    assert plain.state.keys() == set(parameters[rank::2])
+
+
 def loss(model: torch.nn.Module, generator: torch.Generator) -> torch.Tensor:
     """Return the mean square of the model's outputs for a random batch in its own precision."""
     x = torch.randn(6, 600, generator=generator).to(next(model.parameters()).dtype)
@@ -71,6 +91,7 @@ def main(meeting_place: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=hvd.rank(), world_size=hvd.size())
     communicator = HorovodCommunicator()
     own = (check_half_precision_is_as_over_torch, check_merged_messages, check_halves_of_sums)
+    own += (check_what_ranks_are_given_at_the_start,)
     for check in (*CHECKS, *own, check_an_optimizer_that_averages_too):
         check(communicator)
         print(f"{check.__name__} passed on rank {hvd.rank()} of {hvd.size()}", flush=True)
