@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
+from resireduce import CompressionHook, ShardedCompressionHook
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.core.optimizer import DistributedOptimizer
@@ -144,6 +145,15 @@ def loaded(size: int, states: list[dict[str, Tensor]], **options: object) -> lis
         return optimizer
 
     return LocalWorld(size).run(rank)
+
+
+RESIDUALS = ("full.", "partial.", "average.", "weighted.", "member.", "rows.", "rows_columns.")
+"""How names of residuals begin in what is saved; beside them are velocities, and what compressors remember."""
+
+
+def residuals(holder: DistributedOptimizer | CompressionHook | ShardedCompressionHook) -> dict[str, Tensor]:
+    """What this rank has kept back of gradients, by its names in what is saved."""
+    return {name: held for name, held in holder.residual_state_dict().items() if name.startswith(RESIDUALS)}
 
 
 def same(first: nn.Module, second: nn.Module) -> bool:

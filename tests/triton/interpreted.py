@@ -41,6 +41,7 @@ from resireduce.kernels.gpu.sent import add_sent_
 from resireduce.kernels.gpu.take_out import take_out_
 from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks
+from tests.worlds import residuals
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float32, torch.float16]
@@ -433,7 +434,7 @@ def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(
         train(model, optimizer, inputs)
         with pytest.raises(NonFiniteGradient, match="holds NaN or infinity; nothing of it was sent"):
             train(model, optimizer, inputs * torch.inf)
-        left.append([*(one.detach() for one in model.parameters()), *optimizer.feedback.residual.tensors().values()])
+        left.append([*(one.detach() for one in model.parameters()), *residuals(optimizer).values()])
     assert all(map(torch.equal, *left)) and all(one.isfinite().all() for one in left[0])
 
 

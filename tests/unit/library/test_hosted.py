@@ -7,10 +7,10 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
-from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
+from resireduce.residuals.stored import Blocks, Hosted, Plain
 from resireduce.scheme import GRADIENTS, SCHEMES
 from tests.covering import in_turn
-from tests.worlds import Net, same, seeded, train, train_world
+from tests.worlds import Net, residuals, same, seeded, train, train_world
 
 DTYPES = [None, "bfloat16", "int4"]
 
@@ -21,30 +21,13 @@ def test_where_residuals_are_held_changes_nothing(scheme: str, residual_dtype: s
     near, _ = train_world(2, seeded(Net), **options)[0]
     far, optimizer = train_world(2, seeded(Net), residual_device="cpu", **options)[1]
     assert same(near, far) and not same(far, seeded(Net))
-    host = sum(tensor.nbytes for tensor in optimizer.feedback.residual.host_tensors())
-    indices = optimizer.feedback.residual.nbytes() - host
+    held = residuals(optimizer)
+    indices = sum(tensor.nbytes for name, tensor in held.items() if name.endswith((".rows", ".columns")))
+    host = sum(tensor.nbytes for tensor in held.values()) - indices
     assert measure_states(optimizer).residuals == indices < 2000, "only numbers of rows and columns stay"
     planned = plan(Net, scheme=scheme, gradients=gradients, residual_dtype=residual_dtype, residual_device="cpu")
     assert (planned["host_residuals"], planned["residuals"]) == (host, indices)
     assert planned["total"] == planned["parameters"] + planned["gradients"] + indices + planned["optimizer_states"]
-
-
-def test_each_is_near_when_it_is_needed_and_no_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    was_there: list[bool] = []
-    everywhere: set[Hosted] = set()
-    come = Hosted._come
-
-    def watched(self: Hosted) -> Stored:
-        was_there.append(self._near is not None)
-        result = come(self)
-        everywhere.add(self)
-        assert sum(one._near is not None for one in everywhere) <= 2, "what is used, and what comes next"
-        return result
-
-    monkeypatch.setattr(Hosted, "_come", watched)
-    train(LocalCommunicator(), seeded(Net), scheme="baseline", residual_device="cpu", steps=3)
-    assert len(everywhere) == 7 and was_there == 3 * [False, *6 * [True]], "only the first of a step is waited for"
-    assert all(one._near is None for one in everywhere), "nothing stays between two steps"
 
 
 @pytest.mark.parametrize("kind", ["float32", "int8", "int4"])

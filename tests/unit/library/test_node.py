@@ -1,7 +1,6 @@
 """Two levels: the ranks of a node sum their gradients, and each compresses a slice of the mean."""
 
 import copy
-import itertools
 import math
 
 import numpy as np
@@ -10,18 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
-from resireduce.comm.base import Communicator, Deferred, Polled
+from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.comm.nodes import NodeSlices, find_nodes
-from resireduce.compressors.dense import NoCompression
-from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.slot import Slot, Stage, make_slots
 from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.grouping import Grouping
-from resireduce.node import Scatter
-from resireduce.scheme import COMPRESSORS, SCHEMES, build_residual
+from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.nodes import by_hand, given_gradients
-from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
+from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]
 SHAPES = [[[0, 1], [2, 3]], [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2], [1, 3]]]
@@ -61,7 +55,7 @@ def test_training_is_the_definition(nodes: list[list[int]], density: float) -> N
     )
     moved, left, sent = by_hand(gradients, nodes, density)
     for node in range(len(nodes)):
-        held = [trained[rank][1].feedback.residual.tensors()["full.weight"] for rank in sorted(nodes[node])]
+        held = [residuals(trained[rank][1])["full.weight"] for rank in sorted(nodes[node])]
         np.testing.assert_allclose(torch.cat(held).numpy(), left[node], rtol=1e-12, atol=1e-12)
     for found, _ in trained:
         np.testing.assert_allclose(found.numpy(), moved, rtol=1e-12, atol=1e-12)
@@ -124,7 +118,7 @@ def test_every_scheme_on_slices_keeps_ranks_alike_and_streamed_as_kept(scheme: s
 def test_a_group_on_slices_is_the_group_of_the_slices() -> None:
     """The weighted average of a group, formed of slices with the weights of these."""
     (_, optimizer), *_ = train_world(4, seeded(Net), hierarchy=PAIRS, scheme="w", steps=2)
-    shapes = {name: tuple(t.shape) for name, t in optimizer.feedback.residual.tensors().items()}
+    shapes = {name: tuple(t.shape) for name, t in residuals(optimizer).items()}
     assert shapes["weighted.blocks.0.up.weight"] == (72, 72), "half of the 144 rows that each member has"
     assert "weighted.blocks.1.up.weight" not in shapes
 
@@ -204,12 +198,13 @@ def test_nan_on_one_rank_is_told_to_all(gradients: str, bad: int) -> None:
     def rank(communicator: Communicator) -> str:
         model = copy.deepcopy(start)
         optimizer = distributed(model, backend=communicator, gradients=gradients, hierarchy=PAIRS)
+        held = residuals(optimizer).values()  # the tensors themselves
         if communicator.rank == bad:
             model.blocks[1].up.weight.register_hook(lambda grad: grad * torch.nan)
         loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
         with pytest.raises(NonFiniteGradient) as raised:
             optimizer.step()
-        assert all(tensor.isfinite().all() for tensor in optimizer.feedback.residual.tensors().values())
+        assert all(tensor.isfinite().all() for tensor in held)
         return str(raised.value)
 
     told = LocalWorld(4).run(rank)
@@ -234,7 +229,7 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_by_all(gradients: str) -> 
             assert optimizer.overflowed == (turn == 0)
             if turn == 0:
                 assert same(model, start)
-                left = copy.deepcopy(optimizer.feedback.residual.tensors())
+                left = copy.deepcopy(residuals(optimizer))
             hook.remove()
         return model, left
 
@@ -249,56 +244,14 @@ def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
     def rank(communicator: Communicator) -> None:
         model = nn.Linear(120, 120, bias=False, dtype=torch.float16)
         optimizer = distributed(model, backend=communicator, gradients="kept", hierarchy=PAIRS)
+        held = residuals(optimizer).values()  # the tensors themselves
         model.weight.grad = torch.ones_like(model.weight)
         model.weight.grad[0] = 60_000.0 if communicator.rank < 2 else 1.0
         with pytest.raises(NonFiniteGradient):
             optimizer.step()
-        assert all(tensor.isfinite().all() for tensor in optimizer.feedback.residual.tensors().values())
+        assert all(tensor.isfinite().all() for tensor in held)
 
     LocalWorld(4).run(rank)
-
-
-# --- what is held in the backward pass ---
-
-
-class Late(LocalCommunicator):
-    """A node of one rank, in which what has been launched comes when it is asked for the `third` time, or later."""
-
-    def __init__(self, third: int = 2):
-        super().__init__()
-        self.third = third
-
-    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        handle, asked = super().reduce_scatter(tensor, name), itertools.count()
-        return Deferred(handle.wait, lambda: next(asked) >= self.third)
-
-
-def scattered(node: LocalCommunicator) -> tuple[Scatter, list[int], list[list[Slot]]]:
-    """What six equal gradients, one after the other, leave under way in a backward pass that may hold one of them."""
-    layers = {str(number): nn.Parameter(torch.zeros(120, 120)) for number in range(6)}
-    feedback = ErrorFeedback(NoCompression(), build_residual("none", Grouping()), node, frozenset())
-    messages = [[slot] for slot in make_slots(layers, feedback, node)]
-    scatter, held = Scatter([slot for (slot,) in messages], node, feedback, messages[0][0].nbytes), []
-    for (slot,) in messages:
-        slot.whole = torch.ones(120, 120)
-        slot.go(Stage.TAKEN)
-        for _, mean in scatter.advance(messages):
-            assert mean.eq(1).all()
-        held.append(scatter.held_bytes // slot.nbytes)
-    return scatter, held, messages
-
-
-def test_gradients_that_wait_for_the_node_are_bounded() -> None:
-    scatter, held, _ = scattered(Late())
-    assert max(held) == 1 and scatter.is_patient
-
-
-def test_a_backward_pass_waits_in_vain_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another rank may have no gradient, and come to the message in step() only: what it is for is not lost."""
-    monkeypatch.setattr("resireduce.node.PATIENCE_SECONDS", 0.0)
-    scatter, held, messages = scattered(Late(third=10**9))
-    assert held == [1, 2, 3, 4, 5, 6] and not scatter.is_patient
-    assert [slot.name for slot, mean in scatter.complete(messages) if mean is not None] == list("012345")
 
 
 # --- several passes, limits, warm-up ---

@@ -1,7 +1,6 @@
 """Gradients that autograd leaves in memory which other tensors use, too: no one else's are changed."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.core.slot import overlapping_grads, separate
 from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]
@@ -190,21 +188,3 @@ def test_a_vector_of_which_autograd_makes_gradients(options: dict[str, object], 
     found, wanted = (LocalWorld(2).run(partial(ends, copies=copies)) for copies in (False, True))
     for (model, vector), (other, expected) in zip(found, wanted, strict=True):
         assert same(model, other) and torch.equal(vector, expected)
-
-
-def test_memory_that_meets() -> None:
-    whole = torch.zeros(100, 10)
-    parts = [whole[:50], whole[60:], whole[49:52], torch.zeros(3), whole[55:55], whole[52:60].t(), whole[:, 3]]
-    assert overlapping_grads(parts[:2]) == set() and overlapping_grads(parts[:3]) == {0, 2}
-    assert overlapping_grads(parts[:6]) == {0, 2} and overlapping_grads(parts) == {0, 1, 2, 5, 6}
-
-
-def test_gradients_that_somebody_else_uses_keep_their_graphs() -> None:
-    weight = nn.Parameter(torch.ones(3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of a cycle of references
-        weight.square().sum().backward(create_graph=True)
-    grad = weight.grad
-    separate([], [weight])
-    assert weight.grad is grad and grad is not None and grad.requires_grad
-    weight.grad = None

@@ -6,7 +6,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -15,10 +15,12 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 import resireduce
-from resireduce import api
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
+from resireduce.residuals.full import FullResidual
+from resireduce.scheme import Scheme
 from tests.worlds import Net, loss_of, seeded
 
 DENSE: dict[str, Any] = {"compressor": "none", "scheme": "none"}
@@ -214,37 +216,48 @@ def test_a_learning_rate_in_a_tensor_must_be_the_same_and_betas_in_tensors_stay(
     assert LocalWorld(2).run(rank) == [True, True]
 
 
-STEPS = (
-    "check_types", "check_kinds", "check_settings", "optimized", "find_compressor", "check_beside_optimizer",
-    "check_merge", "check_dear", "check_memory", "find_communicator", "check_optimizer_agreement", "build_feedback",
-    "DistributedOptimizer", "warn_of_unmerged", "broadcast_start",
-)  # fmt: skip
+def fail(*_: object, **__: object) -> NoReturn:
+    raise MemoryError("here")
 
 
-@pytest.mark.parametrize("name", [*STEPS, "BackwardPasses._attach", "BackwardPasses.restart"])
-def test_a_failure_at_any_step_leaves_all_as_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError(name)
+class Third(FullResidual):
+    """Finds no memory for the third tensor."""
 
-    model, expected = seeded(Net), seeded(Net)
-    plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    loss_of(model, torch.Generator().manual_seed(9)).backward()
-    gradients = [one.grad for one in model.parameters()]
-    model.load_state_dict(expected.state_dict())  # as before the pass: running statistics
-    if name.startswith("BackwardPasses."):
-        monkeypatch.setattr(f"resireduce.core.hooks.{name}", fail)
-    else:
-        assert callable(getattr(api, name))
-        monkeypatch.setattr(api, name, fail)
-    with pytest.raises(MemoryError, match=name):
-        resireduce.distribute(model, plain, backend=LocalCommunicator())
-    assert all(one.grad is grad for one, grad in zip(model.parameters(), gradients, strict=True))
-    train(model, plain, 0, range(3))
-    train(expected, torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9), 0, range(3))
-    assert all(map(torch.equal, model.parameters(), expected.parameters()))
-    assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
-    monkeypatch.undo()
-    resireduce.distribute(model, plain, backend=LocalCommunicator()).close()
+    def register(self, name: str, parameter: Tensor) -> None:
+        super().register(name, parameter) if len(self.tensors()) < 2 else fail()
+
+
+class Failing(TopK):
+    """Fails where it hears how many ranks there are."""
+
+    for_world = fail  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "options", [{"scheme": Scheme(Third, Third, Third)}, {"compressor": Failing(0.1)}, {"density": fail}, {}], ids=str
+)
+def test_a_failure_anywhere_leaves_all_as_before(options: dict[str, Any]) -> None:
+    """Without options: where what all ranks start from is sent, which comes last."""
+
+    def rank(communicator: LocalCommunicator) -> None:
+        (model, expected), sends = pairs[communicator.rank], communicator.broadcast_
+        plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        loss_of(model, torch.Generator().manual_seed(9)).backward()
+        gradients = [one.grad for one in model.parameters()]
+        model.load_state_dict(expected.state_dict())  # as before the pass: running statistics
+        communicator.broadcast_ = communicator.broadcast_ if options else fail  # type: ignore[method-assign]
+        with pytest.raises(MemoryError, match="here"):
+            resireduce.distribute(model, plain, backend=communicator, **options)
+        assert all(one.grad is grad for one, grad in zip(model.parameters(), gradients, strict=True))
+        train(model, plain, 0, range(3))
+        train(expected, torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9), 0, range(3))
+        assert all(map(torch.equal, model.parameters(), expected.parameters()))
+        assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
+        communicator.broadcast_ = sends  # type: ignore[method-assign]
+        resireduce.distribute(model, plain, backend=communicator).close()
+
+    pairs = [(seeded(Net), seeded(Net)) for _ in range(2)]
+    LocalWorld(2).run(rank)
 
 
 @pytest.mark.parametrize("gradients", ["streamed", "kept"])
