@@ -1,37 +1,42 @@
-"""How many bytes a step may have alive beside the model states, from how its messages are made."""
+"""How many bytes a step may have alive beside the model states, from the model and its messages alone."""
 
+from torch import nn
+
+from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.core.queue import planned_payload
-from resireduce.core.update import largest_layer
-from resireduce.planning.memory import waiting_bytes
+from resireduce.grouping import is_small
+from resireduce.scheme import build_compressor
 
 
-def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
+def step_bounds(
+    model: nn.Module, optimizer: DistributedOptimizer, compressor: str | Compressor, density: float, ranks: int = 1
+) -> dict[str, int]:
     """Bytes alive at most beside the model states, at any time of a step of `optimizer` in streamed mode.
 
     waiting_bytes: what is sent without compression, and waits for `step()`. dense_bytes: gradients and averaged ones:
     twice those of the largest layer (autograd makes the gradients of weight and bias together), and a message of small
     tensors with its parts. Tied parameters come on top: autograd holds their gradient from their last use to their
     first. local_bytes: this rank's compressed payloads, and, where they are merged, the largest message of them.
-    gathered_bytes: all ranks' payloads of the tensors under way. node_bytes: with two levels, gradients that wait for
-    the other ranks of the node, and the slices that come of them; twice the largest layer, none with one level.
+    gathered_bytes: all ranks' payloads of the tensors under way: a message, or a sixteenth of the gradients.
 
     Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
-    reverse order of the model's parameters. A gradient that comes late, or not at all on this rank, holds up those
-    behind it: messages then wait for `step()`; so do gradients once a pass has waited for its node in vain, and, where
-    ranks make payloads in rounds, those that no residual takes up. With
-    `max_grad_norm` or a GradScaler all messages wait for the last one, so there is no bound but their sum.
+    reverse order of the model's parameters.
     """
-    queue, feedback = optimizer.queue, optimizer.feedback
-    payloads = {slot: planned_payload(slot, feedback) for slot in queue.slots}
-    gathered = [queue.gathered_nbytes(message, [payloads[slot] for slot in message]) for message in queue.messages]
-    together = [message for message in queue.messages if len(message) > 1 and not message[0].small]
-    packed = max((sum(payloads[slot].nbytes for slot in message) for message in together), default=0)
-    small = sum(slot.nbytes for slot in queue.slots if slot.small)
+    made = build_compressor(compressor, density) if isinstance(compressor, str) else compressor
+    sizes = {name: one.nbytes for name, one in model.named_parameters()}
+    like = {name: one.to("meta") for name, one in model.named_parameters() if not is_small(one)}
+    like = {} if made.lossless else {name: one for name, one in like.items() if made.compresses(one.shape)}
+    payloads = {name: made.compress(one.detach(), name, 0).nbytes for name, one in like.items()}
+    messages = [sum(payloads.get(name, 0) for name in names) for names in optimizer.messages]
+    layers: dict[str, int] = {}
+    for name, nbytes in sizes.items():
+        layer = name.rpartition(".")[0]
+        layers[layer] = layers.get(layer, 0) + nbytes
+    dense = sum(nbytes for name, nbytes in sizes.items() if name not in payloads)
+    small = sum(one.nbytes for one in model.parameters() if is_small(one))
     return {
-        "waiting_bytes": waiting_bytes(optimizer),
-        "dense_bytes": 2 * (largest_layer(queue.slots) + min(queue.bucket_bytes, small)),
-        "local_bytes": packed + sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
-        "gathered_bytes": max(queue.gathered_limit, *gathered),
-        "node_bytes": 0 if optimizer.levels.node is None else 2 * largest_layer(queue.slots),
+        "waiting_bytes": 0 if optimizer.updates_in_backward else dense,
+        "dense_bytes": 2 * (max(layers.values()) + small),
+        "local_bytes": sum(payloads.values()) + (max(messages) if len(messages) < len(payloads) else 0),
+        "gathered_bytes": max(sum(sizes.values()) // 16, ranks * max(messages)),
     }

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,14 +14,14 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
+from resireduce import CompressionHook
 from resireduce.comm.base import Communicator
 from resireduce.compressors.thresholds import Threshold
-from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
+from resireduce.planning.memory import LiveBytes
 from resireduce.scheme import COMPRESSORS
-from resireduce.wrappers.comm_hook import CompressionHook
 from tests.processes import all_equal, on_processes
-from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, sgd_for, train
+from tests.worlds import OPTIMIZERS, Net, loss_of, residuals, same, seeded, sgd_for, train
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.1}
 """From the second step on, a first bucket of 1 MiB and then many of this size."""
@@ -243,40 +244,19 @@ def test_two_processes() -> None:
     on_processes(2, check_all)
 
 
-def test_messages_leave_within_the_backward_pass_and_gathered_bytes_are_bounded(
-    alone: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_leave_within_the_backward_pass_and_gathered_bytes_are_bounded(alone: None) -> None:
     parallel = DistributedDataParallel(seeded(build), **SMALL_BUCKETS)
     resireduce.compress_ddp(parallel, "baseline", density=0.1)
-    parallel.module.first.weight.register_post_accumulate_grad_hook(lambda _: events.append(None))
-    events: list[int | None] = []
-    send, receive = ErrorFeedback.send, ErrorFeedback.receive
-
-    def sent(self: ErrorFeedback, payloads: list, name: str) -> list:
-        events.extend(payload.nbytes for payload in payloads if self.keeps_residual(name))
-        return send(self, payloads, name)
-
-    def received(self: ErrorFeedback, message: object, **into: Tensor) -> Tensor:
-        events.extend([-message.payload.nbytes] if not message.compressor.lossless else [])
-        return receive(self, message, **into)
-
-    monkeypatch.setattr(ErrorFeedback, "send", sent)
-    monkeypatch.setattr(ErrorFeedback, "receive", received)
+    gathered = LiveBytes(lambda tensor: tensor.dtype == torch.uint8 and tensor.dim() == 2)
+    before_the_last: list[int] = []
+    parallel.module.first.weight.register_hook(lambda grad: before_the_last.append(gathered.peak_bytes))
+    gradients = sum(parameter.nbytes for parameter in parallel.parameters())
+    largest = max(8 * (parameter.numel() // 10) for parameter in parallel.parameters())
     for step in range(3):
-        events.clear()
-        loss_of(parallel, torch.Generator()).backward()
-        if step == 0:
-            continue  # all gradients are in one bucket
-        before_the_last_gradient = events[: events.index(None)]
-        assert any(n > 0 for n in before_the_last_gradient) and any(n < 0 for n in before_the_last_gradient)
-        under_way = torch.tensor([n for n in events if n is not None]).cumsum(0)
-        gradients = sum(parameter.nbytes for parameter in parallel.parameters())
-        largest = max(n for n in events if n is not None)
-        assert under_way[-1] == 0 and largest < under_way.max() <= max(largest, gradients // 16)
-        numbers = [n for n in events if n is not None]
-        for place, n in enumerate(numbers):
-            following = next((other for other in numbers[place:] if other > 0), gradients)
-            assert n > 0 or sum(numbers[:place]) + following > gradients // 16, "none is received while there is room"
+        with gathered if step else nullcontext():  # in the first, all gradients are in one bucket
+            loss_of(parallel, torch.Generator()).backward()
+    assert before_the_last[1] > 0 and 0 < gathered.peak_bytes <= max(largest, gradients // 16) + 8
+    assert gathered.current_bytes == 0
 
 
 @pytest.mark.parametrize("compressor", ["topk", "qsgd"])
@@ -318,7 +298,7 @@ def test_names_are_those_of_the_model_within(alone: None) -> None:
         resireduce.compress_ddp(DistributedDataParallel(seeded(build)), dense=("module.blocks.*",))
     for dense, kept in ((None, 9), (("blocks.*",), 1)):
         hook = resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "baseline", dense=dense)
-        names = list(hook.feedback.residual.tensors())
+        names = list(residuals(hook))
         assert "full.first.weight" in names and len(names) == kept, names
 
 

@@ -1,7 +1,6 @@
 """Compression between replicas of a model under FSDP2: without any it is FSDP's own hybrid, with it error feedback."""
 
 from collections import defaultdict
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -14,8 +13,6 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.compressors.thresholds import Threshold
 from resireduce.grouping import is_small
-from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
-from resireduce.wrappers.fsdp_units import Unit
 from tests.dist.fsdp import (
     NONE,
     Sharded,
@@ -29,7 +26,7 @@ from tests.dist.fsdp import (
     whole,
 )
 from tests.processes import on_processes
-from tests.worlds import loss_of
+from tests.worlds import OPTIMIZERS, loss_of, residuals
 
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -40,7 +37,7 @@ def check_none(mesh: DeviceMesh) -> None:
     for optimizer, steps in (("adamw", 8), ("momentum", 2)):
         model, hook = compressed(mesh, **NONE)
         assert same_values(train(model, optimizer, steps), train(native(mesh), optimizer, steps))
-        assert hook.steps == steps and not hook.feedback.residual.nbytes()
+        assert hook.steps == steps and not residuals(hook)
 
 
 def check_precisions(mesh: DeviceMesh) -> None:
@@ -53,7 +50,7 @@ def check_precisions(mesh: DeviceMesh) -> None:
         model, hook = compressed(mesh, fsdp=fsdp, scheme="baseline")
         train(model, steps=2)
         assert replicas_equal(model, mesh)
-        held = hook.feedback.residual.tensors()
+        held = residuals(hook)
         assert held and all(tensor.dtype == dtype and tensor.any() for tensor in held.values())
 
 
@@ -106,7 +103,7 @@ def check_density_one(mesh: DeviceMesh) -> None:
     for compressor in ("topk", "adtopk", "ok-topk", Threshold(0.0)):
         model, hook = compressed(mesh, compressor=compressor, density=1.0, scheme="baseline")
         found = whole(train(model, "adamw", 3))
-        for left in hook.feedback.residual.tensors().values():
+        for left in residuals(hook).values():
             if compressor == "ok-topk":
                 dist.all_reduce(left, group=replicas)
             assert not left.any()
@@ -117,30 +114,32 @@ def check_density_one(mesh: DeviceMesh) -> None:
 def check_definition(mesh: DeviceMesh) -> None:
     """Top-k with error feedback of each slice, from its definition: a NumPy program that knows nothing of the code."""
     model, hook = compressed(mesh, scheme="baseline", density=0.05)
-    seen: list[tuple[Unit, Tensor, Tensor]] = []
-    reduce = ShardedCompressionHook.reduce
-
-    def watched(self: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
-        before = flat.clone()
-        reduce(self, unit, flat)
-        seen.append((unit, before, flat.clone()))
-
-    with patch.object(ShardedCompressionHook, "reduce", watched):
-        train(model, steps=3)
-    small = {name: is_small(parameter) for name, parameter in model.named_parameters()}
+    twin = native(mesh["shard"])  # of each replica's own gradients
+    optimizer, generator = (
+        OPTIMIZERS["momentum"](list(model.parameters())),
+        torch.Generator().manual_seed(dist.get_rank()),
+    )
     left: dict[str, list[np.ndarray]] = defaultdict(lambda: [np.float64(0.0)] * 2)  # type: ignore[list-item]
-    group = mesh["replicate"].get_group()
-    for unit, before, after in seen:
-        of_all: list[Tensor] = [torch.empty_like(before) for _ in range(2)]
-        dist.all_gather(of_all, before, group=group)
-        for one in unit.slices:
-            gradients = [one.of(flat).double().numpy().ravel() for flat in of_all]
-            expected = sum(gradients) / 2 if small[one.name] else exchanged(gradients, left[one.name])
-            np.testing.assert_allclose(one.of(after).numpy().ravel(), expected, rtol=1e-5, atol=1e-7)
-    for name, tensor in hook.feedback.residual.tensors().items():
+    for _ in range(3):
+        with torch.no_grad():
+            for mine, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+                mine.to_local().copy_(theirs.to_local())  # type: ignore[attr-defined]
+        state = generator.get_state()
+        for one in (model, twin):
+            one.zero_grad()
+            loss_of(one, generator.set_state(state)).backward()
+        for (name, theirs), mine in zip(model.named_parameters(), twin.parameters(), strict=True):
+            before, after = (one.grad.to_local() for one in (mine, theirs))  # type: ignore[union-attr]
+            of_all = [torch.empty_like(before) for _ in range(2)]
+            dist.all_gather(of_all, before.contiguous(), group=mesh["replicate"].get_group())
+            gradients = [one.double().numpy().ravel() for one in of_all]
+            expected = sum(gradients) / 2 if is_small(theirs) else exchanged(gradients, left[name])
+            np.testing.assert_allclose(after.numpy().ravel(), expected, rtol=1e-5, atol=1e-7)
+        optimizer.step()
+    for name, tensor in residuals(hook).items():
         expected = left[name.removeprefix("full.")][mesh["replicate"].get_local_rank()]
         np.testing.assert_allclose(tensor.numpy().ravel(), expected, rtol=1e-5, atol=1e-7)
-    assert len(left) == len(hook.feedback.residual.tensors()) == 7
+    assert len(left) == len(residuals(hook)) == 7
 
 
 def exchanged(gradients: list[np.ndarray], left: list[np.ndarray]) -> np.ndarray:
@@ -164,8 +163,9 @@ def check_bytes(mesh: DeviceMesh) -> None:
         own = {name: p.to_local().numel() for name, p in large.items()}  # type: ignore[attr-defined]
         if scheme == "w":
             own = {name: n for name, n in own.items() if not name.startswith(("blocks.1", "blocks.2"))}
-        assert hook.feedback.residual.nbytes() == size * sum(own.values())
-        together = torch.tensor(float(hook.feedback.residual.nbytes()))
+        held = sum(tensor.nbytes for tensor in residuals(hook).values())
+        assert held == size * sum(own.values())
+        together = torch.tensor(float(held))
         dist.all_reduce(together, group=mesh["shard"].get_group())
         assert int(together) == size * sum(large[name].numel() for name in own)
 

@@ -14,7 +14,7 @@ from resireduce.comm.base import Communicator
 from resireduce.plan import plan
 from tests.dist.fsdp import Sharded, compressed, loss_of, mesh_of
 from tests.processes import on_processes
-from tests.worlds import OPTIMIZERS
+from tests.worlds import OPTIMIZERS, residuals
 
 SETTINGS: list[dict[str, Any]] = [
     *({"scheme": scheme} for scheme in ("baseline", "w", "2d", "w+2d", "partial", "none")),
@@ -40,19 +40,18 @@ def nbytes(tensors: Iterable[Any]) -> int:
     return sum((one.to_local() if hasattr(one, "to_local") else one).nbytes for one in tensors)
 
 
-def held(model: nn.Module, optimizer: Any, hook: ShardedCompressionHook) -> Counter[str]:
-    residual = hook.feedback.residual
-    host = residual.host_tensors()
+def held(model: nn.Module, optimizer: Any, hook: ShardedCompressionHook, host: bool) -> Counter[str]:
+    state, left = hook.residual_state_dict(), residuals(hook)
+    on_host = [one for key, one in left.items() if host and not key.endswith((".rows", ".columns"))]
     trained = [one for one in model.parameters() if one.requires_grad]
-    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    velocities = {} if hook.feedback.momentum is None else hook.feedback.momentum.tensors()
-    stored = [*residual.tensors().values(), *hook.feedback.states.tensors().values()]
+    kept = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, Tensor)]
+    stored = [*left.values(), *(one for key, one in state.items() if key.startswith("compressor."))]
     return Counter(
         parameters=nbytes(trained),
         gradients=nbytes(one.grad for one in trained),
-        residuals=nbytes(stored) - nbytes(host),
-        optimizer_states=nbytes(kept) + nbytes(velocities.values()),
-        host_residuals=nbytes(host),
+        residuals=nbytes(stored) - nbytes(on_host),
+        optimizer_states=nbytes([*kept, *(one for key, one in state.items() if key.startswith("momentum."))]),
+        host_residuals=nbytes(on_host),
         frozen=nbytes(one for one in model.parameters() if not one.requires_grad),
         buffers=nbytes(model.buffers()),
     )
@@ -68,7 +67,7 @@ def check_settings(mesh: DeviceMesh, build: type[nn.Module], name: str, settings
         optimizer.step()
     planner = "sgd" if name in ("sgd", "momentum") else name
     planned = plan(build, optimizer=planner, world_size=4, shards=mesh["shard"].size(), density=0.05, **settings)
-    found = held(model, optimizer, hook)
+    found = held(model, optimizer, hook, "residual_device" in settings)
     if mesh["shard"].get_local_rank() == 0:
         assert {key: planned[key] for key in found} == found, (settings, name)
     else:

@@ -18,7 +18,7 @@ from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from tests.dist.fsdp import NONE, Sharded, compressed, mesh_of, native, replicas_equal, same_values, shard, train, whole
 from tests.processes import on_processes
-from tests.worlds import Block, loss_of, seeded, sgd_for
+from tests.worlds import Block, loss_of, residuals, seeded, sgd_for
 from tests.worlds import train as train_flat
 
 
@@ -32,7 +32,7 @@ def check_columns(mesh: DeviceMesh) -> None:
     ours, theirs = compressed(mesh, even, fsdp, **NONE)[0], native(mesh, even, fsdp)
     assert same_values(train(ours, steps=2), train(theirs, steps=2))
     model, hook = compressed(mesh, even, fsdp, scheme="w+2d")
-    held = hook.feedback.residual.tensors()
+    held = residuals(hook)
     assert held["weighted.blocks.0.up.weight"].shape == (144, 36) and replicas_equal(train(model, steps=2), mesh)
 
 

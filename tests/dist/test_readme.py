@@ -22,7 +22,7 @@ from resireduce.planning.memory import residual_bytes
 from resireduce.planning.models import find_builder
 from resireduce.scheme import MERGES, RESIDUAL_DTYPES, SCHEMES, build_residual
 from tests.dist.test_gloo import on_processes
-from tests.worlds import Net, loss_of, same, seeded
+from tests.worlds import Net, loss_of, residuals, same, seeded
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ("library", "nodes", "merging", "refused")
@@ -83,7 +83,7 @@ def check_page(communicator: Communicator) -> None:
     whole = page["model"]
     dist.barrier()
     exec(start + load, again)
-    for residual in again["optimizer"].feedback.residual.tensors().values():
+    for residual in residuals(again["optimizer"]).values():
         residual.zero_()  # what the files of `load` have brought: the checkpoint has it too
     exec(re.sub("dcp.save.*", "", checkpoint) + loop, again)
     assert again["model"] is not whole and same(again["model"], whole) and not same(whole, seeded(Net))

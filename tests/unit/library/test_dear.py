@@ -15,6 +15,7 @@ from resireduce.comm.base import Communicator, Deferred, Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.plan import plan
+from resireduce.planning.memory import LiveBytes
 from resireduce.settings import DEAR_BYTES
 from tests.dear import DEAR, Two, X, dear, small, walk
 from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, train, train_world
@@ -244,11 +245,18 @@ def test_messages_are_modules_in_forward_order_closed_before_they_have_so_many_b
 
 
 def test_averages_take_no_memory_once_gradients_are_let_go() -> None:
-    model, optimizer = small("dear-1")
-    optimizer.zero_grad()
-    model(X)
-    updates = optimizer._exchange.updater._updates  # type: ignore[attr-defined]
-    assert [update._gathered for update in updates] == [None] * 3
+    model = seeded(lambda: nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100)))
+    optimizer, x = dear(model), torch.ones(2, 100)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        with LiveBytes(lambda tensor: tensor.numel() >= 10_000) as alive:
+            loss.backward()
+            optimizer.step()
+            held = alive.current_bytes
+            optimizer.zero_grad()
+            model(x)
+    assert held >= 2 * 40_000 and alive.current_bytes == 0
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

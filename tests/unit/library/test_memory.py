@@ -18,7 +18,7 @@ from resireduce.errors import ConfigError
 from resireduce.kernels.selection import largest_magnitudes
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
-from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, build_compressor
 from tests.bounds import step_bounds
 from tests.covering import in_turn, lifetimes
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for, train, train_world
@@ -68,7 +68,9 @@ def most_alive(
             loss.backward()
             optimizer.step()
     peaks = {"dense_bytes": dense.peak_bytes, "gathered_bytes": gathered.peak_bytes}
-    return peaks | {f"bound_{key}": value for key, value in step_bounds(optimizer).items()}
+    return peaks | {
+        f"bound_{key}": value for key, value in step_bounds(model, optimizer, compressor, 0.02, size).items()
+    }
 
 
 @pytest.mark.parametrize("compressor", ["topk", "none"])
@@ -102,7 +104,8 @@ def test_all_that_is_alive_beside_the_states_is_bounded(scheme: str, compressor:
         with track_states(optimizer) as tracker:
             loss.backward()
             optimizer.step()
-        return tracker.peak_bytes - measure_states(optimizer).total, sum(step_bounds(optimizer).values())
+        bounds = step_bounds(model, optimizer, compressor, 0.01, world_size)
+        return tracker.peak_bytes - measure_states(optimizer).total, sum(bounds.values())
 
     # Selecting and sharing need room too: of the order of one tensor, never of the model.
     largest = max(p.nbytes for p in start.parameters())
@@ -193,7 +196,7 @@ def test_planned_peak_is_near_the_measured_one(scheme: str, compressor: str, gra
                              gradients=gradients)  # fmt: skip
     assert isinstance(optimizer, DistributedOptimizer)
     peaks = []
-    for _ in range(optimizer.feedback.compressor.turns):
+    for _ in range(build_compressor(compressor, 0.05).turns):
         optimizer.zero_grad()
         loss = loss_of(model, torch.Generator())
         with track_states(optimizer) as tracker:

@@ -140,7 +140,8 @@ def test_all_that_is_alive_beside_the_states_is_bounded() -> None:
         with track_states(optimizer) as tracker:
             value.backward()
             optimizer.step()
-        return tracker.peak_bytes - measure_states(optimizer).total, sum(step_bounds(optimizer).values())
+        bounds = step_bounds(model, optimizer, "topk", 0.01, 4)
+        return tracker.peak_bytes - measure_states(optimizer).total, sum(bounds.values()) + 2 * layer
 
     layer = start[0].weight.nbytes  # type: ignore[union-attr, operator]
     for alive, bound in LocalWorld(4).run(rank):

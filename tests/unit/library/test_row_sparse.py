@@ -101,7 +101,7 @@ def in_flight(communicator: Communicator, compressor: str, density: float) -> tu
             optimizer.step()
         peak = tracker.peak_bytes - measure_states(optimizer).total
         assert peak >= WORDS * WIDTH * 4, "the embedding's gradient must be seen"
-    return peak, sum(step_bounds(optimizer).values())
+    return peak, sum(step_bounds(model, optimizer, compressor, density).values())
 
 
 @pytest.mark.parametrize("compressor", RAGGED)
