@@ -2,7 +2,8 @@
 # make resume  go on with a run after whatever stopped it: kill, reboot, Ctrl-C, failures; on a cluster its left-over jobs end first
 # make test  everything that must pass before a change lands: make horovod, make lint and make unit
 # make lint  ruff, snakefmt and mypy
-# make unit  the tests alone
+# make unit  the tests alone (K=NAME, as make test: those with it in their names)
+# make test-fast  what holds of every scheme and compressor, and what scripts do: a minute, without Horovod
 # make format  format Python files and Snakemake's rules, and mend what ruff can
 # make fuzz  1,000 models and scripts that a generator composes, against plain torch (EXAMPLES: how many)
 # make check  does the library still save the memory it did? measured, and compared to the byte (ACCEPT='why': the new reference)
@@ -30,16 +31,19 @@ OPTIONS ?=
 ACCEPT ?=
 DRYRUN ?=
 EXAMPLES ?= 1000
+K ?=
 BIN := .venv/bin
 # For tests of the kernels on a CPU, in a folder where nothing else finds it. Not in constraints.txt: torch for CUDA needs another.
 TRITON := 3.5.1
+# Of the library's tests those that see most in a minute.
+FAST := tests/contracts/test_formulas.py tests/contracts/test_compressor_properties.py tests/contracts/test_streamed.py tests/habits/test_habits.py tests/library/test_node.py tests/library/test_finiteness.py
 
 # What a shell sets for other projects changes nothing of what is installed, run or tested here. An index of packages, a
 # proxy or a cache stay in force.
 unexport CDPATH SNAKEMAKE_PROFILE SNAKEMAKE_CONDA_PREFIX SNAKEMAKE_APPTAINER_PREFIX SNAKEMAKE_OUTPUT_CACHE PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTEST_ADDOPTS PYTEST_PLUGINS
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_REQUIRE_VIRTUALENV PIP_CONSTRAINT PIP_REQUIREMENT PIP_NO_DEPS PIP_DRY_RUN
 
-.PHONY: run resume test fuzz check micro gpu bundle images test-browser test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean distclean
+.PHONY: run resume test test-fast fuzz check micro gpu bundle images test-browser test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -120,8 +124,8 @@ horovod: .venv/horovod
 
 # A process for each core, and one thread in each. A test that hangs fails, and says where: the longest takes a minute.
 # On the CPU, beside a GPU too: make gpu tests the library there.
-unit: .venv/installed
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+unit test-fast: .venv/installed
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(if $(K),-k "$(K)") $(if $(filter test-fast,$@),$(FAST))
 
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock

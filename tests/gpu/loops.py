@@ -20,7 +20,7 @@ SOME = ("topk", "threshold", "fp16", "qsgd", "signsgd", "powersgd", "ok-topk")
 
 
 def compressors(device: torch.device) -> Iterable[str]:
-    """All but none; on a CPU some, as `tests/dist` has the others there."""
+    """All but none; on a CPU some, as `tests/ranks` has the others there."""
     return SOME if device.type == "cpu" else [name for name in COMPRESSORS if name != "none"]
 
 

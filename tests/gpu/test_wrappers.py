@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.torch import TorchCommunicator
-from tests.dist.fsdp import Sharded, shard
 from tests.gpu.loops import SOME, batches, compressors, distributed, net, stream_beside
 from tests.gpu.ranks import all_alike, on_ranks
+from tests.ranks.fsdp import Sharded, shard
 from tests.worlds import OPTIMIZERS, same, seeded, sgd_for
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.1}

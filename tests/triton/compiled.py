@@ -1,6 +1,6 @@
 """Kernels compiled for NVIDIA GPUs, without one: that they can be, and that no instruction rounds in its own way.
 
-`tests/unit/library/test_triton.py` runs this, without the interpreter.
+`tests/library/test_triton.py` runs this, without the interpreter.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Kernels in Triton's interpreter, on the CPU: `tests/unit/library/test_triton.py` runs this with TRITON_INTERPRET=1.
+"""Kernels in Triton's interpreter, on the CPU: `tests/library/test_triton.py` runs this with TRITON_INTERPRET=1.
 
 Oracles are NumPy's, from the definitions; and the library itself, which must train the same parameters without them.
 """

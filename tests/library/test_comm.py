@@ -7,7 +7,7 @@ from torch import nn
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from tests.dist.test_gloo import check_exchange
+from tests.ranks.test_gloo import check_exchange
 from tests.worlds import Net, distributed, seeded
 
 

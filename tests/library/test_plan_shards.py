@@ -1,4 +1,4 @@
-"""A plan for FSDP2: what is refused, what is listed, and slices of one rank; tests/dist compares it with a real run."""
+"""A plan for FSDP2: what is refused, what is listed, and slices of one rank; tests/ranks has a real run."""
 
 from inspect import signature
 from typing import Any

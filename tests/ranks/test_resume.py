@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.dist import resumed
+from tests.ranks import resumed
 
 ROWS = [
     ("baseline", "topk", "streamed", None),
@@ -43,7 +43,7 @@ def test_killed_at_any_step_it_goes_on_bit_for_bit(row: tuple[str | None, ...], 
     whole.mkdir()
     at = random.Random(str(row)).randrange(2, resumed.STEPS - 4)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.dist.resumed"])
+    context.set_forkserver_preload(["tests.ranks.resumed"])
     process = context.Process(target=resumed.main, args=(str(killed), options))
     process.start()
     while process.is_alive() and not (killed / f"{at}.0.pt").exists():

@@ -16,8 +16,19 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from tests.dist.fsdp import NONE, Sharded, compressed, mesh_of, native, replicas_equal, same_values, shard, train, whole
 from tests.processes import on_processes
+from tests.ranks.fsdp import (
+    NONE,
+    Sharded,
+    compressed,
+    mesh_of,
+    native,
+    replicas_equal,
+    same_values,
+    shard,
+    train,
+    whole,
+)
 from tests.worlds import Block, loss_of, residuals, seeded, sgd_for
 from tests.worlds import train as train_flat
 

@@ -12,9 +12,9 @@ from torch import Tensor
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
-from tests.dist import fsdp_resumed
-from tests.dist.fsdp import compressed, mesh_of, train
 from tests.processes import on_processes, start
+from tests.ranks import fsdp_resumed
+from tests.ranks.fsdp import compressed, mesh_of, train
 
 OPTIONS: dict[str, object] = {"scheme": "w", "compressor": "dgc"}
 """Compression draws a sample, and residuals have several kinds."""

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import resireduce
 from resireduce.comm.base import Communicator
-from tests.dist.fsdp import compressed, mesh_of
+from tests.ranks.fsdp import compressed, mesh_of
 from tests.worlds import OPTIMIZERS, loss_of
 
 STEPS = 8

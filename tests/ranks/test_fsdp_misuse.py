@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import resireduce
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
-from tests.dist.fsdp import Sharded, compressed, divide_by_two, mesh_of, native, same_values, shard, train, whole
-from tests.dist.test_ddp_misuse import check_states_are_refused
+from tests.ranks.fsdp import Sharded, compressed, divide_by_two, mesh_of, native, same_values, shard, train, whole
+from tests.ranks.test_ddp_misuse import check_states_are_refused
 from tests.worlds import loss_of, residuals, seeded
 
 needs_zeros = pytest.mark.skipif(

@@ -21,7 +21,7 @@ from resireduce.pipeline import find_grouping
 from resireduce.planning.memory import residual_bytes
 from resireduce.planning.models import find_builder
 from resireduce.scheme import MERGES, RESIDUAL_DTYPES, SCHEMES, build_residual
-from tests.dist.test_gloo import on_processes
+from tests.ranks.test_gloo import on_processes
 from tests.worlds import Net, loss_of, residuals, same, seeded
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from resireduce import ShardedCompressionHook
 from resireduce.comm.base import Communicator
 from resireduce.plan import plan
-from tests.dist.fsdp import Sharded, compressed, loss_of, mesh_of
 from tests.processes import on_processes
+from tests.ranks.fsdp import Sharded, compressed, loss_of, mesh_of
 from tests.worlds import OPTIMIZERS, residuals
 
 SETTINGS: list[dict[str, Any]] = [

@@ -14,7 +14,7 @@ from benchmarks.training.place import choose_place
 from benchmarks.training.rank import connect, disconnect
 from benchmarks.training.trainer import Trainer
 from resireduce.planning.memory import measure_states
-from tests.dist.test_interrupted_cells import train
+from tests.ranks.test_interrupted_cells import train
 
 CELLS = (
     Cell(model="resnet-digits", scheme="w+2d", gradients="streamed", steps=5),

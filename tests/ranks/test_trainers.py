@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, UsageError
-from tests.dist.trainers import TRAINERS, by_hand, change, play, run_checks, snippet
-from tests.dist.trainers_resumed import check_resumed, check_second_trainer, check_second_training
 from tests.processes import all_equal, on_processes
+from tests.ranks.trainers import TRAINERS, by_hand, change, play, run_checks, snippet
+from tests.ranks.trainers_resumed import check_resumed, check_second_trainer, check_second_training
 from tests.worlds import Net, loss_of, same, seeded
 
 CLIPS, WRAPS = "give max_grad_norm to resireduce.distribute", "DistributedDataParallel|no_sync"

@@ -13,7 +13,8 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.compressors.thresholds import Threshold
 from resireduce.grouping import is_small
-from tests.dist.fsdp import (
+from tests.processes import on_processes
+from tests.ranks.fsdp import (
     NONE,
     Sharded,
     compressed,
@@ -25,7 +26,6 @@ from tests.dist.fsdp import (
     train,
     whole,
 )
-from tests.processes import on_processes
 from tests.worlds import OPTIMIZERS, loss_of, residuals
 
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16)

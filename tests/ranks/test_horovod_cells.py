@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json
 from benchmarks.core.stop_policy import Limits
-from tests.dist.test_horovod import NEEDED, ROOT, on_horovod
+from tests.ranks.test_horovod import NEEDED, ROOT, on_horovod
 
 
 @NEEDED
@@ -18,7 +18,7 @@ def test_a_cell_is_the_same_over_either_backend_also_when_stopped(tmp_path: Path
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     # Of another launcher around the suite's, which counts for nothing.
     common |= {"HOROVOD_RANK": "0", "HOROVOD_FUSION_THRESHOLD": str(2**20), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.dist.horovod_cell", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.ranks.horovod_cell", str(tmp_path)]
     ranks = [
         subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **common, **place}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

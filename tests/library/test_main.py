@@ -29,26 +29,26 @@ BAD_MODELS = [
     ("torch:randn", "model: 'torch:randn' cannot be built: TypeError: "),  # its own message has several lines
     ("builtins:int", "model: 'builtins:int' returns an object of type int, no torch.nn.Module; give "),
     (
-        "tests.unit.library.test_main:reads_values",
+        "tests.library.test_main:reads_values",
         "reads_values' cannot be built: RuntimeError: Tensor.item() cannot be called on meta tensors; it reads values "
         "of tensors while it is built, and here they have none: give a function that builds it where they have, such "
         'as: def build(): with torch.device("cpu")',
     ),
-    ("tests.unit.library.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
+    ("tests.library.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
 ]
 BAD_OPTIONS = [
     (
-        ("--model", "tests.unit.library.test_main:sparse"),
+        ("--model", "tests.library.test_main:sparse"),
         "model: the gradient of '0.weight' is sparse: make its layer with sparse=False",
     ),
     (("--world-size", "0"), "world_size: 0 is not allowed; give the number of ranks, 1 to 4096"),
     (("--world-size", "-1"), "world_size: -1 is not allowed; give the number of ranks, 1 to 4096"),
     (("--world-size", "1000000000"), "world_size: 1000000000 is not allowed; give the number of ranks, 1 to 4096"),
     (
-        ("--model", "tests.unit.library.test_main:lazy"),
+        ("--model", "tests.library.test_main:lazy"),
         "model: 'weight' has no shape yet; run one batch through the model first",
     ),
-    (("--model", "tests.unit.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
+    (("--model", "tests.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
     (("--density", "abc"), "density: 'abc' is not allowed"),
     (("--world-size", "abc"), "world_size: 'abc' is not allowed; give the number of ranks"),
     (("--backward-passes-per-step", "0"), "backward_passes_per_step: 0 is not allowed; give a number >= 1"),
@@ -202,7 +202,7 @@ def test_a_warning_of_plan_is_one_line_without_code(capsys: pytest.CaptureFixtur
 
 def test_a_model_that_reads_values_is_planned_where_it_has_them(capsys: pytest.CaptureFixture[str]) -> None:
     said = []
-    for model in ("tests.unit.library.test_main:reads_values_on_the_cpu", "torch.nn:Linear"):
+    for model in ("tests.library.test_main:reads_values_on_the_cpu", "torch.nn:Linear"):
         others = ("--arg", "in_features=100", "--arg", "out_features=200") if model == "torch.nn:Linear" else ()
         assert main(("plan", "--model", model, *others, "--optimizer", "adamw", "--scheme", "baseline")) == 0
         said.append(capsys.readouterr().out)
@@ -210,7 +210,7 @@ def test_a_model_that_reads_values_is_planned_where_it_has_them(capsys: pytest.C
 
 
 def test_what_a_constructor_prints_is_not_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "tests.unit.library.test_main:talkative", "--json"]) == 0
+    assert main(["plan", "--model", "tests.library.test_main:talkative", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["parameters"] == 4 * 100 * 200 + 4 * 200
     assert "building a layer" in said.err
@@ -224,6 +224,6 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
 
 def test_warnings_that_the_environment_makes_errors_end_nothing() -> None:
     command = [sys.executable, "-W", "error", "-m", "resireduce", "plan", "--model"]
-    command += ["tests.unit.library.test_main:talkative"]
+    command += ["tests.library.test_main:talkative"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "warning: a layer is old" in done.stderr and "Traceback" not in done.stderr

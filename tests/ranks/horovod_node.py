@@ -14,9 +14,9 @@ import torch.distributed as dist
 from resireduce.comm.horovod import HorovodCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
-from tests.dist.horovod_rank import loss
-from tests.dist.walk import small
 from tests.nodes import by_hand, given_gradients
+from tests.ranks.horovod_rank import loss
+from tests.ranks.walk import small
 from tests.worlds import same, seeded, train
 
 NODES = [[0, 1], [2, 3]]

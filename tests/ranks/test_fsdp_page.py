@@ -14,9 +14,9 @@ import torch.distributed as dist
 from benchmarks.training.sharded import measure
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
-from tests.dist.fsdp import whole
-from tests.dist.trainers import change, loss, seeded_gpt2, shared_folder, tokens
 from tests.processes import on_processes
+from tests.ranks.fsdp import whole
+from tests.ranks.trainers import change, loss, seeded_gpt2, shared_folder, tokens
 from tests.worlds import residuals
 
 ROOT = Path(__file__).parents[2]

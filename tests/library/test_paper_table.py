@@ -5,7 +5,7 @@ import pytest
 from benchmarks.core.registry import MODELS
 from resireduce.plan import plan
 from resireduce.scheme import load
-from tests.unit.library.test_grouping import PAPER
+from tests.library.test_grouping import PAPER
 
 # Model states in per cent of those with full residuals, for w, 2d and w+2d: (copies x T + R) / (copies x T + R0), where
 # copies of all T parameters are parameters, gradients and the optimizer's states.

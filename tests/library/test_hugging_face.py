@@ -11,7 +11,7 @@ import transformers
 
 from resireduce.__main__ import main
 from resireduce.plan import plan
-from tests.unit.library.test_zoo import planned
+from tests.library.test_zoo import planned
 
 LLAMA = {
     "model_type": "llama",

@@ -12,7 +12,7 @@ import resireduce
 from resireduce.comm.horovod import HorovodCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
-from tests.dist import test_gloo
+from tests.ranks import test_gloo
 from tests.worlds import Net, same, seeded, train
 
 CHECKS = (

@@ -35,14 +35,14 @@ def on_horovod(module: str, home: Path, *arguments: object, ranks: int = 2) -> s
 
 @NEEDED
 def test_two_processes(tmp_path: Path) -> None:
-    printed = on_horovod("tests.dist.horovod_rank", tmp_path, tmp_path / "meet")
+    printed = on_horovod("tests.ranks.horovod_rank", tmp_path, tmp_path / "meet")
     for rank in range(2):
         assert printed.count(f"passed on rank {rank} of 2") == 11
 
 
 @NEEDED
 def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
-    printed = on_horovod("tests.dist.horovod_node", tmp_path, tmp_path / "meet", ranks=4)
+    printed = on_horovod("tests.ranks.horovod_node", tmp_path, tmp_path / "meet", ranks=4)
     for rank in range(4):
         assert printed.count(f"passed on rank {rank} of 4") == 3
 

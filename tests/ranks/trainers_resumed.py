@@ -5,8 +5,8 @@ import re
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.dist.trainers import GUIDE, by_hand, change, play, shared_folder, snippet
 from tests.processes import all_equal
+from tests.ranks.trainers import GUIDE, by_hand, change, play, shared_folder, snippet
 from tests.worlds import same
 
 

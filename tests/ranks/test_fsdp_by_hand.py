@@ -11,9 +11,9 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import resireduce
 from resireduce.comm.base import Communicator
-from tests.dist.fsdp import Sharded, compressed, mesh_of, same_values, train
-from tests.dist.test_fsdp_misuse import needs_zeros
 from tests.processes import on_processes
+from tests.ranks.fsdp import Sharded, compressed, mesh_of, same_values, train
+from tests.ranks.test_fsdp_misuse import needs_zeros
 from tests.worlds import Block, loss_of, seeded
 
 STEPS, WIDTH = 3, 72

@@ -17,7 +17,7 @@ import pytest
 import resireduce
 from resireduce.scheme import COMPRESSORS, SCHEMES
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(resireduce.__path__, "resireduce.")

@@ -13,9 +13,9 @@ from resireduce.__main__ import main
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning.models import find_builder, offered_models
-from tests.unit.library.test_main import refused
+from tests.library.test_main import refused
 
-HERE = "tests.unit.library.test_zoo"
+HERE = "tests.library.test_zoo"
 net = nn.Linear(4, 4)
 number = 3
 NO_DICT = ["a", "b"]

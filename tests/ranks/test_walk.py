@@ -12,9 +12,9 @@ import pytest
 
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 from tests.covering import CROSSED
-from tests.dist.test_gloo import on_processes
-from tests.dist.test_horovod import NEEDED, on_horovod
-from tests.dist.walk import ONE, OVER_HOROVOD, ROWS, digest, small, walk
+from tests.ranks.test_gloo import on_processes
+from tests.ranks.test_horovod import NEEDED, on_horovod
+from tests.ranks.walk import ONE, OVER_HOROVOD, ROWS, digest, small, walk
 from tests.worlds import seeded
 
 Outcomes = dict[str, dict[str, str]]
@@ -73,5 +73,5 @@ def test_no_scheme_and_no_compressor_stands_for_another(over_torch: Outcomes) ->
 
 @NEEDED
 def test_every_row_is_the_same_over_horovod(over_torch: Outcomes, tmp_path: Path) -> None:
-    on_horovod("tests.dist.walk", tmp_path, tmp_path)
+    on_horovod("tests.ranks.walk", tmp_path, tmp_path)
     assert agreed(tmp_path, OVER_HOROVOD) == {row: over_torch[row] for row in OVER_HOROVOD}

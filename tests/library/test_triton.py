@@ -16,7 +16,7 @@ import torch
 from resireduce.kernels import on_gpu
 from resireduce.kernels.on_gpu import in_triton
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 APART = Path(sys.prefix) / "triton"
 """Where make puts it."""
 needs_triton = pytest.mark.skipif(

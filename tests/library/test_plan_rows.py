@@ -93,7 +93,7 @@ def test_a_module_that_cannot_be_copied_is_planned_too() -> None:
 
 
 def test_the_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "tests.unit.library.test_plan_rows:Adapted", "--scheme", "baseline"]) == 0
+    assert main(["plan", "--model", "tests.library.test_plan_rows:Adapted", "--scheme", "baseline"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["frozen", "1.38", "MiB"] in lines and ["buffers", "0.00", "MiB"] in lines
 

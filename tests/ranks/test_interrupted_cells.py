@@ -24,8 +24,8 @@ from benchmarks.training.checkpoint import Checkpoints
 from benchmarks.training.deadline import Stopped, Watch
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
-from tests.dist.test_horovod import NEEDED
 from tests.processes import on_processes
+from tests.ranks.test_horovod import NEEDED
 
 ROOT = Path(__file__).parents[2]
 STEPS = 9
