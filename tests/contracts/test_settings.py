@@ -144,61 +144,6 @@ def test_updates_in_the_backward_pass_are_the_same_and_must_be_asked_for() -> No
     assert planned["in_backward"]["peak_states"] < planned["in_step"]["peak_states"]
 
 
-EARLY = {"compressor": "none", "scheme": "none", "update": "in_backward"}
-REFUSED: list[tuple[dict[str, object], str]] = [
-    ({"compressor": "TopK"}, r"compressor: 'TopK' is not known \(did you mean 'topk'\?\)"),
-    ({"compressor": TopK}, r"compressor: the class TopK is not allowed; give an object of it, TopK\(\.\.\.\)"),
-    ({"groups": ["0.*"]}, r"groups: \['0\.\*'\] is not allowed; give 'auto', a Grouping, or \{\"groups\": "),
-    ({"scheme": "w2d"}, r"scheme: 'w2d' .*did you mean 'w\+2d'.*allowed: 2d, a, baseline"),
-    ({"compressor": "top"}, "compressor: 'top' .*allowed: .*none, .*topk"),
-    ({"density": 0}, "density: 0 .*0 < density <= 1"),
-    ({"density": 1.5}, "density: 1.5"),
-    ({"density": math.nan}, "density: nan"),
-    ({"density": "abc"}, "density: 'abc'"),
-    ({"gradients": "stream"}, "gradients: 'stream' .*did you mean 'streamed'"),
-    ({"backend": "mpi"}, "backend: 'mpi'"),
-    ({"backend": "torch"}, "backend: 'torch' needs torch.distributed.init_process_group"),
-    ({"group": 3}, "group: a process group is not allowed with backend='local'"),
-    ({"groups": "all"}, "groups: 'all'"),
-    ({"groups": Grouping(groups=(("first.weight", "no.such"),))}, "groups: 'no.such'"),
-    ({"groups": Grouping(groups=(("first.weight", "blocks.0.up.weight"),))}, "one shape"),
-    ({"dense": "head.*"}, r"dense: 'head\.\*' is not allowed; give a list of patterns"),
-    ({"dense": 3}, r"dense: 3 is not allowed; give a list of patterns"),
-    ({"dense": ["head.*", "frist.*"]}, r"dense: 'frist\.\*' matches no parameter; the model has first\.weight"),
-    ({"residual_dtype": "int7"}, "residual_dtype: 'int7'"),
-    ({"backward_passes_per_step": 0}, "backward_passes_per_step: 0"),
-    ({"backward_passes_per_step": True}, "backward_passes_per_step: True is not allowed"),
-    ({"warm_up_steps": -1}, "warm_up_steps: -1 is not allowed; give a number of steps"),
-    ({"options": 3}, "options: 3 is not allowed; give names and values"),
-    ({"options": {"phi": 0.5}}, "options of scheme 'baseline': 'phi' .*allowed: none"),
-    ({"scheme": "member", "options": {"smallest": "banana"}}, "smallest: 'banana' is not allowed"),
-    *(
-        ({"max_grad_norm": norm}, "max_grad_norm: .* is not allowed; give a number greater than 0, or None")
-        for norm in (0, -1.0, math.nan, True, "1")
-    ),
-    ({"max_local_grad_norm": 1.0}, r"max_local_grad_norm: 1\.0 .* gradients='streamed'.*or .*kept"),
-    ({"max_local_grad_norm": -1.0, **KEPT}, r"max_local_grad_norm: -1\.0 is not allowed; give a number"),
-    ({"max_local_grad_norm": 1.0, "overlap": True, **KEPT}, "overlap: True is not allowed with max_local_grad_norm"),
-    ({"overlap": False}, "overlap: False is not allowed with gradients='streamed'"),
-    ({"overlap": 1.5}, r"overlap: 1\.5 is not allowed"),
-    ({**EARLY, "compressor": "topk"}, "update: 'in_backward' is not allowed with compressor='topk', only with 'none'"),
-    ({**EARLY, **KEPT}, "gradients='kept', only with 'streamed'"),
-    ({**EARLY, "max_grad_norm": 1.0}, r"max_grad_norm=1\.0, only with None"),
-    ({**EARLY, "backward_passes_per_step": 2}, "backward_passes_per_step=2, only with 1"),
-    ({**EARLY, "update": "early"}, "update: 'early' is not known.*in_backward, in_step"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_a_setting_that_cannot_be_used_is_refused_before_anything_changes(
-    options: dict[str, object], message: str
-) -> None:
-    model = seeded(Net)
-    with pytest.raises(ConfigError, match=message):
-        distributed(model, **options)
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-
-
 def test_an_option_changed_after_an_update_in_the_backward_pass() -> None:
     model = seeded(lambda: nn.Sequential(*[nn.Linear(130, 130) for _ in range(6)]))
     optimizer = distributed(model, scheme="none", compressor="none", update="in_backward")

@@ -223,15 +223,6 @@ def test_channels_last_gradients_are_the_same(gradients: str) -> None:
         torch.testing.assert_close(a, b.contiguous(), rtol=1e-10, atol=1e-12)
 
 
-def test_an_optimizer_that_does_not_fit_is_refused() -> None:
-    model, other = seeded(Net), seeded(Net)
-    with pytest.raises(ConfigError, match=r"not the model's; .* make the optimizer after whatever replaces"):
-        resireduce.distribute(model, torch.optim.SGD(other.parameters(), 0.1), backend="local")
-    for gradients in ("streamed", "kept"):
-        with pytest.raises(ConfigError, match=r"optimizer: LBFGS .* use one"):
-            resireduce.distribute(model, torch.optim.LBFGS(model.parameters()), backend="local", gradients=gradients)
-
-
 def test_residuals_are_saved_and_loaded() -> None:
     model = seeded(Net)
     _, optimizer = train(LocalCommunicator(), model, steps=3)

@@ -13,8 +13,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, UsageError
-from resireduce.scheme import Scheme
+from resireduce.errors import UsageError
 from tests.worlds import Net, loss_of, same, seeded
 
 
@@ -219,12 +218,6 @@ def test_gradients_of_zero_on_one_rank_alone_and_rates_of_any_kind(rate: object)
         return optimizer.steps
 
     assert on_two(rank) == [1, 1]
-
-
-@pytest.mark.parametrize("target", [nn.Linear, "bogus:Thing", "baseline", "resireduce.scheme:NoSuch"])
-def test_a_scheme_of_what_is_no_residual(target: object) -> None:
-    with pytest.raises(ConfigError, match=r"scheme: .*(is no subclass of|cannot be loaded)"):
-        distributed(seeded(Net), scheme=Scheme(other=target), compressor="topk")  # type: ignore[arg-type]
 
 
 def test_gradients_that_are_asked_for_between_passes() -> None:

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.adtopk import ADTopKThreshold
-from resireduce.errors import ConfigError
 from tests.tensors import gradient
 
 
@@ -38,19 +37,3 @@ def test_of_zeros_nothing_is_sent_and_nothing_is_learnt() -> None:
     assert [int((one != 0).sum()) for one in found] == [0, 0, 200, 0, 200]
     few = torch.zeros(40, 50).index_fill_(0, torch.tensor([3]), 1.0)
     assert [int((one != 0).sum()) for one in sent(compressor, [few, 2 * few, few / 2])] == [50, 50, 0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"warm_up": -1}, "warm_up: -1 is not allowed; give a number of steps, 0 or more"),
-        ({"every": 0}, "every: 0 is not allowed; give a number of steps, 1 or more"),
-        ({"every": None}, "every: None is not allowed"),
-        ({"steps": 0}, "steps: 0 is not allowed"),
-        ({"stable": -1}, "stable: -1 is not allowed; give a number, 0 or more"),
-        ({"density": 0}, "density: 0 is not allowed"),
-    ],
-)
-def test_settings_that_cannot_be_used(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ADTopKThreshold(**{"density": 0.1, **options})  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from torch import Tensor
 from resireduce.compressors.adtopk import ADTopK, ADTopKInterleaved
 from resireduce.compressors.chunked import Chunked
 from resireduce.compressors.topk import TopK
-from resireduce.errors import ConfigError
 from resireduce.pieces import share
 from tests.tensors import densities, gradient, tensors
 
@@ -99,9 +98,3 @@ def test_chunks_of_any_size_leave_less_than_there_was(grad: Tensor, density: flo
     payload = compressor.compress(grad, "w", 0)
     error = compressor.error_(grad.clone(), payload).double()
     assert error.square().sum() <= grad.double().square().sum() * (1 + 1e-2)
-
-
-def test_a_chunk_that_cannot_be_used_is_refused() -> None:
-    for bad in (1, 2.5, True):
-        with pytest.raises(ConfigError, match=r"chunk: .* is not allowed; give a number of elements, 2 or more"):
-            Chunked(0.01, bad)

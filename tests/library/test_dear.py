@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import resireduce
 from resireduce.comm.base import Communicator, Deferred, Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
@@ -278,30 +277,6 @@ class OwnSGD(torch.optim.SGD):
 
 class OwnParameter(nn.Parameter):
     """A parameter of a class of one's own."""
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"compressor": "topk"}, r"not allowed with TopK, whose payloads .* give compressor='none'"),
-    ({"compressor": "fp16"}, r"not allowed with Fp16, .* give compressor='none'"),
-    ({"compressor": "powersgd"}, r"not allowed with PowerSGD"),
-    ({"gradients": "streamed"}, r"not allowed with gradients='streamed', since .* give gradients='kept'"),
-    ({"hierarchy": [[0]]}, r"not allowed with hierarchy=\[\[0\]\], since .* give hierarchy='flat'"),
-    ({"warm_up_steps": 2}, r"not allowed with warm_up_steps=2, since .* give warm_up_steps=0"),
-    ({"max_local_grad_norm": 1.0}, r"not allowed with max_local_grad_norm=1.0, since .*=None"),
-    ({"grad_scaler": resireduce.GradScaler("cpu")}, r"not allowed with grad_scaler=GradScaler, since .*=None"),
-    ({"overlap": False}, r"not allowed with overlap=False"),
-    ({"update": "in_backward"}, r"update: 'in_backward' is not allowed"),
-    ({"merge": "dear-0"}, r"merge: 'dear-0' is not known .*allowed: "),
-    ({"merge": "dear-many"}, r"merge: 'dear-many' is not known .*allowed: "),
-]
-
-
-@pytest.mark.parametrize(("given", "message"), REFUSED)
-def test_what_cannot_be_right_is_refused_with_the_reason_before_any_work(given: dict[str, Any], message: str) -> None:
-    model = seeded(Two)
-    with pytest.raises(ConfigError, match=message):
-        dear(model, **given)
-    assert not model._forward_pre_hooks and not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

@@ -11,9 +11,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.compressors.topk import TopK
 from resireduce.contrib.demo import DeMo
-from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from resireduce.residuals.full import DecayedResidual
 from resireduce.scheme import RESIDUAL_DTYPES, build_residual
 from tests.tensors import gradient
 from tests.worlds import Net, distributed, loss_of, same, seeded, train
@@ -76,15 +74,6 @@ def test_a_tile_whose_rest_would_overflow_stays() -> None:
     assert torch.equal(DeMo(0.5).error_(grad.clone(), payload)[:64], grad[:64])
     constant = torch.full((64, 64), 65504.0, dtype=torch.float16)
     assert torch.equal(DeMo(0.5).decompress(DeMo(0.5).compress(constant, "w", 0)), constant), "nothing is left of it"
-
-
-def test_settings_that_cannot_be_used() -> None:
-    for bad in (0, 182, 2.5, True):
-        with pytest.raises(ConfigError, match=r"side: .* is not allowed; give a number of elements, 1 to 181"):
-            DeMo(0.1, bad)
-    for bad in (0, 1.5, -1, "a", True, math.nan):
-        with pytest.raises(ConfigError, match=r"decay: .* is not allowed; give a number more than 0 and at most 1"):
-            DecayedResidual(grouping=Grouping(), decay=bad)
 
 
 # --- the residual ---

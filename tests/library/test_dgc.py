@@ -173,20 +173,6 @@ def test_training_goes_on_with_the_velocities_that_were_saved() -> None:
     assert all(torch.equal(saved[name], tensor) for name, tensor in fresh.residual_state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"momentum_factor": 1.0}, r"momentum_factor: 1\.0 is not allowed; give a number, 0 <= it < 1"),
-        ({"warmup": PAPER_WARMUP}, r"warmup_steps: 0 is not allowed with 4 densities; give a whole number, 1 or more"),
-        ({"warmup_steps": 5}, r"warmup_steps: 5 is not allowed with 0 densities; give 0, or densities as warmup"),
-        ({"warmup": (1.5,), "warmup_steps": 5}, r"density: 1\.5 is not allowed"),
-    ],
-)
-def test_settings_that_cannot_be_used(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        DGC(0.01, **settings)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("wrapped", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
 def test_momentum_is_not_applied_twice(wrapped: type[torch.optim.Optimizer]) -> None:
     model = seeded(Net)

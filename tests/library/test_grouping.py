@@ -17,8 +17,7 @@ from transformers import (
 from benchmarks.core import workloads
 from benchmarks.core.registry import MODELS
 from benchmarks.training.models.resnet import resnet152_imagenet
-from resireduce.errors import ConfigError
-from resireduce.grouping import Grouping, compressible, find_groups, match_groups
+from resireduce.grouping import compressible, find_groups, match_groups
 from resireduce.scheme import build_residual, load
 
 # Elements, counted from the paper's architectures: parameters, those with a residual, those in groups; groups, their
@@ -161,13 +160,6 @@ def test_frozen_layers_are_in_no_group_and_end_a_run() -> None:
     assert find_groups(model).groups == (("2.weight", "3.weight"),)
 
 
-def test_a_grouping_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'b' is named twice"):
-        Grouping(groups=(("a", "b"),), specific=("b",))
-    with pytest.raises(ConfigError, match="fewer than two"):
-        Grouping(groups=(("a",),))
-
-
 def test_patterns_name_groups_and_specific_layers() -> None:
     parameters = compressible(run_of(*[100] * 8, 120))
     patterns = {"groups": [["0.weight", "2.weight"], "[4-7].weight"], "specific": ["8.*"]}
@@ -175,21 +167,3 @@ def test_patterns_name_groups_and_specific_layers() -> None:
     assert found.groups == (("0.weight", "2.weight"), tuple(f"{i}.weight" for i in range(4, 8)))
     assert found.specific == ("8.weight",)
     assert [len(group) for group in match_groups({"groups": ["[0-7].*"]}, parameters).groups] == [3, 5]
-
-
-@pytest.mark.parametrize(
-    ("patterns", "message"),
-    [
-        ({"group": []}, "key 'group' is not known; give {"),
-        ({"groups": "*"}, "'groups' is '\\*', not a list"),
-        ({"groups": [3]}, "3 is no list of patterns"),
-        ({"specific": [["0.weight"]]}, "no list of patterns"),
-        ({"groups": ["0.wieght"]}, r"matches '0.wieght' \(the closest name is '0.weight'\)"),
-        ({"groups": ["*"], "specific": ["0.weight"]}, "'0.weight' is named twice"),
-        ({"groups": [["*"]]}, "members must have one shape"),
-        ({"groups": ["2.weight"]}, "fewer than two members"),
-    ],
-)
-def test_patterns_that_do_not_fit(patterns: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        match_groups(patterns, compressible(run_of(100, 100, 120)))

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from resireduce.comm.local import LocalCommunicator
-from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
 from resireduce.residuals.stored import Blocks, Hosted, Plain
@@ -58,8 +57,3 @@ def test_a_state_is_saved_and_loaded_there_too() -> None:
     _, fresh = train(LocalCommunicator(), seeded(Net), steps=0, scheme="w+2d")
     fresh.load_residual_state_dict(state)
     assert all(torch.equal(state[name], tensor) for name, tensor in fresh.residual_state_dict().items())
-
-
-def test_another_device_is_refused() -> None:
-    with pytest.raises(ConfigError, match="residual_device: 'disk' is not known; allowed: cpu"):
-        train(LocalCommunicator(), seeded(Net), residual_device="disk")

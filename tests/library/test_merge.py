@@ -403,26 +403,6 @@ def test_what_is_not_known_before_training_is_not_planned() -> None:
     assert together["peak_states"] > alone["peak_states"], "payloads wait for each other, and come together"
 
 
-REFUSED: list[tuple[dict[str, object], str]] = [
-    ({"merge": "all"}, "merge: 'all' is not known; allowed: "),
-    ({"merge": 0}, "merge: 0 is not allowed; give"),
-    ({"merge": True}, "merge: True is not allowed; give"),
-    ({"merge": 2.5}, "merge: 2.5 is not allowed; give"),
-    ({"merge": ["first.weight"]}, "merge: .* a list of names of parameters for each message"),
-    ({"merge": [[]]}, "merge: .* a list of names of parameters for each message"),
-    ({"merge": [["first.weigt"]]}, "merge: 'first.weigt' is not known .did you mean 'first.weight'"),
-    ({"merge": [["first.weight"], ["first.weight"]]}, "merge: 'first.weight' is in several messages"),
-    ({"merge": "one", "compressor": "powersgd"}, "merge: 'one' is not allowed with PowerSGD.*rounds"),
-    ({"merge": 9, "compressor": "l1-chunks", "density": lambda step: 0.1}, "merge: 9 is not allowed .*rounds"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_messages_that_cannot_be(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        distributed(seeded(Wide), **options)
-
-
 @pytest.mark.parametrize(
     ("lists", "told"),
     [([["head.bias"]], True), ([["head.weight", "norm.weight"]], True), ([["head.weight", "first.weight"]], False)],

@@ -1,7 +1,7 @@
 """Ok-Topk: what ranks exchange, keep and remember, against its definition; what it sends, and when it is refused."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -363,20 +363,3 @@ def test_a_backend_without_an_exchange_is_refused_before_anything_is_changed() -
         )
     assert not model.weight._post_accumulate_grad_hooks
     assert PretendCommunicator(2).exchanges and LocalCommunicator().exchanges
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: OkTopK(2.0), r"density: 2\.0 is not allowed"),
-        (lambda: OkTopK(0.1, local_every=0), "local_every: 0 is not allowed; give a number, 1 or more"),
-        (lambda: OkTopK(0.1, global_every=2.5), r"global_every: 2\.5 is not allowed"),  # type: ignore[arg-type]
-        (lambda: OkTopK(0.1, regions_every=True), "regions_every: True is not allowed"),
-        (lambda: OkTopK(0.1, local_factor=0.9), r"local_factor: 0\.9 is not allowed"),
-        (lambda: OkTopK(0.1, global_factor=float("inf")), "global_factor: inf is not allowed"),
-        (lambda: OkTopK(0.1, half=True), "half: True is not allowed for Ok-Topk"),
-    ],
-)
-def test_settings_that_cannot_be_used(build: Callable[[], object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build()

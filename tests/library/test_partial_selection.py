@@ -98,11 +98,3 @@ def test_the_break_even_may_be_given_and_what_is_dense_anyway_stays_so() -> None
             break_even_selection(model(), 0.01, **{"world_size": 2} | wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="dense: 'x' matches no parameter"):
         break_even_selection(model(), 0.1, 2, dense=["x"])
-
-
-def test_what_cannot_be_used_is_refused() -> None:
-    for density in (0, 1.5, "a"):
-        with pytest.raises(ConfigError, match=r"density: .* is not allowed; give a share"):
-            partial_selection(model(), density)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="dense: 'x' matches no parameter"):
-        partial_selection(model(), 0.1, dense=["x"])
