@@ -87,7 +87,7 @@ def test_streamed_gradients_never_pile_up(world_size: int, compressor: str) -> N
         assert rank["dense_bytes"] >= total, "the measurement must see gradients that are kept"
 
 
-BOUNDED = [(scheme, "topk", world_size) for scheme in SCHEMES for world_size in (1, 2, 4)]
+BOUNDED = [*((scheme, "topk", 2) for scheme in SCHEMES), ("baseline", "topk", 4)]
 # Of several ranks in one process each holds a copy for the others of what is summed.
 BOUNDED += [("baseline", compressor, 1) for compressor in COMPRESSORS]
 

@@ -33,7 +33,7 @@ def a_group_is_added_later(script: Script) -> nn.Module:
     return model
 
 
-@habit(both=Refused(r"parameters were added to the optimizer"))
+@habit(both=Refused(r"parameters were added to the optimizer.* do that before"))
 def a_group_is_added_later_behind_its_back(script: Script) -> nn.Module:
     """add_param_group of the wrapped one."""
     model = script.net()

@@ -147,7 +147,7 @@ def autocast_to_bfloat16(script: Script, model: Any, optimizer: Any, step: int) 
     optimizer.step()
 
 
-@with_optimizer(both=Refused(r"resireduce\.GradScaler"))
+@with_optimizer(both=Refused(r"use resireduce\.GradScaler and give it to .*bfloat16"))
 def torch_s_own_scaler(script: Script, model: Any, optimizer: Any) -> None:
     """torch.amp.GradScaler."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from tests.covering import in_turn
 from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]
@@ -61,11 +62,9 @@ def trained(communicator: Communicator, model: nn.Module, join: Join, batch: int
     return model
 
 
-@pytest.mark.parametrize("lifetime", LIFETIMES, ids=str)
-@pytest.mark.parametrize("options", SETTINGS, ids=str)
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("options", "lifetime", "batch"), in_turn(SETTINGS, LIFETIMES, [1, 3]), ids=str)
 def test_views_of_others_gradients_are_not_changed(
-    batch: int, options: dict[str, object], lifetime: dict[str, object]
+    options: dict[str, object], lifetime: dict[str, object], batch: int
 ) -> None:
     """As where each gradient has memory of its own: parameters are equal bit for bit."""
     starts = [seeded(partial(Text, own)) for own in (False, True)]
