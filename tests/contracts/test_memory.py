@@ -20,7 +20,7 @@ from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, build_compressor
 from tests.bounds import step_bounds
-from tests.covering import in_turn, lifetimes
+from tests.covering import lifetimes
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for, train, train_world
 
 ROWS = [(scheme, "topk", gradients) for scheme in SCHEMES for gradients in ("kept", "streamed")]
@@ -173,7 +173,14 @@ def test_plan_is_what_a_run_holds_to_the_byte(optimizer: str, row: tuple[str, st
         assert states == {key: planned[key] for key in states}
 
 
-@pytest.mark.parametrize(("residual_dtype", "scheme", "gradients"), in_turn(RESIDUAL_DTYPES, SCHEMES, GRADIENTS))
+# Each precision with residuals of a whole tensor, of a group and of a part of it; each scheme with one, in turn.
+PRECISIONS = [*product(RESIDUAL_DTYPES, ("baseline", "w+2d")), *zip(cycle(RESIDUAL_DTYPES), SCHEMES, strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("residual_dtype", "scheme", "gradients"),
+    [(*pair, gradients) for pair, gradients in zip(dict.fromkeys(PRECISIONS), cycle(GRADIENTS), strict=False)],
+)
 def test_plan_is_what_a_run_holds_in_any_precision(residual_dtype: str, scheme: str, gradients: str) -> None:
     def loss(model: nn.Module, generator: torch.Generator) -> Tensor:
         return model(torch.randn(6, 600, generator=generator).double()).square().mean()
