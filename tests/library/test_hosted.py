@@ -5,11 +5,11 @@ import torch
 
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
-from resireduce.planning.memory import measure_states
+from resireduce.planning.memory import LiveBytes, measure_states
 from resireduce.residuals.stored import Blocks, Hosted, Plain
 from resireduce.scheme import GRADIENTS, SCHEMES
 from tests.covering import in_turn
-from tests.worlds import Net, residuals, same, seeded, train, train_world
+from tests.worlds import Net, loss_of, residuals, same, seeded, train, train_world
 
 DTYPES = [None, "bfloat16", "int4"]
 
@@ -27,6 +27,16 @@ def test_where_residuals_are_held_changes_nothing(scheme: str, residual_dtype: s
     planned = plan(Net, scheme=scheme, gradients=gradients, residual_dtype=residual_dtype, residual_device="cpu")
     assert (planned["host_residuals"], planned["residuals"]) == (host, indices)
     assert planned["total"] == planned["parameters"] + planned["gradients"] + indices + planned["optimizer_states"]
+
+
+def test_what_was_fetched_for_a_step_goes_with_it() -> None:
+    model, optimizer = train(LocalCommunicator(), seeded(Net), scheme="baseline", residual_device="cpu", steps=2)
+    optimizer.zero_grad()
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    with LiveBytes(lambda tensor: tensor.numel() >= 10_000) as alive:
+        loss_of(model, torch.Generator()).backward()
+        optimizer.step()
+    assert alive.current_bytes == 0 and largest <= alive.peak_bytes <= 5 * largest, "what is used, and what comes next"
 
 
 @pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
