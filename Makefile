@@ -36,7 +36,7 @@ BIN := .venv/bin
 # For tests of the kernels on a CPU, in a folder where nothing else finds it. Not in constraints.txt: torch for CUDA needs another.
 TRITON := 3.5.1
 # Of the library's tests those that see most in a minute.
-FAST := tests/contracts/test_formulas.py tests/contracts/test_compressor_properties.py tests/contracts/test_streamed.py tests/habits/test_habits.py tests/library/test_node.py tests/library/test_finiteness.py
+FAST := tests/contracts/test_formulas.py tests/contracts/test_compressor_properties.py tests/contracts/test_residuals.py tests/habits/test_habits.py tests/habits/test_refused.py
 
 # What a shell sets for other projects changes nothing of what is installed, run or tested here. An index of packages, a
 # proxy or a cache stay in force.

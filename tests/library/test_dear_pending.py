@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -120,8 +120,7 @@ def assert_alike(act: Callable[[Two, DistributedOptimizer], Any], steps: int = 2
     assert plain == late and plain
 
 
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("between", ["at once", "after zero_grad"])
+@pytest.mark.parametrize(("look", "between"), zip(LOOKS, cycle(["at once", "after zero_grad"]), strict=False))
 def test_whoever_looks_sees_the_step_taken(look: str, between: str) -> None:
     def seen(model: Two, optimizer: DistributedOptimizer) -> Any:
         if between == "after zero_grad":
