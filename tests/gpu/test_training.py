@@ -7,7 +7,7 @@ from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
 from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.gpu.loops import batches, distributed, net, step, stream_beside, trained
-from tests.worlds import OPTIMIZERS, Net, same
+from tests.worlds import OPTIMIZERS, Net, residuals, same
 
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
 LATER = {
@@ -58,7 +58,7 @@ def test_residuals_in_the_host_s_memory_are_pinned(device: torch.device) -> None
     model = net(device)
     optimizer = distributed(model, scheme="baseline", residual_device="cpu")
     step(model, optimizer, batches(device)[0])
-    held = optimizer.feedback.residual.host_tensors()
+    held = residuals(optimizer).values()
     assert held and all(tensor.device.type == "cpu" for tensor in held)
     assert all(tensor.is_pinned() for tensor in held) or device.type == "cpu"
 
