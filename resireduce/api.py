@@ -112,12 +112,14 @@ def distribute(
             Which ranks share a machine is found from Slurm's numbers or host names, or given: the ranks of each node as
             lists or, with backend "torch", the ProcessGroup of this rank's node, or a DeviceMesh whose last dimension
             is a node. `compress_ddp` has no hierarchy: its buckets hold whole gradients.
-        merge: which compressed tensors travel together in one message. None or "none": each leaves on its own, as soon
-            as it is ready. one: all, at the end of the backward pass. hybrid: like one, with all dense tensors in one
-            all-reduce too, as in AD-Topk, where `dense` names more than small tensors (`resireduce.partial_selection`
-            chooses them). A number: consecutive tensors of at most so many bytes together, as a rank sends them.
-            mg-wfbp, omgs, optimal, rgmerge-style: what these rules choose by the times of the slowest rank and of the
-            link, measured in the first steps and kept in `optimizer.costs`; the choice may differ from run to run.
+        merge: which compressed tensors are one bucket: they are compressed, and travel in one message, when all of them
+            have come. None: consecutive ones of at most 25 MiB, and of a 32nd of all together. none: each is one, and
+            leaves as soon as it is ready. one: all, at the end of the backward pass. hybrid: like one, with all dense
+            tensors in one all-reduce too, as in AD-Topk, where `dense` names more than small tensors
+            (`resireduce.partial_selection` chooses them). A number: consecutive tensors of at most so many bytes
+            together, as a rank sends them. mg-wfbp, omgs, optimal, rgmerge-style: what these rules choose by the times
+            of the slowest rank and of the link, measured in the first steps and kept in `optimizer.costs`; the choice
+            may differ from run to run.
             Lists of parameter names, such as those of `optimizer.messages` or `optimizer.costs.messages(rule)`: these
             messages; a tensor in no list travels alone. dear, or dear-BYTES, with compressor "none" and kept gradients
             only: modules of up to 25 MiB, or so many bytes, travel in one reduce-scatter in the backward pass and one

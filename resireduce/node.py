@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator, Polled
+from resireduce.core.bucket import Bucket
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message
 from resireduce.core.slot import Slot
@@ -50,31 +51,32 @@ class Scatter:
     def restart(self) -> None:
         """Begin a step anew: no average has been launched, and none is under way or held."""
         self._launched = self.held_bytes = 0
-        self._under_way: deque[tuple[list[Slot], Polled[Tensor]]] = deque()
+        self._under_way: deque[tuple[Bucket, Polled[Tensor]]] = deque()
         self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
 
-    def advance(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor]]:
-        """Launch the next `messages` whose gradients have all come, in order; yield slots with the slices that have
-        come.
+    def advance(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Slot, Tensor]]:
+        """Launch the next `buckets` whose gradients have all come, in order; yield slots with slices that have come.
 
-        Each slice is in memory that nothing else uses.
+        Each slice is in memory that nothing else uses but those of its bucket.
         """
-        while self._launched < len(messages) and all(slot.whole is not None for slot in messages[self._launched]):
-            self._launch(messages[self._launched])
+        for bucket in buckets[self._launched :]:
+            if any(slot.gradient is None for slot in bucket.slots):
+                break
+            self._launch(bucket)
         while self._under_way and self._has_come(self._under_way[0][1]):
             yield from self._arrived()
 
-    def complete(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor | None]]:
-        """Launch the rest of `messages`, with zeros for what is missing; yield all remaining slices.
+    def complete(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Slot, Tensor | None]]:
+        """Launch the rest of `buckets`, with zeros for what is missing; yield all remaining slices.
 
         None in place of a slice: no rank of the node has a gradient of it. By then all ranks are in `step()`, or will
         reach it, so that waiting is safe.
         """
-        for message in messages[self._launched :]:
-            for slot in message:
-                if slot.whole is None:
-                    slot.whole = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format).detach_()
-            self._launch(message)
+        for bucket in buckets[self._launched :]:
+            for slot in bucket.slots:
+                if slot.gradient is None:
+                    slot.gradient = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format).detach_()
+            self._launch(bucket)
             while len(self._under_way) > 1:  # one at a time, so that few zeros are alive
                 yield from self._arrived()
         while self._under_way:
@@ -86,14 +88,14 @@ class Scatter:
 
     @timed("communicate")
     @exactly
-    def _launch(self, message: list[Slot]) -> None:
-        rows = [slot.slices.spread(slot.whole) for slot in message]  # type: ignore[union-attr, arg-type]
-        for slot in message:
-            slot.whole = None
+    def _launch(self, bucket: Bucket) -> None:
+        rows = [slot.slices.spread(slot.gradient) for slot in bucket.slots]  # type: ignore[union-attr, arg-type]
+        for slot in bucket.slots:
+            slot.gradient = None
         whole = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-        name = f"resireduce.node.{message[0].name}"
-        self._under_way.append((message, self.node.reduce_scatter(whole.view(-1), name)))
-        self.held_bytes += sum(slot.nbytes for slot in message)
+        name = f"resireduce.node.{bucket.name}"
+        self._under_way.append((bucket, self.node.reduce_scatter(whole.view(-1), name)))
+        self.held_bytes += bucket.nbytes
         self._launched += 1
 
     @timed("communicate")
@@ -109,12 +111,12 @@ class Scatter:
 
     def _arrived(self) -> Iterator[tuple[Slot, Tensor]]:
         """Yield the slices of the oldest message, except those for which no rank is known yet to have a gradient."""
-        message, handle = self._under_way.popleft()
+        bucket, handle = self._under_way.popleft()
         row = self._wait(handle)
         del handle  # and the gradient with it
-        self.held_bytes -= sum(slot.nbytes for slot in message)
+        self.held_bytes -= bucket.nbytes
         start = 0
-        for slot in message:
+        for slot in bucket.slots:
             assert slot.slices is not None
             stop = start + slot.slices.width
             own = slot.slices.own(row[start:stop], self.node.rank)
@@ -142,8 +144,7 @@ class Scatter:
 class Gather:
     """Gathers the slices of averages that the ranks of a node have received from other nodes.
 
-    All its ranks ask for the same averages in the same order. Those of small tensors travel in the same messages as
-    their gradients did.
+    All its ranks ask for the same averages in the same order.
 
     Args:
         node: the ranks of this rank's node.
@@ -159,25 +160,24 @@ class Gather:
         return self.feedback.timeline
 
     @exactly
-    def average(self, slot: Slot, message: Sequence[Slot]) -> Tensor:
-        """Return the average of `slot`, dense and whole; all averages of its `message` are gathered at once."""
-        if slot.average is None:
-            own = [self._own(one) for one in message]
-            rows = self._gathered(own[0] if len(own) == 1 else torch.cat(own), slot.name)
+    def averages(self, slots: Sequence[Slot], bucket: Bucket) -> list[Tensor]:
+        """Return the averages of `slots` of a `bucket`, dense and whole: all of the bucket are gathered at once."""
+        if any(slot.average is None for slot in slots):
+            assert isinstance(bucket.message, Message)
+            received = self.feedback.receive(bucket.message)
+            own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
+            del received
+            rows = self._gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.name)
             start = 0
-            for one in message:
-                assert one.slices is not None
-                stop = start + one.slices.width
-                one.average = one.slices.joined(rows[:, start:stop])
+            for slot in bucket.slots:
+                assert slot.slices is not None
+                stop = start + slot.slices.width
+                slot.average = slot.slices.joined(rows[:, start:stop])
                 start = stop
-        average, slot.average = slot.average, slot.average if len(message) > 1 else None
-        assert average is not None
-        return average
-
-    def _own(self, slot: Slot) -> Tensor:
-        """Return this rank's slice of the average as a row of a message."""
-        assert slot.slices is not None and isinstance(slot.message, Message)
-        return slot.slices.padded(self.feedback.receive(slot.message))
+        found = [slot.average for slot in slots]
+        for slot in slots:
+            slot.average = None
+        return [one for one in found if one is not None]
 
     @timed("communicate")
     def _gathered(self, own: Tensor, name: str) -> Tensor:

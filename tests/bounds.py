@@ -14,8 +14,8 @@ def step_bounds(
     """Bytes alive at most beside the model states, at any time of a step of `optimizer` in streamed mode.
 
     waiting_bytes: what is sent without compression, and waits for `step()`. dense_bytes: gradients and averaged ones:
-    twice those of the largest layer (autograd makes the gradients of weight and bias together), and a message of small
-    tensors with its parts. Tied parameters come on top: autograd holds their gradient from their last use to their
+    twice those of the largest layer, or bucket (autograd makes gradients of weight and bias together), and a message of
+    small tensors with its parts. Tied parameters come on top: autograd holds their gradient from the last use to the
     first. local_bytes: this rank's compressed payloads, and, where they are merged, the largest message of them.
     gathered_bytes: all ranks' payloads of the tensors under way: a message, or a sixteenth of the gradients.
 
@@ -32,11 +32,12 @@ def step_bounds(
     for name, nbytes in sizes.items():
         layer = name.rpartition(".")[0]
         layers[layer] = layers.get(layer, 0) + nbytes
+    buckets = [sum(sizes[name] for name in names) for names in optimizer.messages if names[0] in payloads]
     dense = sum(nbytes for name, nbytes in sizes.items() if name not in payloads)
     small = sum(one.nbytes for one in model.parameters() if is_small(one))
     return {
         "waiting_bytes": 0 if optimizer.updates_in_backward else dense,
-        "dense_bytes": 2 * (max(layers.values()) + small),
+        "dense_bytes": 2 * (max(*layers.values(), *buckets) + small),
         "local_bytes": sum(payloads.values()) + (max(messages) if len(messages) < len(payloads) else 0),
         "gathered_bytes": max(sum(sizes.values()) // 16, ranks * max(messages)),
     }

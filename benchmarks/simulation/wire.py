@@ -250,7 +250,7 @@ def curve_of(rows: Sequence[Mapping[str, Any]], case: str, density: float) -> Cu
 
 PAYLOAD = "benchmarks.training.layer_trace:payload_of"
 BUCKET_BYTES = 1 << 18
-"""Small dense tensors are sent together, up to this many bytes: `resireduce.core.queue`, which imports torch."""
+"""Small dense tensors are sent together, up to this many bytes: `resireduce.core.bucket`, which imports torch."""
 FLOAT_BYTES = 4
 
 Key = tuple[Device, str, float, str]

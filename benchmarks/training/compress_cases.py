@@ -144,8 +144,8 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
 
 def _payload(feedback: ErrorFeedback, gradient: Tensor, name: str, number: int) -> Payload:
     """Return the payload of a gradient, after all rounds that find it."""
-    made = feedback.compress(gradient, name, number)
+    made = feedback.compress({name: gradient}, number)
     while isinstance(made, Round):
-        feedback.send([made], name)
+        feedback.send(made)
         made = feedback.end_round(made)
-    return made
+    return made.payloads[0]

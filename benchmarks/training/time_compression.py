@@ -11,6 +11,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.prepared import find_root
 from benchmarks.training.build import build
 from resireduce.comm.local import LocalCommunicator
+from resireduce.core.messages import Message
 from resireduce.core.payload import Payload
 
 
@@ -49,10 +50,10 @@ class Compression:
         for name, values in self._gradients.items():
             grad = values.clone()
             start = time.perf_counter()
-            payload = feedback.compress(grad, name, self._step)
+            message = feedback.compress({name: grad}, self._step)
             compress = time.perf_counter() - start
-            assert isinstance(payload, Payload)
-            peers = self._peers if feedback.gathers(name) else [1]
+            assert isinstance(message, Message)
+            (payload,), peers = message.payloads, self._peers if message.is_gathered else [1]
             averaging = {str(count): self._average(payload, name, count) for count in peers}
             found.append({"elements": values.numel(), "compress_seconds": compress, "average_seconds": averaging})
         feedback.states.commit()

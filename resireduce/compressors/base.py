@@ -47,6 +47,18 @@ class AllToAll:
     """How many elements are for each rank."""
 
 
+@dataclass
+class Sum:
+    """What a compressor that `adds` is to add up, look through, and compress."""
+
+    dense: Tensor
+    """Contiguous; in its memory the sum is formed."""
+    added: Addend | None = None
+    """What is added: a tensor of the shape and dtype of `dense`, or what has an `add_to_` of its own."""
+    check: str = ""
+    """Where to look for NaN and infinity: in what is "added", before anything is changed, or in the "sum"."""
+
+
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
 Rounds = Generator[Tensor | AllGather | AllToAll, Any, Payload]
@@ -115,15 +127,17 @@ class Compressor(ABC):
 
     @property
     def adds(self) -> bool:
-        """Whether `take_from_sum_` can replace an addition, `compress` and `error_`, and there is no state."""
+        """Whether `take_from_sums_` can replace an addition, `compress` and `error_`, and there is no state."""
         return False
 
-    def take_from_sum_(self, dense: Tensor, added: Addend | None, check: bool = False) -> Payload:
-        """Add `added`, if any, to contiguous `dense`, in place; return the payload of the sum.
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int]]:
+        """Form all `sums`, in place, and make their payloads; each `dense` then holds what `error_` leaves.
 
-        If `added` is a tensor, it has the shape and dtype of `dense`; anything else is added by its own `add_to_`. The
-        payload is as `compress` makes it, and `dense` then holds what `error_` leaves. With `check`, FloatingPointError
-        is raised if the sum holds NaN or infinity. NotImplementedError unless the compressor `adds`.
+        Returns:
+            the buffer that holds all payloads one behind the other, 1-D; the payloads, each as `compress` makes it; and
+            the places of the sums whose check has found NaN or infinity: their payloads are those of zeros.
+
+        Raises NotImplementedError unless the compressor `adds`.
         """
         raise NotImplementedError(f"{type(self).__name__} compresses sums that are there")
 
@@ -196,6 +210,11 @@ class Compressor(ABC):
         for payload in payloads:
             self.add_(dense, payload, scale)
         return dense
+
+    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+        """Do as `combine_`, with this `scale`, for each of the `targets`, with all ranks' `payloads` of it."""
+        for dense, own in zip(targets, payloads, strict=True):
+            self.combine_(dense, own, scale)
 
     @abstractmethod
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:

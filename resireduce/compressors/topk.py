@@ -1,15 +1,25 @@
 """Top-k sparsification, and what all compressors share that send values and indices."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Compressor, Selecting
+from resireduce.compressors.base import Compressor, Selecting, Sum
 from resireduce.core.payload import Payload, unfilled
+from resireduce.kernels.norms import refuse_non_finite
 from resireduce.kernels.on_gpu import in_triton
-from resireduce.kernels.packed_largest import LAYOUT, Addend, add_sent_, packed_largest
+from resireduce.kernels.packed_largest import (
+    LAYOUT,
+    NOT_DONE,
+    NOT_FINITE,
+    add_sent_,
+    add_sent_each_,
+    packed_largest,
+    packed_largest_each,
+)
 from resireduce.kernels.selection import largest_magnitudes, largest_of_sum_
 from resireduce.pieces import share
 
@@ -95,33 +105,73 @@ class TopK(Selecting, SparseCompressor):
         packed = None if self.half or not self.adds else packed_largest(grad.view(-1), k)
         return super().compress(grad, name, step) if packed is None else self._payload(grad, packed, k)
 
-    def take_from_sum_(self, dense: Tensor, added: Addend | None, check: bool = False) -> Payload:
-        """Add `added`, if any, to `dense`, in place; take out its largest magnitudes, and return their payload.
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int]]:
+        """Form all `sums`, take out their largest magnitudes, and return these as `Compressor` says.
 
-        Each element is read once. check: FloatingPointError is raised if the sum is not finite.
+        On a CPU one call of compiled code does all, and reads each element once.
         """
-        k, flat, addend = self._count(dense), dense.view(-1), added.view(-1) if isinstance(added, Tensor) else added
-        packed = None if self.half else packed_largest(flat, k, addend, takes=True, check=check)
-        if packed is not None:
-            return self._payload(dense, packed, k)
-        if not (addend is None or isinstance(addend, Tensor)):
-            addend.add_to_(dense)
-            addend = None
-        if not (self.half or check) and k < flat.numel() and in_triton(flat, flat if addend is None else addend):
-            return self._taken_on_gpu(dense, k, addend)
-        payload = self.packed(dense, largest_of_sum_(flat, addend, k, check))
-        self.error_(dense, payload)
-        return payload
+        layouts = [self._layout(one.dense) for one in sums]
+        buffer, parts = unfilled(layouts, sums[0].dense.device)
+        payloads = [
+            Payload(part, layout, one.dense.shape, one.dense.dtype)
+            for part, layout, one in zip(parts, layouts, sums, strict=True)
+        ]
+        told = [
+            (one.dense, self._count(one.dense), one.added, part, one.check)
+            for one, part in zip(sums, parts, strict=True)
+        ]
+        statuses = [NOT_DONE] * len(sums) if self.half else packed_largest_each(told, takes=True)
+        spoilt = {place for place, status in enumerate(statuses) if status == NOT_FINITE}
+        for place, (one, status, payload) in enumerate(zip(sums, statuses, payloads, strict=True)):
+            if status == NOT_DONE:
+                try:
+                    self._take_from(one, payload)
+                except FloatingPointError:
+                    spoilt.add(place)
+            if place in spoilt:
+                payload.buffer.copy_(self.compress(torch.zeros_like(one.dense), "", 0).buffer)
+        return buffer, payloads, spoilt
 
-    def _taken_on_gpu(self, dense: Tensor, k: int, added: Tensor | None) -> Payload:
-        """Do as `take_from_sum_`, with kernels in Triton, which write the payload itself."""
-        from resireduce.kernels.gpu.select import take_largest_
+    def _layout(self, dense: Tensor) -> tuple[tuple[torch.dtype, int], ...]:
+        """Return the layout of the payload of `dense`."""
+        count = self._count(dense)
+        index = torch.int32 if dense.numel() <= torch.iinfo(torch.int32).max else torch.int64
+        return (torch.float16 if self.half else dense.dtype, count), (index, count)
 
-        layout = (dense.dtype, k), (torch.int32, k)
-        payload = Payload(unfilled(layout, dense.device), layout, dense.shape, dense.dtype)
+    def _take_from(self, one: Sum, payload: Payload) -> None:
+        """Form the sum, take out its largest magnitudes, and write them to `payload`, without compiled code."""
+        dense, added, k = one.dense, one.added, self._count(one.dense)
+        if one.check == "added" and isinstance(added, Tensor):
+            refuse_non_finite(added)
+        if not (added is None or isinstance(added, Tensor)):
+            added.add_to_(dense)
+            added = None
+        flat, more = dense.view(-1), None if added is None else added.view(-1)
         values, places = payload.parts()
-        take_largest_(dense.view(-1), k, (values, places), added)
-        return payload
+        if not (self.half or one.check) and k < flat.numel() and in_triton(flat, flat if more is None else more):
+            from resireduce.kernels.gpu.select import take_largest_
+
+            take_largest_(flat, k, (values, places), more)
+            return
+        indices = largest_of_sum_(flat, more, k, one.check == "sum")
+        if self.half:
+            payload.buffer.copy_(self.packed(dense, indices).buffer)
+            self.error_(dense, payload)
+            return
+        torch.index_select(flat, 0, indices, out=values)
+        places.copy_(indices)
+        flat.index_fill_(0, indices, 0.0)
+
+    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+        """Overwrite each of the `targets` with `scale` x the sum of all ranks' `payloads` of it, by one call."""
+        if targets[0].is_meta and targets[0].dtype == torch.float32:
+            return  # a plan, which counts memory: this takes none
+        sent = [
+            (dense, [(payload.buffer, payload.layout[0][1]) for payload in own])
+            for dense, own in zip(targets, payloads, strict=True)
+        ]
+        if not (self.adds and not self.half and add_sent_each_(sent, scale, zero=True)):
+            super().combine_each_(targets, payloads, scale)
 
     def _count(self, grad: Tensor) -> int:
         return share(self.density, grad.numel())

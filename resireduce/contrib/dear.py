@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from resireduce.comm.base import Handle, Polled
 from resireduce.comm.nodes import Levels
+from resireduce.core.bucket import Bucket
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Message
 from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import Slot, clip_factor, laid_out
 from resireduce.core.update import Updater
@@ -231,26 +232,27 @@ class HalvesQueue(LaunchQueue):
         self._scattered: deque[tuple[list[Slot], Polled[Tensor]]] = deque()
         super().__init__(slots, feedback, 0, levels, merge=merge)
 
-    def merge(self, merge: object) -> None:
-        """Send tensors together in groups of modules, limited by the bytes that `merge` gives."""
-        self.messages = self._in_order(in_forward_order(self.slots, dear_bytes(merge) or DEAR_BYTES))
+    def _made(self, merge: object) -> list[Bucket]:
+        """Return groups of modules, limited by the bytes that `merge` gives."""
+        return [Bucket(one) for one in in_forward_order(self.slots, dear_bytes(merge) or DEAR_BYTES)]
 
-    def _in_order(self, messages: Iterable[list[Slot]]) -> list[list[Slot]]:
-        """Return `messages` in the order in which their last gradients come."""
+    def _arranged(self, buckets: Iterable[Bucket]) -> list[Bucket]:
+        """Return `buckets` in the order in which their last gradients come."""
         place = {slot: place for place, slot in enumerate(self._order)}
-        return sorted(messages, key=lambda message: max(place[slot] for slot in message))
+        return sorted(buckets, key=lambda bucket: max(place[slot] for slot in bucket.slots))
 
     @timed("communicate")
     @exactly
-    def _send_message(self, message: list[Slot]) -> None:
-        ranks = self.feedback.communicator
-        parts = [slot.payload.buffer for slot in message if isinstance(slot.payload, Payload)]
-        padding = -sum(part.numel() for part in parts) % ranks.world_size
-        buffer = torch.cat([*parts, parts[0].new_zeros(padding)])
+    def _send(self, bucket: Bucket) -> None:
+        ranks, message = self.feedback.communicator, bucket.message
+        assert isinstance(message, Message)
+        padding = -message.buffer.numel() % ranks.world_size
+        buffer = torch.cat([message.buffer, message.buffer.new_zeros(padding)]) if padding else message.buffer
         buffer.mul_(1 / ranks.world_size)
-        self._scattered.append((message, ranks.scatter_sum(buffer, message[0].name)))
-        for slot in message:
-            slot.payload = slot.hidden = None  # its memory can be freed: averages come in new memory
+        self._scattered.append((bucket.slots, ranks.scatter_sum(buffer, bucket.name)))
+        bucket.message = None
+        for slot in bucket.slots:
+            slot.hidden = None  # its memory can be freed: averages come in new memory
 
     @timed("communicate")
     def halves(self) -> list[Half]:

@@ -1,19 +1,20 @@
 """Error feedback for one gradient (paper, section 2.2): compensate, compress, keep the rest, send, average."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Deferred, Handle
-from resireduce.compressors.base import Compressor, Momentum, Rounds, State
+from resireduce.comm.base import Communicator, Handle
+from resireduce.compressors.base import Compressor, Momentum, Rounds, State, Sum
 from resireduce.compressors.dense import NoCompression
-from resireduce.core.messages import Brought, FromEach, Message, Packed, Part, Round, Shared, continue_rounds
+from resireduce.core.messages import Message, Round, continue_rounds
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.finiteness import Finiteness, refusal
+from resireduce.finiteness import Finiteness, check_finite, refusal
 from resireduce.residuals.base import Residual
 from resireduce.saved_state import check_levels, check_place, check_state, origin
 from resireduce.timeline import Timeline, timed
@@ -184,9 +185,8 @@ class ErrorFeedback:
         self.momentum = None if settings is None else MomentumCorrection(settings)
         self.finiteness = Finiteness()
         """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
-        self.checked_packed: frozenset[str] = frozenset()
-        """Names of dense tensors that always share a message. Where gradients are not checked at once, these are
-        checked together when the message is packed."""
+        self._kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        """Shape, dtype and device of each tensor's gradient."""
         self.timeline: Timeline | None = None
         """Records where the time of a step goes, if there is one."""
         self.begin_step(0)
@@ -196,12 +196,12 @@ class ErrorFeedback:
     def begin_step(self, step: int) -> None:
         """Choose compressors for step number `step`, counted from 0, which begins; undo one that was not finished."""
         self.states.drop()
-        self._warms_up, self._step = step < self.warm_up_steps, step
+        self.warms_up, self._step = step < self.warm_up_steps, step
         self._present = self.compressor if self._schedule is None else None
 
     def compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
-        if self._warms_up or name in self._dense:
+        if self.warms_up or name in self._dense:
             return self._dense_compressor
         if self._present is None:
             self._present = self.compressor_at(self._step)
@@ -222,10 +222,6 @@ class ErrorFeedback:
         """Whether anything of tensor `name` can be left unsent in this step."""
         return not self.compressor_of(name).lossless
 
-    def packs(self, name: str) -> bool:
-        """Whether the payload of tensor `name` may share a collective with others in this step, as it is compressed."""
-        return self.merges(name) and not self._warms_up
-
     def merges(self, name: str) -> bool:
         """Whether tensor `name` is compressed, once warm-up is over; otherwise it is sent dense, in its bucket."""
         return name not in self._dense
@@ -233,10 +229,6 @@ class ErrorFeedback:
     def later_compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` once warm-up is over: NoCompression if it is sent dense."""
         return self.compressor_at(self.warm_up_steps) if self.merges(name) else self._dense_compressor
-
-    def gathers(self, name: str) -> bool:
-        """Whether this step receives all ranks' payloads of tensor `name`, instead of their sum."""
-        return self.compressor_of(name).collective == "all_gather"
 
     def learns(self, name: str) -> bool:
         """Whether the compressor's state of tensor `name` changes by what all ranks send in this step."""
@@ -247,6 +239,7 @@ class ErrorFeedback:
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
+        self._kinds[name] = parameter.shape, parameter.dtype, parameter.device
         if self.momentum is not None:
             self.momentum.register(name, parameter)
         if name not in self._dense:
@@ -261,62 +254,148 @@ class ErrorFeedback:
     # --- compensate, compress, keep ---
 
     @timed("compress", exact=True)
-    def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:
-        """Return this rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
+    def compress(
+        self,
+        gradients: Mapping[str, Tensor | None],
+        step: int,
+        absorbed: Collection[str] = (),
+        refused: dict[str, NonFiniteGradient] | None = None,
+    ) -> Message | Round:
+        """Return this rank's message of the tensors of a bucket, which are all dense, or all compressed.
 
-        If ranks make payloads in rounds, return the first round: `grad` is needed until the last, which updates the
-        residual. Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity; where
-        `finiteness` does not answer at once, it replaces such a gradient by zeros.
+        If ranks make payloads in rounds, the bucket has a single tensor, and this returns its first round.
+
+        Args:
+            gradients: the contiguous gradient of each tensor, by name, whose memory may be overwritten, or be the
+                message's; until the last round it must stay. None: this rank has no gradient of it in this step, and
+                sends zeros, which leave its residual as it is, and its compressor's state but for what it learns of
+                other ranks.
+            step: number of the step, counted from 0; it seeds random choices.
+            absorbed: names of those whose whole gradient the residual has absorbed; what `gradients` has is ignored.
+            refused: receives the error of each gradient that holds NaN or infinity, in place of which zeros are sent.
+                Without it, the error is raised. The tensor's residual is not touched; where `finiteness` does not
+                answer at once, zeros replace such a gradient.
         """
-        if self._adds(name):
-            return self._take_from_sum(grad, name, step)
-        if name in self.checked_packed and self.momentum is None and not self.finiteness.checks_at_once(grad):
-            self.finiteness.check_later(name)
-        else:
-            self.finiteness.check_(grad, name)
-        if self.momentum is not None:
-            grad = self.momentum.accumulate_(grad, name)
+        names = [*gradients]
+        compressor, taken = self.compressor_of(names[0]), self._take_sums(gradients, absorbed, refused, step)
+        if taken is not None:
+            return taken
+        made, later = [], dict[str, Tensor]()
+        for name, gradient in gradients.items():
+            try:
+                if gradient is None or name in absorbed:
+                    made.append(self._made_without(name, step, name in absorbed))
+                    continue
+                # Where the host would wait for each, small dense ones are checked together.
+                if (
+                    len(names) > 1
+                    and compressor is self._dense_compressor
+                    and not self.finiteness.checks_at_once(gradient)
+                ):
+                    later[name] = gradient
+                    self.finiteness.check_later(name)
+                else:
+                    self.finiteness.check_(gradient, name)
+                made.append(self._made(name, gradient, step))
+            except NonFiniteGradient as error:
+                if refused is None:
+                    raise
+                refused[name] = error
+                made.append(self._made_without(name, step, False))
+        if isinstance(made[0], Round):
+            return made[0]
+        message = Message.of(names, compressor, [one for one in made if isinstance(one, Payload)])
+        if later:
+            self.finiteness.check_together_(message.buffer, [*later.values()], [*later])
+        return message
+
+    def _made_without(self, name: str, step: int, is_absorbed: bool) -> Payload | Round:
+        """Return the payload of tensor `name`, or its first round, of what the residual has absorbed, or of zeros."""
+        if is_absorbed:
+            return continue_rounds(name, self._feed_back(self.residual.absorbed(name), name, step))
+        return continue_rounds(name, self._rounds(self._zeros(name), name, step, self.states.copied(name)))
+
+    def _made(self, name: str, gradient: Tensor, step: int) -> Payload | Round:
+        """Return the payload of tensor `name`, or its first round, from its `gradient`, which is finite."""
         compressor = self.compressor_of(name)
+        if self.momentum is not None:
+            gradient = self.momentum.accumulate_(gradient, name)
         if compressor is self._dense_compressor:
-            return compressor.compress(grad, name, step)
+            return compressor.compress(gradient, name, step)
         if compressor.lossless:
-            return continue_rounds(name, self._rounds(grad, name, step))
-        return continue_rounds(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
+            return continue_rounds(name, self._rounds(gradient, name, step))
+        return continue_rounds(name, self._feed_back(self.residual.compensate_(gradient, name), name, step))
 
-    def _take_from_sum(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Do as `compress`, where the compressor adds the residual, and checks for NaN, while it reads the elements.
+    def _zeros(self, name: str) -> Tensor:
+        shape, dtype, device = self._kinds[name]
+        return torch.zeros(shape, dtype=dtype, device=device)
 
-        It can check only where the sum is not formed in the residual's memory, which would hold the NaN by then.
-        """
-        residual = self.residual.part_of(name) if hasattr(type(self.residual), "part_of") else self.residual
-        checks = self.finiteness.checks_at_once(grad) and residual.leaves_stored(name)
-        if not checks:
-            self.finiteness.check_(grad, name)
-        dense, added = residual.addends(grad, name) or (residual.compensate_(grad, name), None)
-        try:
-            payload = self.compressor_of(name).take_from_sum_(dense, added, checks)
-        except FloatingPointError:
-            raise NonFiniteGradient(refusal(name)) from None
-        del added  # an update may free it before it stores anew
-        residual.update(name, lambda: dense, step)
-        return payload
-
-    def _adds(self, name: str) -> bool:
-        """Whether the compressor may add the residual itself.
+    def _take_sums(
+        self,
+        gradients: Mapping[str, Tensor | None],
+        absorbed: Collection[str],
+        refused: dict[str, NonFiniteGradient] | None,
+        step: int,
+    ) -> Message | None:
+        """Do as `compress`, if the compressor adds residuals, looks for NaN, and takes out what it sends of all tensors
+        at once, while it reads the elements; None, and nothing is done, if it does not.
 
         Their classes must have `adds` and `addends`. An object that stands in for one of them, and passes on what it
         lacks, has not: then its own `compensate_` or `compress` is called.
         """
-        compressor = self.compressor_of(name)
-        if compressor.lossless or self.momentum is not None:
-            return False
+        compressor = self.compressor_of(next(iter(gradients)))
         known = hasattr(type(compressor), "adds") and hasattr(type(self.residual), "addends")
-        return known and compressor.adds
+        if self.momentum is not None or not known or compressor.lossless or not compressor.adds:
+            return None
+        found: dict[str, NonFiniteGradient] = {}
+        sums = [self._sum(name, one, name in absorbed, found) for name, one in gradients.items()]
+        buffer, payloads, spoilt = compressor.take_from_sums_(sums)
+        for place, (name, gradient) in enumerate(gradients.items()):
+            if place in spoilt:
+                found[name] = NonFiniteGradient(refusal(name))
+            elif name not in found and (gradient is not None or name in absorbed):
+                sums[place].added = None  # an update may free it before it stores anew
+                self.residual.update(name, partial(getattr, sums[place], "dense"), step)
+        for name, error in found.items():
+            if refused is None:
+                raise error
+            refused[name] = error
+        return Message([*gradients], compressor, payloads, buffer)
+
+    def _sum(self, name: str, gradient: Tensor | None, is_absorbed: bool, spoilt: dict[str, NonFiniteGradient]) -> Sum:
+        """Return what the compressor is to add up of tensor `name`, and whether it is to look for NaN; zeros, with an
+        error in `spoilt`, if it was found here.
+
+        It can look at the sum only where that is not formed in the residual's memory, which would hold the NaN by then.
+        """
+        if is_absorbed:
+            return Sum(self.residual.absorbed(name))
+        if gradient is None:
+            return Sum(self._zeros(name))
+        residual = self.residual.part_of(name) if hasattr(type(self.residual), "part_of") else self.residual
+        check = ""
+        if not self.finiteness.checks_at_once(gradient):
+            self.finiteness.check_(gradient, name)
+        else:
+            check = "sum" if residual.leaves_stored(name) else "added"
+        found = residual.addends(gradient, name)
+        if found is None and check == "added":
+            try:
+                check_finite(gradient, name)
+            except NonFiniteGradient as error:
+                spoilt[name] = error
+                return Sum(self._zeros(name))
+            check = ""
+        dense, added = found or (residual.compensate_(gradient, name), None)
+        return Sum(dense, added, check)
 
     @timed("compress", exact=True)
-    def compress_absorbed(self, name: str, step: int) -> Payload | Round:
-        """Do as `compress` for tensor `name`, whose whole gradient the residual has absorbed."""
-        return continue_rounds(name, self._feed_back(self.residual.absorbed(name), name, step))
+    def end_round(self, under_way: Round) -> Message | Round:
+        """Wait for the result of a round; return the message that follows, or the next round, neither launched yet."""
+        assert under_way.handle is not None
+        name, result = under_way.name, self._wait(under_way.handle)
+        made = continue_rounds(name, under_way.rest, under_way.number, result)
+        return made if isinstance(made, Round) else Message.of([name], self.compressor_of(name), [made])
 
     def _feed_back(self, compensated: Tensor, name: str, step: int) -> Rounds:
         """Make the payload of a gradient with its residual added, and update the residual."""
@@ -332,11 +411,10 @@ class ErrorFeedback:
         self.residual.update(name, lambda: error_(compensated, payload), step)
         return payload
 
-    @timed("compress", exact=True)
-    def end_round(self, under_way: Round) -> Payload | Round:
-        """Wait for the result of a round; return the payload that follows, or the next round, neither launched yet."""
-        assert under_way.handle is not None
-        return continue_rounds(under_way.name, under_way.rest, under_way.number, self._wait(under_way.handle))
+    def _rounds(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Rounds:
+        compressor = self.compressor_of(name)
+        drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
+        return compressor.agree(grad, drawn_from, step, state or {})
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
@@ -357,109 +435,57 @@ class ErrorFeedback:
         """Add what was sent back to the residual; `step` seeds random rounding."""
         self.keep(self.compressor_of(name).decompress(payload), name, step)
 
-    def _rounds(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Rounds:
-        compressor = self.compressor_of(name)
-        drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
-        return compressor.agree(grad, drawn_from, step, state or {})
-
-    @timed("compress", exact=True)
-    def absent(self, parameter: Tensor, name: str, step: int) -> Payload | Round:
-        """Return what a rank sends for a tensor without a gradient in this step: zeros. The residual stays as it is.
-
-        So does the compressor's state, except for what it learns of the other ranks' gradients.
-        """
-        zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        return continue_rounds(name, self._rounds(zeros, name, step, self.states.copied(name)))
-
     # --- send, receive, average ---
 
     @timed("communicate", exact=True)
-    def send(self, made: Sequence[Payload | Round], *names: str) -> list[Message | Round]:
-        """Launch one collective for tensor `names[0]`, or for several tensors of one compressor.
-
-        made: what `compress` returned for each: payloads, or a round, which is then itself returned as under way.
-        names: all tensors, or only the first.
-        """
-        if isinstance(made[0], Round):
-            made[0].launch(self.communicator)
-            return [made[0]]
-        return self._send([payload for payload in made if isinstance(payload, Payload)], names)
-
-    def _send(self, payloads: list[Payload], names: Sequence[str]) -> list[Message | Round]:
-        name = names[0]
-        compressor = self.compressor_of(name)
-        if compressor.collective == "all_gather":
-            return self._gather(payloads, compressor, name)
-        if compressor.collective == "rounds":
-            (payload,) = payloads
-            assert payload.known is not None
-            return [Message(name, payload, compressor, Brought([payload.known]))]
-        # A single tensor is summed in its own memory.
-        buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
-        if len(payloads) > 1:
-            self._look_at_packed_(buffer, payloads, names)
-        if compressor.lossless and self.communicator.world_size > 1:
-            buffer.mul_(1 / self.communicator.world_size)
-        whole = Shared(self.communicator.all_reduce(buffer, name))
-        if len(payloads) == 1:
-            return [Message(name, payloads[0], compressor, whole)]
-        sizes = [payload.buffer.numel() for payload in payloads]
-        cut = Shared(Deferred(lambda: whole.wait().split(sizes)))
-        return [
-            Message(name, payload.holding(own), compressor, Part(cut, number))
-            for number, (payload, own) in enumerate(zip(payloads, buffer.split(sizes), strict=True))
-        ]
-
-    def _look_at_packed_(self, packed: Tensor, payloads: Sequence[Payload], names: Sequence[str]) -> None:
-        """Look at the `packed` message of `payloads`, of tensors `names`, before it is sent."""
-        if names[0] in self.checked_packed and self.momentum is None and not self.finiteness.checks_at_once(packed):
-            self.finiteness.check_together_(packed, [payload.buffer for payload in payloads], names)
-
-    def _gather(self, payloads: list[Payload], compressor: Compressor, name: str) -> list[Message | Round]:
-        if len(payloads) == 1:
-            gathered = self.communicator.all_gather(payloads[0].buffer, name, compressor.equal_sizes)
-            return [Message(name, payloads[0], compressor, Shared(gathered))]
-        packed = Packed(payloads, compressor.equal_sizes)
-        rows = self.communicator.all_gather(packed.buffer, name, compressor.equal_sizes)
-        unpacked = Shared(Deferred(lambda: [packed.unpack(row) for row in rows.wait()]))
-        return [
-            Message(name, payload, compressor, FromEach(unpacked, number))
-            for number, payload in enumerate(packed.payloads)
-        ]
+    def send(self, made: Message | Round) -> None:
+        """Launch the collective of a message, or of a round."""
+        made.launch(self.communicator)
 
     @timed("communicate")
     def _wait(self, handle: Handle[Tensor] | Handle[Sequence[Tensor]]) -> Tensor | Sequence[Tensor]:
         return handle.wait()
 
+    @timed("communicate")
+    def _await(self, message: Message) -> None:
+        message.wait()
+
     @timed("decompress", exact=True)
-    def receive(self, message: Message, into: Tensor | None = None) -> Tensor:
-        """Return the dense average of what all ranks sent in `message`.
+    def receive(
+        self, message: Message, places: Sequence[int] | None = None, into: Sequence[Tensor | None] | None = None
+    ) -> list[Tensor]:
+        """Return the dense averages of what all ranks sent in `message`, as often as it is asked.
 
-        It is in contiguous `into`, in the payload's own memory, or in a new tensor.
+        places: of which of its tensors, counted from 0; None: of all. into: for each, the contiguous tensor that
+        receives it; None: it comes in new memory, or in that of the message.
         """
-        payload, received = message.payload, self._wait(message.handle)
-        self._learn(message, received)
-        if not isinstance(received, Tensor):
-            return self._average(message, received, into)
+        self._await(message)
+        received = message.received()
+        chosen = [*range(len(received))] if places is None else [*places]
+        targets = [None] * len(chosen) if into is None else [*into]
+        for place in chosen:
+            self._learn(message, place, received[place])
         if message.compressor.lossless:
-            averaged = received.view(payload.shape)
-            if into is None or into.data_ptr() == averaged.data_ptr():
-                return averaged
-            return into.copy_(averaged)
-        return self._average(message, [received], into)
+            found = [received[place][0].view(message.payloads[place].shape) for place in chosen]
+            pairs = [(to, one) for to, one in zip(targets, found, strict=True) if to is not None]
+            pairs = [(to, one) for to, one in pairs if to.data_ptr() != one.data_ptr()]
+            if pairs:
+                torch._foreach_copy_([to for to, _ in pairs], [one for _, one in pairs])
+            return [one if to is None else to for to, one in zip(targets, found, strict=True)]
+        payloads = [[*map(message.payloads[place].received, received[place])] for place in chosen]
+        averages = [
+            torch.empty(own[0].shape, dtype=own[0].dtype, device=own[0].buffer.device) if to is None else to
+            for to, own in zip(targets, payloads, strict=True)
+        ]
+        message.compressor.combine_each_(averages, payloads, 1 / self.communicator.world_size)
+        return averages
 
-    def _learn(self, message: Message, received: Tensor | Sequence[Tensor]) -> None:
+    def _learn(self, message: Message, place: int, received: Sequence[Tensor]) -> None:
         """Have the compressor update its state by what all ranks have learnt from a sum, or from rounds."""
-        if self.learns(message.name) and (state := self.states.working(message.name)) is not None:
-            known = message.payload.received(received) if isinstance(received, Tensor) else message.payload
+        name, payload = message.names[place], message.payloads[place]
+        if self.learns(name) and (state := self.states.working(name)) is not None:
+            known = payload if message.handle is None else payload.received(received[0])
             message.compressor.learn_(state, known)
-
-    def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """Return the combination of all payloads, in rank order, which is the same everywhere."""
-        payload, scale = message.payload, 1 / self.communicator.world_size
-        if into is None:
-            into = torch.empty(payload.shape, dtype=payload.dtype, device=payload.buffer.device)
-        return message.compressor.combine_(into, map(payload.received, buffers), scale)
 
     # --- saved states ---
 

@@ -1,8 +1,8 @@
-"""Messages under way, each of one payload or of several."""
+"""What travels: the payloads of one bucket in one message, and the rounds in which ranks make some payloads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,59 +11,124 @@ from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import AllGather, AllToAll, Compressor, Rounds
 from resireduce.core.payload import ALIGNMENT, Payload
 
-# --- Messages under way, each with its own handle on a collective that several may share, and rounds before them ---
+SIZE_BYTES = 8
+"""Bytes of the number that gives the length of a payload, where lengths may differ between ranks."""
 
 
-T = TypeVar("T")
+def packed_nbytes(sizes: Sequence[int], equal_sizes: bool) -> int:
+    """Return the bytes of one rank's message of gathered payloads with `sizes` bytes each.
+
+    A single payload travels as it is. Several are aligned and, without `equal_sizes`, preceded by their sizes.
+    """
+    if len(sizes) == 1:
+        return sizes[0]
+    return sum(map(_aligned, sizes)) + (0 if equal_sizes else SIZE_BYTES * len(sizes))
 
 
-class Shared(Generic[T]):
-    """The handle of one collective for repeated use, or for several messages: it waits for the collective once."""
-
-    def __init__(self, handle: Handle[T]):
-        self._handle = handle
-        self._result: T | None = None
-
-    def wait(self) -> T:
-        """Return the result of the collective."""
-        if self._result is None:
-            self._result = self._handle.wait()
-        return self._result
-
-
-@dataclass(frozen=True)
-class Brought(Generic[T]):
-    """The handle of a result that is already there."""
-
-    result: T
-    """The result of the rounds."""
-
-    def wait(self) -> T:
-        """Return the result."""
-        return self.result
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of several parts of the result of a shared collective."""
-
-    parts: Shared[Sequence[Tensor]]
-    number: int
-
-    def wait(self) -> Tensor:
-        """Return the elements of the part, 1-D."""
-        return self.parts.wait()[self.number]
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Message:
-    """A payload on its way to all ranks."""
+    """This rank's payloads of the tensors of a bucket on their way to all ranks, by one collective."""
 
-    name: str
-    """Name of its tensor, or of the first of several that share the collective."""
-    payload: Payload
+    names: Sequence[str]
+    """Names of the tensors."""
     compressor: Compressor
-    handle: Handle[Tensor] | Handle[Sequence[Tensor]]
+    payloads: Sequence[Payload]
+    """This rank's payload of each tensor, in the memory of the buffer."""
+    buffer: Tensor
+    """What travels, 1-D: the buffer of a single payload, or those of several one behind the other."""
+    handle: Handle[Tensor] | Handle[Sequence[Tensor]] | None = None
+    """The collective under way, once it has been launched; None with rounds, which have brought everything."""
+    _result: Tensor | Sequence[Tensor] | None = None
+
+    @classmethod
+    def of(cls, names: Sequence[str], compressor: Compressor, payloads: Sequence[Payload]) -> "Message":
+        """Return the message of `payloads`, one for each of `names`, made by `compressor`; several are copied."""
+        if len(payloads) == 1:
+            return cls(names, compressor, payloads, payloads[0].buffer)
+        if compressor.collective == "all_reduce":
+            buffer = torch.cat([payload.buffer for payload in payloads])
+            parts: Sequence[Tensor] = buffer.split([payload.buffer.numel() for payload in payloads])
+        else:
+            sizes = [payload.buffer.nbytes for payload in payloads]
+            nbytes = packed_nbytes(sizes, compressor.equal_sizes)
+            buffer = torch.zeros(nbytes, dtype=torch.uint8, device=payloads[0].buffer.device)
+            if not compressor.equal_sizes:
+                _header(buffer, len(sizes)).copy_(torch.tensor(sizes, device=buffer.device))
+            parts = _cut(buffer, sizes, payloads, compressor.equal_sizes)
+            torch._foreach_copy_([*parts], [payload.buffer for payload in payloads])
+        own = [payload.holding(part) for payload, part in zip(payloads, parts, strict=True)]
+        return cls(names, compressor, own, buffer)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether every rank receives all ranks' messages, rather than their sum."""
+        return self.compressor.collective == "all_gather"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank sends, in all rounds."""
+        return self.buffer.nbytes + sum(payload.rounds_bytes for payload in self.payloads)
+
+    def launch(self, communicator: Communicator) -> None:
+        """Launch the collective; with rounds there is none.
+
+        What a lossless compressor sends is divided by the number of ranks before it is summed.
+        """
+        if self.is_gathered:
+            self.handle = communicator.all_gather(self.buffer, self.names[0], self.compressor.equal_sizes)
+        elif self.compressor.collective == "all_reduce":
+            if self.compressor.lossless and communicator.world_size > 1:
+                self.buffer.mul_(1 / communicator.world_size)
+            self.handle = communicator.all_reduce(self.buffer, self.names[0])
+
+    def wait(self) -> None:
+        """Wait for the collective."""
+        if self._result is None:
+            if self.handle is not None:
+                self._result = self.handle.wait()
+            else:  # the sum that the rounds have found
+                (payload,) = self.payloads
+                assert payload.known is not None
+                self._result = [payload.known]
+
+    def received(self) -> list[Sequence[Tensor]]:
+        """Return, for each tensor, the buffers that have come: one of each rank, or the sum alone."""
+        self.wait()
+        if isinstance(self._result, Tensor):
+            whole = self._result
+            parts = whole.split([one.buffer.numel() for one in self.payloads]) if len(self.payloads) > 1 else [whole]
+            return [[part] for part in parts]
+        assert self._result is not None
+        if len(self.payloads) == 1:
+            return [self._result]
+        return [*zip(*map(self._of_rank, self._result), strict=True)]
+
+    def _of_rank(self, message: Tensor) -> list[Tensor]:
+        """Return the payloads' buffers in the `message` of a rank: views of it."""
+        equal = self.compressor.equal_sizes
+        known = equal or message.is_meta
+        sizes = [payload.buffer.nbytes for payload in self.payloads]
+        return _cut(message, sizes if known else _header(message, len(sizes)).tolist(), self.payloads, equal)
+
+
+def _header(message: Tensor, count: int) -> Tensor:
+    """Return the sizes at the beginning of a `message` of `count` payloads: int64, a view."""
+    return message[: SIZE_BYTES * count].view(torch.int64)
+
+
+def _cut(message: Tensor, sizes: Sequence[int], payloads: Sequence[Payload], equal_sizes: bool) -> list[Tensor]:
+    """Return the parts of a `message`, `sizes` bytes each, in the dtypes of the `payloads`: views."""
+    first = [] if equal_sizes else [SIZE_BYTES * len(sizes)]
+    parts = message.split([*first, *map(_aligned, sizes)])[len(first) :]
+    cut = []
+    for part, size, payload in zip(parts, sizes, payloads, strict=True):
+        exact = part if len(part) == size else part[:size]
+        cut.append(exact if payload.buffer.dtype == torch.uint8 else exact.view(payload.buffer.dtype))
+    return cut
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass
@@ -102,77 +167,6 @@ def continue_rounds(name: str, rounds: Rounds, number: int = 0, result: Any = No
     return Round(name, number + 1, asked, rounds)
 
 
-# --- Payloads of several tensors concatenated in one buffer, so that one gather brings them all ---
-
-
-SIZE_BYTES = 8
-"""Bytes of the number that gives the length of a payload, where lengths may differ between ranks."""
-
-
-def packed_nbytes(sizes: Sequence[int], equal_sizes: bool) -> int:
-    """Return the bytes of one rank's message of payloads with `sizes` bytes each.
-
-    A single payload travels as it is. Several are aligned and, without `equal_sizes`, preceded by their sizes.
-    """
-    if len(sizes) == 1:
-        return sizes[0]
-    return sum(map(_aligned, sizes)) + (0 if equal_sizes else SIZE_BYTES * len(sizes))
-
-
-class Packed:
-    """This rank's payloads as one message.
-
-    Args:
-        payloads: two or more, on one device, in an order that all ranks share.
-        equal_sizes: whether each has the same size on all ranks; else the sizes travel in front.
-    """
-
-    def __init__(self, payloads: Sequence[Payload], equal_sizes: bool):
-        self._sizes = [payload.buffer.nbytes for payload in payloads]
-        self._dtypes, self._equal_sizes = [payload.buffer.dtype for payload in payloads], equal_sizes
-        device = payloads[0].buffer.device
-        self.buffer = torch.zeros(packed_nbytes(self._sizes, equal_sizes), dtype=torch.uint8, device=device)
-        """What travels: 1-D, uint8."""
-        if not equal_sizes:
-            self._header(self.buffer).copy_(torch.tensor(self._sizes, device=device))
-        own = self._cut(self.buffer, self._sizes)
-        self.payloads = [replace(payload, buffer=part) for payload, part in zip(payloads, own, strict=True)]
-        """The payloads, which now use the memory of the message."""
-        for payload, part in zip(payloads, own, strict=True):
-            part.copy_(payload.buffer)
-
-    def unpack(self, message: Tensor) -> list[Tensor]:
-        """Return the payloads' buffers in the `message` of a rank, 1-D, uint8: views of it."""
-        known = self._equal_sizes or message.is_meta
-        return self._cut(message, self._sizes if known else self._header(message).tolist())
-
-    def _header(self, message: Tensor) -> Tensor:
-        return message[: SIZE_BYTES * len(self._sizes)].view(torch.int64)
-
-    def _cut(self, message: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        start = 0 if self._equal_sizes else SIZE_BYTES * len(sizes)
-        parts = []
-        for size, dtype in zip(sizes, self._dtypes, strict=True):
-            parts.append(message[start : start + size].view(dtype))
-            start += _aligned(size)
-        return parts
-
-
-class FromEach:
-    """The handle of one payload of several in a gathered message: its buffer in each rank's message.
-
-    Args:
-        unpacked: the buffers of all payloads, for each rank.
-        number: which of the payloads this is, from 0.
-    """
-
-    def __init__(self, unpacked: Shared[list[list[Tensor]]], number: int):
-        self._unpacked, self._number = unpacked, number
-
-    def wait(self) -> list[Tensor]:
-        """Return the payload's buffers, 1-D, one from each rank, in rank order."""
-        return [parts[self._number] for parts in self._unpacked.wait()]
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def copied(payload: Payload) -> Payload:
+    """Return a copy of `payload` in memory of its own."""
+    return replace(payload, buffer=payload.buffer.clone())

@@ -346,7 +346,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Given as `merge`, with the same settings, it makes `resireduce.distribute` send the same messages.
         """
-        return [[slot.name for slot in message] for message in self.queue.messages]
+        return [[slot.name for slot in bucket.slots] for bucket in self.queue.buckets]
 
     @property
     def costs(self) -> Costs | None:

@@ -1,6 +1,6 @@
 """What travels between ranks, and what is needed to decompress it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -54,7 +54,7 @@ class Payload:
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
             return cls(parts[0], layout, like.shape, like.dtype, source, known=known, rounds_bytes=rounds_bytes)
-        buffer = unfilled(layout, parts[0].device, ragged)
+        buffer, _ = unfilled([layout], parts[0].device, ragged)
         payload = cls(buffer, layout, like.shape, like.dtype, source, ragged, known, rounds_bytes)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
@@ -107,14 +107,18 @@ class Payload:
         return self.buffer.nbytes + self.rounds_bytes
 
 
-def unfilled(layout: tuple[tuple[torch.dtype, int], ...], device: torch.device, ragged: bool = False) -> Tensor:
-    """Return a buffer on `device` for several parts of this `layout`, in which what pads them is zero.
+def unfilled(
+    layouts: Sequence[tuple[tuple[torch.dtype, int], ...]], device: torch.device, ragged: bool = False
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return a buffer on `device` for payloads of several parts, and its part for each of the `layouts`: views.
 
-    ragged: it is not padded.
+    What pads them is zero. ragged: they are not padded.
     """
-    nbytes = sum(dtype.itemsize * numel for dtype, numel in layout)
-    padding = 0 if ragged else -nbytes % ALIGNMENT
-    buffer = torch.empty(nbytes + padding, dtype=torch.uint8, device=device)
-    if padding:
-        buffer[nbytes:].zero_()
-    return buffer
+    sizes = [sum(dtype.itemsize * numel for dtype, numel in layout) for layout in layouts]
+    padded = [size if ragged else -(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    buffer = torch.empty(sum(padded), dtype=torch.uint8, device=device)
+    parts = buffer.split(padded) if len(padded) > 1 else [buffer]
+    for part, size, whole in zip(parts, sizes, padded, strict=True):
+        if whole > size:
+            part[size:].zero_()
+    return buffer, parts

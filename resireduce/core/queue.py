@@ -1,117 +1,21 @@
-"""The queue of messages: which tensors share one, in which order they leave, and how they come back."""
+"""The queue of buckets: in which order their messages leave, and how they come back."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from resireduce.comm.nodes import Levels
+from resireduce.core.bucket import Bucket, arrange, in_buckets
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message, Round, packed_nbytes
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Message, Round, copied
 from resireduce.core.slot import Slot, laid_out
-from resireduce.errors import UsageError, warn
+from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.node import Gather
 from resireduce.timeline import Timeline, timed
 from resireduce.watchers import DRIFTED
-
-# --- Which tensors share a message (small dense ones in buckets, others as `merge` says), and the order of messages ---
-
-
-BUCKET_BYTES = 1 << 18
-"""Small dense tensors (biases, norms) travel together in messages of up to this size: each message costs time."""
-
-
-def buckets(order: Iterable[Slot], limit_bytes: int = BUCKET_BYTES) -> Iterator[list[Slot]]:
-    """Cut `order` into messages: each tensor has its own, but small ones of one kind share one.
-
-    Such a message holds at most `limit_bytes`.
-    """
-    waiting: list[Slot] = []
-    for slot in order:
-        if not slot.small:
-            yield [slot]
-            continue
-        if waiting and (not slot.is_like(waiting[0]) or sum(s.nbytes for s in waiting) + slot.nbytes > limit_bytes):
-            yield waiting
-            waiting = []
-        waiting.append(slot)
-    if waiting:
-        yield waiting
-
-
-def arrange(messages: Iterable[list[Slot]], order: Iterable[Slot]) -> Iterator[list[Slot]]:
-    """Yield `messages` in the order in which tensors, coming in `order`, complete them; a message of small tensors
-    leaves when the next one begins, as in `buckets`.
-
-    The contents of a message never change: with three ranks or more, how an all-reduce rounds an element depends on its
-    place in the message, and training that resumes from a checkpoint begins with the first order again.
-    """
-    place = {slot: message for message in messages for slot in message}
-    missing = {id(message): len(message) for message in place.values()}
-    ready: list[list[Slot]] = []
-    for slot in order:
-        message = place[slot]
-        missing[id(message)] -= 1
-        complete = [] if missing[id(message)] else [message]
-        if slot.small:
-            yield from ready
-            ready = complete
-        else:
-            yield from complete
-    yield from ready
-
-
-def merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[list[Slot]]:
-    """Return the messages of `slots`, tensors that are compressed, in the order in which they arrive.
-
-    merge: as in `resireduce.distribute`, checked; names of other tensors in its lists are ignored. A tensor that no
-    list names has a message of its own, and so have all tensors before a rule has decided. `feedback` says how many
-    bytes are sent of each.
-    """
-    if isinstance(merge, str | None):
-        return [*_alike(slots)] if merge in ("one", "hybrid") else [[slot] for slot in slots]
-    if isinstance(merge, int):
-        return [*_filled(slots, merge, feedback)]
-    by_name = {slot.name: slot for slot in slots}
-    listed = [[by_name.pop(name) for name in names if name in by_name] for names in merge]
-    return [message for names in listed for message in _alike(names)] + [[slot] for slot in by_name.values()]
-
-
-def planned_payload(slot: Slot, feedback: ErrorFeedback) -> Payload:
-    """Return the payload of `slot` by `feedback` in the first step after warm-up, without storage."""
-    like = torch.empty(slot.template.shape, dtype=slot.template.dtype, device="meta")
-    return feedback.later_compressor_of(slot.name).compress(like, slot.name, feedback.warm_up_steps)
-
-
-def _alike(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
-    """Yield the longest runs of tensors of one kind."""
-    message: list[Slot] = []
-    for slot in slots:
-        if message and not slot.is_like(message[0]):
-            yield message
-            message = []
-        message.append(slot)
-    if message:
-        yield message
-
-
-def _filled(slots: Iterable[Slot], limit_bytes: int, feedback: ErrorFeedback) -> Iterator[list[Slot]]:
-    """Yield messages of `limit_bytes` at most, or of one tensor that is larger."""
-    for run in _alike(slots):
-        message, filled = [run[0]], planned_payload(run[0], feedback).nbytes
-        for slot in run[1:]:
-            nbytes = planned_payload(slot, feedback).nbytes
-            if filled + nbytes > limit_bytes:
-                yield message
-                message, filled = [], 0
-            message.append(slot)
-            filled += nbytes
-        yield message
-
 
 OTHER_STEP = (
     "this step is number {step} here, and another one on other ranks, which make other random choices: "
@@ -122,13 +26,11 @@ OTHER_STEP = (
 
 
 class LaunchQueue:
-    """Launches every tensor's message in every step, in an order that all ranks share, and receives in that order.
+    """Compresses every bucket when its gradients have come, launches the messages in an order that all ranks share, and
+    receives them in that order.
 
     In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
     gradients arrived in the first step.
-
-    Dense tensors are in buckets, which never change: how an all-reduce rounds an element depends on its place in the
-    message. The others may be merged into messages of several, which leave when the last tensor is there.
 
     A gathered message takes world size x payload bytes from launch to receipt: if all of them would take more than
     `gathered_limit`, the next waits. A single larger message goes alone. With two `levels` messages carry slices, and
@@ -158,25 +60,13 @@ class LaunchQueue:
     ):
         self.slots, self.feedback, self.world = slots, feedback, levels.world
         self._gather = None if levels.node is None else Gather(levels.node, feedback)
-        self._under_way: deque[Slot] = deque()
-        self._parked: list[Slot] = []
-        self._copies: list[tuple[Tensor, Tensor]] = []
         self.keeps_messages = False
         """Whether a message may be delivered again."""
-        self.copies_together = False
-        """Whether averages that came in one message are put into `.grad` by one copy, when the last one of them has
-        been received, or in `settle`."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
         self.digest = 0
         """The digest of this rank's parameters as they were before the step; 0 in a step that compares none."""
-        self.bucket_bytes = sum(slot.nbytes for slot in slots) if merge == "hybrid" else BUCKET_BYTES
-        """Largest message, in bytes, of dense tensors that may share one."""
-        self.buckets, self._order = list(buckets(reversed(slots), self.bucket_bytes)), list(reversed(slots))
-        """Lists of tensors that always share a message, often of one tensor, in the order of arrival."""
-        self._order_is_learnt = False
-        self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
-        self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
+        self._order, self._order_is_learnt = list(reversed(slots)), False
         self.merge(merge)
         self.gathered_limit, self._remembers = gathered_limit, remembers
         self._step_is_agreed = self.world.world_size == 1 or not feedback.varies
@@ -184,26 +74,24 @@ class LaunchQueue:
 
     def _restart(self) -> None:
         self._launched = self._gathered_bytes = 0
-        self._gathered_until: dict[Slot, int] = {}  # bytes that are received with this slot, the last of its message
-        self._under_way.clear()
-        self._parked.clear()
-        self._copies.clear()
-        self._in_rounds: list[Slot] = []  # whose message is a round, in the order of their launch
-
-    @property
-    def compressed(self) -> list[Slot]:
-        """Tensors that are compressed, once warm-up is over, in the order of arrival."""
-        return [slot for bucket in self.buckets for slot in bucket if self.feedback.merges(slot.name)]
+        self._under_way: deque[Bucket] = deque()
+        self._parked: list[Slot] = []
+        for bucket in self.buckets:
+            bucket.restart()
 
     def merge(self, merge: object) -> None:
         """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
-        together = merged(self.compressed, merge, self.feedback)
-        dense = [bucket for bucket in self.buckets if not self.feedback.merges(bucket[0].name)]
-        self.messages = self._in_order([*together, *dense])
-        """Which tensors travel together, in the order of their launch."""
+        self.buckets = self._arranged(self._made(merge))
+        """All buckets, in the order of their launch."""
+        self.bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket.slots}
+        """The bucket of each slot."""
+        self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
 
-    def _in_order(self, messages: Iterable[list[Slot]]) -> list[list[Slot]]:
-        return list(arrange(messages, self._order))
+    def _made(self, merge: object) -> list[Bucket]:
+        return in_buckets(list(reversed(self.slots)), merge, self.feedback)
+
+    def _arranged(self, buckets: Iterable[Bucket]) -> list[Bucket]:
+        return [*arrange(buckets, self._order)]
 
     def learn_order(self, arrived: Sequence[Slot]) -> None:
         """Take over rank 0's order, after the first step: `arrived` are the slots of this rank's gradients, in turn."""
@@ -213,38 +101,52 @@ class LaunchQueue:
         order: Tensor = torch.tensor(indices, device=self.world.control_device)
         self.world.broadcast_(order, "resireduce.order")
         self._order = [self.slots[index] for index in order.tolist()]
-        self.buckets = list(arrange(self.buckets, self._order))
-        self.messages = self._in_order(self.messages)
+        self.buckets = self._arranged(self.buckets)
         self._order_is_learnt, self._next = True, None
+
+    @property
+    def compressed(self) -> list[Slot]:
+        """Return the slots whose tensors are compressed, once warm-up is over, in the order of arrival."""
+        return [slot for slot in self._order if self.feedback.merges(slot.name)]
 
     def prefetch_after(self, slot: Slot) -> None:
         """Start copying the residual that will be needed next, after that of `slot`, whose gradient has come."""
         if self._next is None:
-            slots = [slot for bucket in self.buckets for slot in bucket]
+            slots = [slot for bucket in self.buckets for slot in bucket.slots]
             self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
         if slot in self._next:
             self.feedback.residual.prefetch(self._next[slot].name)
+
+    def compress(self, bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
+        """Make the message of `bucket`; return which gradients were not finite: zeros are sent in their place."""
+        refused = bucket.compress(self.feedback, step)
+        if self._remembers and isinstance(bucket.message, Message):
+            self._remember(bucket, bucket.message, refused)
+        return refused
+
+    def _remember(self, bucket: Bucket, message: Message, refused: Container[Slot]) -> None:
+        """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""
+        for slot, payload in zip(bucket.slots, message.payloads, strict=True):
+            if slot.is_taken and slot not in refused and self.feedback.leaves_residual(slot.name):
+                slot.sent = payload if message.is_gathered else copied(payload)
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
         if not self._may_begin(step, complete):
             return
-        while self._launched < len(self.messages):
+        while self._launched < len(self.buckets):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
-            message = self.messages[self._launched]
-            # This runs for each gradient, so the tensor that comes last is checked first.
-            if not complete and (message[-1].payload is None or any(slot.payload is None for slot in message)):
-                return
-            for slot in message:
-                if slot.payload is None:
-                    slot.payload = self.feedback.absent(slot.parameter, slot.name, step)
-            nbytes = self.gathered_nbytes(message, [slot.payload for slot in message if slot.payload])
+            bucket = self.buckets[self._launched]
+            if not bucket.is_compressed:
+                if not complete:
+                    return
+                self.compress(bucket, step)
+            nbytes = self._gathered_nbytes(bucket)
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
-            self._send_message(message)
-            self._under_way.extend(message)
-            self._gathered_until[message[-1]] = nbytes
+            self._send(bucket)
+            self._under_way.append(bucket)
             self._gathered_bytes += nbytes
             self._launched += 1
         if complete:
@@ -261,85 +163,69 @@ class LaunchQueue:
             self._step_is_agreed = True
         return self._step_is_agreed
 
-    def _send_message(self, message: list[Slot]) -> None:
-        apart = not message[0].small and not self.feedback.packs(message[0].name)
-        for together in [[slot] for slot in message] if apart else [message]:
-            self._send(together)
-
-    def _send(self, together: list[Slot]) -> None:
-        made = [slot.payload for slot in together if slot.payload]
-        for slot in together if self._remembers else ():
-            if slot.is_taken and self.feedback.leaves_residual(slot.name):
-                slot.remember_sent(self.feedback.gathers(slot.name))
-        for slot, message in zip(together, self.feedback.send(made, *(slot.name for slot in together)), strict=True):
-            slot.payload, slot.message = None, message
-            if isinstance(message, Round):
-                self._in_rounds.append(slot)
+    def _send(self, bucket: Bucket) -> None:
+        assert bucket.message is not None
+        self.feedback.send(bucket.message)
 
     def _end_rounds(self) -> None:
-        while self._in_rounds:
-            waiting, self._in_rounds = self._in_rounds, []
-            for slot in waiting:
-                assert isinstance(slot.message, Round) and not self.feedback.gathers(slot.name)
-                slot.payload = self.feedback.end_round(slot.message)
-                self._send([slot])
+        waiting = [bucket for bucket in self._under_way if isinstance(bucket.message, Round)]
+        while waiting:
+            for bucket in waiting:
+                assert isinstance(bucket.message, Round)
+                bucket.message = self.feedback.end_round(bucket.message)
+                if self._remembers and isinstance(bucket.message, Message):
+                    self._remember(bucket, bucket.message, ())
+                self._send(bucket)
+            waiting = [bucket for bucket in waiting if isinstance(bucket.message, Round)]
 
-    def gathered_nbytes(self, message: Sequence[Slot], payloads: Sequence[Payload | Round]) -> int:
-        """Return the bytes of all ranks' `payloads` of a `message` if it is gathered; 0 if it is summed in place."""
-        if isinstance(payloads[0], Round) or not self.feedback.gathers(message[0].name):
-            return 0
-        equal_sizes = self.feedback.compressor_of(message[0].name).equal_sizes
-        nbytes = packed_nbytes([payload.nbytes for payload in payloads if isinstance(payload, Payload)], equal_sizes)
-        return nbytes * self.feedback.communicator.world_size
+    def _gathered_nbytes(self, bucket: Bucket) -> int:
+        """Return the bytes of all ranks' messages of a `bucket` if they are gathered; 0 if they are summed in place."""
+        message = bucket.message
+        gathered = isinstance(message, Message) and message.is_gathered
+        return message.nbytes * self.feedback.communicator.world_size if gathered else 0  # type: ignore[union-attr]
 
     @property
     def timeline(self) -> Timeline | None:
         """The timeline of the pipeline, if it has one."""
         return self.feedback.timeline
 
-    def next(self) -> Slot | None:
-        """Return the slot whose message is the oldest under way, if any is."""
+    def next(self) -> Bucket | None:
+        """Return the bucket whose message is the oldest under way, if any is."""
         return self._under_way[0] if self._under_way else None
 
-    def receive(self) -> Slot | None:
-        """Receive the oldest message into its parameter's `.grad`, and return its slot; None if it is parked.
+    def receive(self) -> list[Slot]:
+        """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.
 
-        A tensor without a gradient on this rank is parked, undecompressed, until `settle` asks the other ranks. The
-        message's share of the bytes that may be under way is released.
+        A tensor without a gradient on this rank is parked until `settle` asks the other ranks. The message's share of
+        the bytes that may be under way is released.
         """
-        slot = self._under_way.popleft()
-        self._gathered_bytes -= self._gathered_until.pop(slot, 0)
-        if slot.is_taken:
-            self.deliver(slot)
-        else:
-            self._parked.append(slot)
-        if self._copies and slot is self._bucket_of[slot][-1]:
-            self._copy()
-        return slot if slot.is_taken else None
+        bucket = self._under_way.popleft()
+        self._gathered_bytes -= self._gathered_nbytes(bucket)
+        taken = [slot for slot in bucket.slots if slot.is_taken]
+        self._parked += [slot for slot in bucket.slots if not slot.is_taken]
+        if taken:
+            self.deliver(taken)
+        return taken
 
-    def _copy(self) -> None:
-        """Copy averages into `.grad`, each into the tensor that is there."""
-        if self._copies:
-            torch._foreach_copy_([kept for kept, _ in self._copies], [average for _, average in self._copies])
-        self._copies = []
-
-    def deliver(self, slot: Slot) -> None:
-        """Decompress the message of `slot` into its parameter's `.grad`."""
-        assert isinstance(slot.message, Message)
-        kept = slot.parameter.grad
+    def deliver(self, slots: Sequence[Slot]) -> None:
+        """Decompress what has come for `slots`, all of one bucket, into the `.grad` of their parameters."""
+        bucket = self.bucket_of[slots[0]]
+        assert isinstance(bucket.message, Message)
+        kept = [slot.parameter.grad for slot in slots]
         if self._gather is not None:
-            average = self._gather.average(slot, self._bucket_of[slot])
-            slot.parameter.grad = laid_out(average, slot.parameter) if kept is None else kept.copy_(average)
-        elif kept is None:
-            slot.parameter.grad = laid_out(self.feedback.receive(slot.message), slot.parameter)
-        elif self.copies_together and slot.dense and len(self._bucket_of[slot]) > 1:
-            self._copies.append((kept, self.feedback.receive(slot.message)))
-        elif kept.is_contiguous():
-            self.feedback.receive(slot.message, into=kept)
+            averages = self._gather.averages(slots, bucket)
         else:
-            kept.copy_(self.feedback.receive(slot.message))
-        if not self.keeps_messages:
-            slot.message = slot.average = None
+            into = [one if one is not None and one.is_contiguous() else None for one in kept]
+            chosen = {*slots}
+            places = [place for place, slot in enumerate(bucket.slots) if slot in chosen]
+            averages = self.feedback.receive(bucket.message, places, into)
+        for slot, own, average in zip(slots, kept, averages, strict=True):
+            if own is None:
+                slot.parameter.grad = laid_out(average, slot.parameter)
+            elif own is not average:
+                own.copy_(average)
+        if not (self.keeps_messages or any(not slot.is_taken for slot in bucket.slots)):
+            bucket.message = None
 
     def settle(self, flag: bool, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
@@ -353,11 +239,10 @@ class LaunchQueue:
             refuse_partly_absent(self.slots, presence, self.world.world_size)
         found = [slot for slot in self._parked if presence[slot.index]]
         for slot in self._parked:
-            if slot in found:
-                self.deliver(slot)
+            if presence[slot.index]:
+                self.deliver([slot])
             else:
                 slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
-        self._copy()
         return found
 
     @timed("communicate")

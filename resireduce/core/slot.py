@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import NodeSlices
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message, Round
 from resireduce.core.payload import Payload
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
@@ -159,8 +158,8 @@ AFTER = {
     Stage.ABSORBED: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
     Stage.SPOILT: {Stage.DROPPED},
     Stage.LAST: {Stage.TAKEN, Stage.DROPPED},
-    Stage.TAKEN: {Stage.GUARDED},
-    Stage.GUARDED: {Stage.TAKEN},
+    Stage.TAKEN: {Stage.GUARDED, Stage.DROPPED},
+    Stage.GUARDED: {Stage.TAKEN, Stage.DROPPED},
     Stage.DROPPED: set[Stage](),
 }
 """Which stages may follow each stage within a step; a new step begins with OPEN. `step()` takes gradients that no
@@ -196,12 +195,17 @@ class Slot:
     """With two levels: which of the slices is this rank's, counted from 0."""
     template: Tensor = field(init=False)
     """Shaped like the part that this rank compresses: the parameter itself, or an empty tensor like its slice."""
-    whole: Tensor | None = None
-    """With two levels: this rank's gradient, from its arrival to the launch of its message within the node."""
+    gradient: Tensor | None = None
+    """What this rank has taken, until its bucket is compressed: its gradient or, with two levels, first that and then
+    its slice of the node's mean. None: the residual has absorbed it, or there is none."""
+    is_ready: bool = False
+    """Whether the bucket need not wait for it any more."""
+    is_absorbed: bool = False
+    """Whether the residual has absorbed the whole gradient of this step."""
     elsewhere: bool = False
     """With two levels: whether other ranks of the node have a gradient of it, and this one has none."""
     average: Tensor | None = None
-    """With two levels: the average, which came in one message with others, until it is used."""
+    """With two levels: the average, which came together with those of its bucket, until it is used."""
     hidden: Tensor | None = None
     """With kept gradients: the tensor that the guard replaces, which will receive the average."""
     passes: int = 0
@@ -216,10 +220,6 @@ class Slot:
     """How far the gradient has come in this step."""
     sent: Payload | None = None
     """With a GradScaler: a copy of what this rank sent, which goes back into the residual if the step is skipped."""
-    payload: Payload | Round | None = None
-    """This rank's message, from its compression to its launch; or the round before it, until that is launched."""
-    message: Message | Round | None = None
-    """The message under way, from its launch to its receipt; or the round before it."""
     kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
     """Dtype, device and shape that the parameter had at the start."""
 
@@ -265,8 +265,8 @@ class Slot:
         """Begin a step anew: drop a streamed parameter's `.grad`, and what was made, sent and received."""
         if self.is_guarded:
             self.parameter.grad = None
-        self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None
-        self.whole, self.elsewhere, self.average = None, False, None
+        self.passes, self.made, self.sent, self.hidden, self.gradient, self.average = 0, None, None, None, None, None
+        self.is_ready = self.is_absorbed = self.elsewhere = False
         self.stage = Stage.OPEN
 
     def hide(self, keep: bool = False) -> None:
@@ -335,12 +335,6 @@ class Slot:
                 f"now (shape {then[2]}, now {now[2]}): convert or move the model before, or close() the optimizer and "
                 "distribute anew"
             )
-
-    def remember_sent(self, gathered: bool) -> None:
-        """Keep what is about to be sent: unless it is `gathered`, a copy, since ranks' messages are summed in place."""
-        if isinstance(self.payload, Payload):
-            own = self.payload.buffer if gathered else self.payload.buffer.clone()
-            self.sent = replace(self.payload, buffer=own)
 
 
 def make_slots(

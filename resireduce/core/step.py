@@ -11,8 +11,6 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.contrib.dear import QUIET, BeforeForward, HalvesQueue, LateUpdater
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Round
-from resireduce.core.payload import Payload
 from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import DROPPED, Slot, Stage, clip_factor, separate
 from resireduce.core.update import Updater, largest_layer
@@ -94,7 +92,6 @@ class Exchange:
         limit = sum(slot.nbytes for slot in slots) // GATHERED
         remembers = settings.streamed and settings.scaler is not None
         queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
-        feedback.checked_packed = frozenset(slot.name for one in queue.buckets if one[1:] for slot in one)
         return queue, Updater(optimizer, slots, queue, settings)
 
     def restart(self) -> None:
@@ -169,18 +166,33 @@ class Exchange:
             self.updater.update_early(slot)
 
     def _take(self, slot: Slot) -> None:
-        """Compress the gradient of `slot`, and launch what is ready: with two levels first within the node."""
-        with self.profiler.timing(slot):
-            self.intake.take(slot, self.steps)
+        """Take the gradient of `slot`, compress its bucket if it was the last to come, and launch what is ready.
+
+        With two levels it goes through the node first.
+        """
+        self.intake.take(slot)
         if self._scatter is not None:
             for one, mean in self._scatter.advance(self.queue.buckets):
                 self._take_slice(one, mean)
+        elif slot.is_ready:
+            self._compress(slot)
         self.queue.launch(self.steps)
 
     def _take_slice(self, slot: Slot, mean: Tensor | None) -> None:
-        """With two levels: compress this rank's slice of the `mean` over its node; None if no rank there has one."""
-        with self.profiler.timing(slot):
-            self.intake.take_slice(slot, mean, self.steps)
+        """With two levels: take this rank's slice of the `mean` over its node; None if no rank there has one."""
+        if slot.elsewhere:
+            self.intake.arrived.append(slot)
+        slot.gradient, slot.is_ready = mean, True
+        self._compress(slot)
+
+    def _compress(self, slot: Slot) -> None:
+        """Compress the bucket of `slot`, which has just come, if all its gradients have."""
+        bucket = self.queue.bucket_of[slot]
+        if bucket.is_ready:
+            with self.profiler.timing(bucket):
+                refused = self.queue.compress(bucket, self.steps)
+            for one, error in refused.items():
+                self.intake.refuse(one, error)
 
     def take_step(self, loss: Tensor | float | None) -> bool:
         """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
@@ -347,23 +359,25 @@ class Intake:
         slot.go(Stage.ABSORBED)
         slot.hide()
 
-    def take(self, slot: Slot, step: int) -> None:
-        """Compress `slot`'s gradient of this `step`; if it is streamed, only its payload remains.
+    def take(self, slot: Slot) -> None:
+        """Take `slot`'s gradient of this step, which waits for the rest of its bucket.
 
-        With two levels it is held until the ranks of the node divide it.
+        With two levels it waits until the ranks of the node divide it.
         """
         slot.check_kind()
         try:
-            if slot.slices is None:
-                slot.payload = self._payload(slot, step)
+            if slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST):
+                slot.is_absorbed = True
             else:
                 grad = self._gradient(slot)
-                self.feedback.finiteness.check_(grad, slot.name)
-                slot.whole = grad.contiguous()
+                if slot.slices is not None:
+                    self.feedback.finiteness.check_(grad, slot.name)
+                slot.gradient = grad.contiguous()
         except NonFiniteGradient as error:
             self._drop(slot, error, Stage.DROPPED)
         else:
             self.has_begun = True
+            slot.is_ready = slot.slices is None
             slot.go(Stage.TAKEN)
             self.arrived.append(slot)
         if self.hides:
@@ -371,25 +385,15 @@ class Intake:
         elif self.streamed:
             slot.parameter.grad = None
 
-    def take_slice(self, slot: Slot, mean: Tensor | None, step: int) -> None:
-        """Compress this rank's slice of the `mean` of `slot`'s gradients over its node; None: no rank there has one.
+    def refuse(self, slot: Slot, error: NonFiniteGradient) -> None:
+        """Leave out the gradient of `slot`, which was not finite, as `error` says, when its bucket was compressed.
 
-        If the sum of finite gradients overflowed, it is kept out like a gradient that is not finite.
+        With two levels it is the mean, if the sum of finite gradients has overflowed.
         """
-        if slot.elsewhere:
-            self.arrived.append(slot)
-        try:
-            if mean is not None:
-                slot.payload = self.feedback.compress(mean, slot.name, step)
-                return
-        except NonFiniteGradient as error:
-            self.non_finite = self.non_finite or error
-        slot.payload = self.feedback.absent(slot.template, slot.name, step)
-
-    def _payload(self, slot: Slot, step: int) -> Payload | Round:
-        if slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST):
-            return self.feedback.compress_absorbed(slot.name, step)
-        return self.feedback.compress(self._gradient(slot).contiguous(), slot.name, step)
+        self.non_finite = self.non_finite or error
+        if slot.slices is None:
+            slot.go(Stage.DROPPED)
+            self.arrived.remove(slot)
 
     def pending(self) -> list[Slot]:
         """Return the slots whose gradient, in `.grad` or absorbed, has not been taken: last of the model first.

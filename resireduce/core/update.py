@@ -268,8 +268,7 @@ class Updater:
             if not self.watch.has_used:
                 self.look_for_ties()
             self.watch.note_use()
-            slot = self._receive()
-            self._early_bytes -= slot.nbytes if slot.is_taken else 0
+            self._early_bytes -= sum(slot.nbytes for slot in self._receive())
             updated = list(self._updating)
             self._update_some()
             self.watch.note_updated(updated)
@@ -288,7 +287,6 @@ class Updater:
         """
         self._in_chunks = self._wrapped_step.is_sliced
         self.queue.keeps_messages = self._in_chunks and self.waits
-        self.queue.copies_together = not (self.streamed or self.waits)
         if self.waits:
             norms = self._measure(step, flag)
             if not self.queue.flagged:
@@ -320,7 +318,7 @@ class Updater:
                 slot.parameter.grad = None
 
         while self.queue.next():
-            if (slot := self.queue.receive()) is not None:
+            for slot in self.queue.receive():
                 measure(slot)
             self.queue.launch(step, complete=True)
         for slot in self.queue.settle(flag(), step):
@@ -330,12 +328,15 @@ class Updater:
     def _use(self, norms: dict[Slot, Tensor]) -> None:
         """Use the averages that were measured, scaled to the global norm that clip_grad_norm_ would give."""
         factor = self._factor(list(norms.values()))
-        for slot in norms:
-            self._make_room(slot)
+        buckets = {self.queue.bucket_of[slot]: None for slot in norms}
+        for bucket in buckets:
+            slots = [slot for slot in bucket.slots if slot in norms]
+            self._make_room(slots)
             if self._in_chunks:
-                self.queue.deliver(slot)
-            self._add(slot, factor)
-            slot.message = None
+                self.queue.deliver(slots)
+            for slot in slots:
+                self._add(slot, factor)
+            bucket.message = None
 
     def _factor(self, norms: list[Tensor]) -> Tensor | None:
         """Return the factor, 0-D, that scales averages with these norms; None if they are not to be clipped."""
@@ -371,17 +372,20 @@ class Updater:
         if found and self.streamed and self._wrapped_step.is_divisible:
             warn(self._wrapped_step.cost(self._held_bytes) or "")
 
-    def _receive(self) -> Slot:
-        """Receive the oldest message; in chunks, update first if one more average would make more than one."""
-        slot = self.queue.next()
-        assert slot is not None
-        self._make_room(slot)
-        if self.queue.receive() is not None:
+    def _receive(self) -> list[Slot]:
+        """Receive the oldest message, and return its slots that have an average; in chunks, update first if they would
+        make more than one."""
+        bucket = self.queue.next()
+        assert bucket is not None
+        self._make_room(bucket.slots)
+        received = self.queue.receive()
+        for slot in received:
             self._add(slot)
-        return slot
+        return received
 
-    def _make_room(self, slot: Slot) -> None:
-        if self._in_chunks and self._updating and self._updating_bytes + slot.nbytes > self.chunk_bytes:
+    def _make_room(self, slots: Sequence[Slot]) -> None:
+        nbytes = sum(slot.nbytes for slot in slots)
+        if self._in_chunks and self._updating and self._updating_bytes + nbytes > self.chunk_bytes:
             self._update_some()
 
     def _add(self, slot: Slot, factor: Tensor | None = None) -> None:

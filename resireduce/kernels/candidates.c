@@ -390,22 +390,53 @@ struct largest {
     struct codes codes; /* of no bits: none are added */
     struct crossing crossing; /* without values: none is added */
     int64_t n, k, step, wanted, room;
-    int threads, takes, checks;
+    int threads, takes, checks; /* for NaN and infinity: 1, in the sums; 2, in `added`, before anything is changed */
     float *scratch; /* room for two numbers and a byte for each of `room` candidates, and for the sample */
     float *values;
     int32_t *indices;
 };
 
+struct finite {
+    const float *x;
+    int is_not;
+};
+
+/* Note in `task` if one of its elements start..stop is NaN or infinite: their exponent has all bits set. */
+FOR_EACH_PROCESSOR
+static void look_for_infinite(const void *task, int64_t start, int64_t stop)
+{
+    struct finite *given = (struct finite *)task;
+    const number *bits = (const number *)given->x;
+    for (int64_t at = start; at < stop; at += CHUNK) {
+        const int64_t end = stop - at < CHUNK ? stop : at + CHUNK;
+        number largest = 0;
+        for (int64_t i = at; i < end; i++) {
+            const number magnitude = bits[i] & 0x7fffffff;
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        if (largest >= 0x7f800000) {
+            __atomic_store_n(&given->is_not, 1, __ATOMIC_RELAXED);
+            return;
+        }
+    }
+}
+
 /* Add to x[0..n) what is to be added; then write values and indices of the k largest magnitudes, from the first to the
  * last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th element is a border. Return 1; with
  * the sums complete and nothing else 0, if fewer than k reach it, or more than there is room for, and NOT_FINITE, if NaN or
- * infinity was met before and it `checks`; NOT_DONE, if there is no such crossing. */
-int resireduce_largest(const struct largest *given)
+ * infinity was met before and it checks sums; NOT_FINITE, with nothing done, if it checks what is added and that has some;
+ * NOT_DONE, if there is no such crossing. */
+static int largest(const struct largest *given)
 {
     const struct crossing *crossing = given->crossing.values ? &given->crossing : 0;
     const int64_t room = given->room;
+    struct finite finite = {given->added, 0};
+    if (given->checks == 2 && given->added)
+        in_threads(look_for_infinite, &finite, given->n, CHUNK, given->threads);
+    if (finite.is_not)
+        return NOT_FINITE;
     struct search search = {.x = given->x, .added = given->added, .codes = given->codes, .crossing = crossing,
-                            .n = given->n, .lanes = lanes_of(given->threads), .room = room, .checks = given->checks,
+                            .n = given->n, .lanes = lanes_of(given->threads), .room = room, .checks = given->checks == 1,
                             .magnitudes = given->scratch, .places = (int32_t *)(given->scratch + room),
                             .counts = (int32_t *)(given->scratch + 2 * room)};
     if (crossing && !lies_in_matrix(crossing))
@@ -421,4 +452,11 @@ int resireduce_largest(const struct largest *given)
     const float least = kth_largest(search.magnitudes, count, given->k, &passed);
     write_largest(&search, least, passed, given->k, given->takes, given->values, given->indices);
     return 1;
+}
+
+/* Do so for each of `count` tensors, one after the other, and write the status of each. */
+void resireduce_largest_each(const struct largest *given, int64_t count, int *statuses)
+{
+    for (int64_t i = 0; i < count; i++)
+        statuses[i] = largest(&given[i]);
 }

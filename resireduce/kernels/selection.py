@@ -81,13 +81,14 @@ class Candidates:
                 self._compact()
                 self._take_up(piece, start)
 
-    def chosen(self) -> Tensor:
-        """Return the indices of the k largest: int64, ascending."""
+    def chosen(self, into: Tensor | None = None) -> Tensor:
+        """Return the indices of the k largest, ascending: in `into`, or as a new tensor of int64."""
         if self.count > self.k:
             self._compact()
         if not self._flat.is_meta:
             self._places[: self.k] = self._places[: self.k][::-1].copy()
-        return torch.empty(self.k, dtype=torch.int64, device=self._flat.device).copy_(self._indices[: self.k])
+        into = torch.empty(self.k, dtype=torch.int64, device=self._flat.device) if into is None else into
+        return into.copy_(self._indices[: self.k])
 
     def _take_up(self, part: Tensor, start: int) -> bool:
         """Add those elements of `part`, which begins at `start`, that reach the border; return False, and add none, if
@@ -254,12 +255,17 @@ def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None,
 
     added: 1-D, is added to `flat` first. check: as for `largest_of_sum_`.
     """
+    return found_in(flat, k, piece, added, check).chosen()
+
+
+def found_in(flat: Tensor, k: int, piece: int, added: Tensor | None = None, check: bool = False) -> Candidates:
+    """Return at least `k` candidates of `flat`; `piece`, `added` and `check` are as for `by_candidates`."""
     border = _sampled_border(flat, *sample_of(flat.numel(), k, room_for(flat.numel(), k, piece)), added)
     candidates = candidates_of(flat, k, piece)
     candidates.look_through(border, added, check)
     if candidates.count < k:  # the sample was misleading: all elements are candidates
         candidates.look_through(-1.0)
-    return candidates.chosen()
+    return candidates
 
 
 @cache

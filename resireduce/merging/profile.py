@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from resireduce.comm.base import Communicator
+from resireduce.core.bucket import Bucket
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Message
 from resireduce.core.slot import Slot
 from resireduce.merging.costs import Costs, line_through
 from resireduce.start import broadcast_object
@@ -44,17 +45,18 @@ class Profiler:
         """Forget the times of the current step: it was skipped, or is over."""
         self._now: dict[Slot, tuple[float, float, int]] = {}
 
-    def timing(self, slot: Slot) -> AbstractContextManager[None]:
-        """Note how long it takes to make the payload of `slot` within it, and when it is ready."""
-        return NOTHING if self.rule is None or not self.feedback.packs(slot.name) else self._timing(slot)
+    def timing(self, bucket: Bucket) -> AbstractContextManager[None]:
+        """Note how long it takes to compress `bucket` within it, and when it is ready. It has a single tensor."""
+        skips = self.rule is None or not self.feedback.merges(bucket.name) or self.feedback.warms_up
+        return NOTHING if skips else self._timing(bucket)
 
     @contextmanager
-    def _timing(self, slot: Slot) -> Iterator[None]:
-        device = slot.parameter.device
+    def _timing(self, bucket: Bucket) -> Iterator[None]:
+        (slot,), device = bucket.slots, bucket.slots[0].parameter.device
         began = _clock(device)
         yield
-        ready = _clock(device)
-        self._now[slot] = ready, ready - began, slot.payload.nbytes if isinstance(slot.payload, Payload) else 0
+        ready, message = _clock(device), bucket.message
+        self._now[slot] = ready, ready - began, message.nbytes if isinstance(message, Message) else 0
 
     def end_step(self, step: int, order: Sequence[Slot]) -> list[list[str]] | None:
         """Note the end of `step`; once enough are timed, return the messages of the tensors in `order` of arrival.

@@ -191,6 +191,10 @@ class NoResidual(Residual):
         """Return the gradient itself."""
         return grad
 
+    def leaves_stored(self, name: str) -> bool:
+        """Return True, unless `compensate_` is a subclass' own."""
+        return type(self).compensate_ is NoResidual.compensate_
+
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Drop the error, without computing it."""
 

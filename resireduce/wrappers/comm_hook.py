@@ -12,8 +12,6 @@ from torch.autograd import Variable
 from torch.futures import Future
 
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Round
-from resireduce.core.payload import Payload
 from resireduce.core.queue import refuse_partly_absent
 from resireduce.core.slot import Slot, Stage, accumulation_node, make_slots
 from resireduce.errors import UsageError
@@ -191,7 +189,7 @@ class CompressionHook(HookState):
         slots, buffer = self._slots_of(bucket), bucket.buffer()
         views = views_in(buffer, slots)
         self._layouts.check(views)
-        self._under_way.send(views, buffer, self._compress)
+        self._under_way.send(views, buffer, self._take, self.steps)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -211,12 +209,12 @@ class CompressionHook(HookState):
             raise UsageError(f"the gradient of {known[0].name!r} is sparse: make its layer with sparse=False")
         return known
 
-    def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
-        """Return the payload of a gradient, or its first round.
+    def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
+        """Return what is to be compressed of a gradient; None if this rank has none in this pass.
 
-        If this rank has no gradient in this pass, it sends zeros, which leave the residual as it is; what an earlier
-        pass has left in `.grad` is put aside, and put back if no rank has a gradient. The payload is made from a copy:
-        a group's residual may hold an error until its turn comes, and the bucket receives averages before that.
+        Then it sends zeros; what an earlier pass has left in `.grad` is put aside, and put back if no rank has a
+        gradient. What can be left unsent is copied: a group's residual may hold an error until its turn comes, and the
+        bucket receives averages before that.
         """
         leaves = self.feedback.leaves_residual(slot.name)
         if not slot.is_taken:
@@ -225,9 +223,8 @@ class CompressionHook(HookState):
                 self._earlier.put_aside(slot, grad)
             if leaves or not is_left:  # what is sent dense is averaged anew, as without a hook
                 grad.zero_()
-                return self.feedback.absent(slot.parameter, slot.name, self.steps)
-        own = grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
-        return self.feedback.compress(own, slot.name, self.steps)
+                return None
+        return grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
 
     def mark_present(self, slot: Slot) -> None:
         """Note that this rank has a gradient of `slot`, from this pass or from an earlier one within `no_sync()`.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Round
-from resireduce.core.payload import Payload
 from resireduce.core.slot import Slot, make_slots
 from resireduce.errors import ConfigError, UsageError
 from resireduce.refusals import refuse_capture, refuse_compiled_autograd
@@ -90,7 +88,7 @@ class ShardedCompressionHook(HookState):
             self._failed = False
             return
         views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
-        self._under_way.send(views, flat, self._compress)
+        self._under_way.send(views, flat, self._take, self.steps)
         self._under_way.receive_all()
         if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
             flat.mul_(self.feedback.communicator.world_size)
@@ -129,13 +127,12 @@ class ShardedCompressionHook(HookState):
             return not self._reduced or unit in self._reduced
         return self._pass.expect()
 
-    def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
-        """Return the payload of a slice, or its first round; made from a copy, unless it is sent dense.
+    def _take(self, slot: Slot, grad: Tensor) -> Tensor:
+        """Return what is to be compressed of a slice: a copy, unless it is sent dense.
 
         A group's residual may hold an error until its turn comes, and FSDP's memory receives the average before that.
         """
-        own = grad.clone() if self.feedback.leaves_residual(slot.name) else grad
-        return self.feedback.compress(own, slot.name, self.steps)
+        return grad.clone() if self.feedback.leaves_residual(slot.name) else grad
 
     def _fold(self) -> None:
         """End the step of the residuals, so that a unit that was called twice may be reduced again."""

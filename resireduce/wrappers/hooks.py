@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from resireduce.core.bucket import in_buckets
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
 from resireduce.core.payload import Payload
-from resireduce.core.queue import buckets
 from resireduce.core.slot import Slot
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.watchers import FORGOTTEN, Resumed, after_steps, objects
@@ -85,8 +85,8 @@ class HookState(ABC):
 # --- Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns ---
 
 
-Compress = Callable[[Slot, Tensor], Payload | Round]
-"""Makes the payload of a gradient, or its first round."""
+Take = Callable[[Slot, Tensor], Tensor | None]
+"""Returns what is to be compressed of a gradient: a copy of it, or itself; None: this rank has none."""
 
 
 class UnderWay:
@@ -96,7 +96,7 @@ class UnderWay:
     summed in its own memory.
 
     Args:
-        feedback: sends and receives.
+        feedback: compresses, sends and receives.
         limit_bytes: gathered bytes beyond which the oldest messages are received before the next is launched.
     """
 
@@ -106,39 +106,43 @@ class UnderWay:
 
     def drop(self) -> None:
         """Forget all messages."""
-        self._messages: deque[tuple[Message | Round, Tensor]] = deque()  # and where its average belongs
+        self._messages: deque[tuple[Message | Round, Sequence[Tensor]]] = deque()  # and where its averages belong
         self._gathered_bytes = 0
 
-    def send(self, views: Mapping[Slot, Tensor], whole: Tensor, compress: Compress) -> None:
-        """Launch the messages of gradients, given as `views` of the `whole` that the wrapper holds.
+    def send(self, views: Mapping[Slot, Tensor], whole: Tensor, take: Take, step: int) -> None:
+        """Launch the messages of gradients of `step`, given as `views` of the `whole` that the wrapper holds.
 
-        Each is compressed by `compress`, and its average goes into its view. If nothing can be left unsent, `whole` is
-        summed by one all-reduce in its own memory, as without a hook.
+        `take` returns what is to be compressed of each; its average goes into its view. If nothing can be left unsent,
+        `whole` is summed by one all-reduce in its own memory, as without a hook.
         """
         slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
-        is_dense = all(not self._feedback.leaves_residual(slot.name) for slot in slots)
-        for group in [slots] if is_dense and slots else buckets(slots):
-            made, targets = [compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
-            if is_dense:
-                made, targets = [Payload.pack(whole, like=whole)], [whole]
-            self._launch(made, group[0].name, targets)
+        if slots and not any(self._feedback.leaves_residual(slot.name) for slot in slots):
+            for slot in slots:  # looks for NaN, and corrects momentum, in the memory of `whole`
+                self._feedback.compress({slot.name: take(slot, views[slot])}, step)
+            dense = self._feedback.compressor_of(slots[0].name)
+            self._launch(Message.of([slots[0].name], dense, [Payload.pack(whole, like=whole)]), [whole])
+            return
+        for bucket in in_buckets(slots, None, self._feedback):
+            made = self._feedback.compress({slot.name: take(slot, views[slot]) for slot in bucket.slots}, step)
+            self._launch(made, [views[slot] for slot in bucket.slots])
 
-    def _launch(self, made: list[Payload | Round], name: str, targets: list[Tensor]) -> None:
-        """Launch one message of the payloads `made`, or the first round of one; averages go into `targets`."""
-        if self._feedback.gathers(name):
-            nbytes = sum(self._gathered_nbytes(payload) for payload in made if isinstance(payload, Payload))
-            while self._messages and self._gathered_bytes + nbytes > self._limit_bytes:
-                self._receive()
-            self._gathered_bytes += nbytes
-        self._messages.extend(zip(self._feedback.send(made, name), targets, strict=True))
+    def _launch(self, made: Message | Round, targets: Sequence[Tensor]) -> None:
+        """Launch a message, or the first round of one; averages go into `targets`."""
+        nbytes = self._gathered_nbytes(made)
+        while nbytes and self._messages and self._gathered_bytes + nbytes > self._limit_bytes:
+            self._receive()
+        self._gathered_bytes += nbytes
+        self._feedback.send(made)
+        self._messages.append((made, targets))
 
     def end_rounds(self) -> None:
         """Make the payloads that ranks make in rounds, of all tensors in the same order, and launch them."""
         while any(isinstance(one, Round) for one, _ in self._messages):
-            for place, (one, target) in enumerate(self._messages):
+            for place, (one, targets) in enumerate(self._messages):
                 if isinstance(one, Round):
-                    (following,) = self._feedback.send([self._feedback.end_round(one)], one.name)
-                    self._messages[place] = following, target
+                    following = self._feedback.end_round(one)
+                    self._feedback.send(following)
+                    self._messages[place] = following, targets
 
     def receive_all(self) -> None:
         """End all rounds, and put all averages into their targets."""
@@ -146,18 +150,18 @@ class UnderWay:
         while self._messages:
             self._receive()
 
-    def _gathered_nbytes(self, payload: Payload) -> int:
-        return payload.nbytes * self._feedback.communicator.world_size
+    def _gathered_nbytes(self, made: Message | Round) -> int:
+        gathered = isinstance(made, Message) and made.is_gathered
+        return made.nbytes * self._feedback.communicator.world_size if gathered else 0  # type: ignore[union-attr]
 
     def _receive(self) -> None:
-        message, target = self._messages.popleft()
+        message, targets = self._messages.popleft()
         assert isinstance(message, Message)
-        if message.compressor.collective == "all_gather":
-            self._gathered_bytes -= self._gathered_nbytes(message.payload)
-        if target.is_contiguous():
-            self._feedback.receive(message, into=target)
-        else:
-            target.copy_(self._feedback.receive(message))
+        self._gathered_bytes -= self._gathered_nbytes(message)
+        into = [target if target.is_contiguous() else None for target in targets]
+        for target, average in zip(targets, self._feedback.receive(message, None, into), strict=True):
+            if average is not target:
+                target.copy_(average)
 
 
 # --- Mistakes around a wrapper's hook, looked for in the first steps: dropped averages, GradScaler, forgotten residuals

@@ -234,7 +234,9 @@ class Failing(TopK):
 
 
 @pytest.mark.parametrize(
-    "options", [{"scheme": Scheme(Third, Third, Third)}, {"compressor": Failing(0.1)}, {"density": fail}, {}], ids=str
+    "options",
+    [{"scheme": Scheme(Third, Third, Third)}, {"compressor": Failing(0.1)}, {"density": fail}, {}],
+    ids=["scheme", "compressor", "density", "none of them"],
 )
 def test_a_failure_anywhere_leaves_all_as_before(options: dict[str, Any]) -> None:
     """Without options: where what all ranks start from is sent, which comes last."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from resireduce.compressors.base import Sum
 from resireduce.compressors.topk import TopK
 from resireduce.kernels import native
 from resireduce.kernels.native import SWITCH, library
@@ -178,7 +179,7 @@ def test_a_payload_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatc
         compressor, dense = TopK(0.01, half=half), values(n, "normal")
         whole = compressor.compress(dense, "w", 0)
         left = compressor.error_(dense.clone(), whole)
-        of_sum = compressor.take_from_sum_(dense, values(n, "ties"))
+        _, (of_sum,), _ = compressor.take_from_sums_([Sum(dense, values(n, "ties"))])
         return [whole.buffer, *whole.parts(), left, of_sum.buffer, *of_sum.parts(), dense]
 
     for one, other in zip(made("1"), made("0"), strict=True):
@@ -191,7 +192,7 @@ def test_what_it_holds_is_what_a_plan_counts(n: int, density: float) -> None:
     def held(device: str) -> int:
         dense, added = (torch.zeros(n, device=device) for _ in range(2))
         with LiveBytes(lambda tensor: True) as live:
-            TopK(density).take_from_sum_(dense, added)
+            TopK(density).take_from_sums_([Sum(dense, added)])
         return live.peak_bytes
 
     assert held("cpu") == held("meta")

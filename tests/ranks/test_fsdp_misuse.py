@@ -457,10 +457,11 @@ def test_what_changes_between_the_call_and_a_step(mesh: DeviceMesh) -> None:
 def test_a_gradient_that_is_not_finite(mesh: DeviceMesh) -> None:
     model, hook = compressed(mesh, scheme="baseline")
     train(model, steps=2)
-    before = {name: tensor.clone() for name, tensor in residuals(hook).items()}
+    held = residuals(hook)  # the tensors themselves
+    before = {name: tensor.clone() for name, tensor in held.items()}
     with pytest.raises(NonFiniteGradient, match=r"the gradient of 'blocks\.2\.down\.weight'"):
         (loss_of(model, torch.Generator()) * torch.inf).backward()
-    assert all(torch.equal(before[name], tensor) for name, tensor in residuals(hook).items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in held.items())
     with pytest.raises(UsageError, match="an earlier step failed"):
         hook.reduce(hook.units[0], torch.zeros(hook.units[0].numel))
 

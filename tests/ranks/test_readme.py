@@ -31,7 +31,7 @@ MANUAL = "".join((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 SECTIONS = dict(re.findall(r"^##? (.+?)\n(.*?)(?=^##? |\Z)", MANUAL, re.MULTILINE | re.DOTALL))
 TRAINS = ("Compressors", "DGC in full", "Groups and specific layers", "Two levels: nodes")
-TRAINS += ("Merging messages (tensor fusion)", "All-gather in the next forward pass (DeAR)")
+TRAINS += ("Buckets: which tensors travel together", "All-gather in the next forward pass (DeAR)")
 """Sections whose code begins as the first section's does."""
 
 
@@ -121,7 +121,7 @@ def test_every_snippet_of_the_page_is_run() -> None:
 
 
 def test_what_the_page_says_that_may_travel_together() -> None:
-    rows = table("Merging messages (tensor fusion)")
+    rows = table("Buckets: which tensors travel together")
     named = {name for row in rows for name in re.findall(r'"([^"]+)"', row["merge"])}
     assert named == set(MERGES)
 

@@ -29,7 +29,7 @@ from benchmarks.simulation.wire import (
     works,
 )
 from benchmarks.training.layer_trace import payload_of, trace
-from resireduce.core.queue import BUCKET_BYTES as OF_THE_LIBRARY
+from resireduce.core.bucket import SMALL_BYTES as OF_THE_LIBRARY
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, build_compressor, load
 from tests.records import make_result

@@ -1,0 +1,95 @@
+"""Buckets: their borders, and that what a step does does not grow with the number of their tensors."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from resireduce.comm.local import LocalCommunicator
+from resireduce.errors import NonFiniteGradient
+from tests.worlds import distributed
+
+MIB = 2**20
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Plain(torch.optim.SGD):
+    """An optimizer whose steps dispatch nothing."""
+
+    step_is_separable = True
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        return
+
+
+def operations(tensors: int, gradients: str, **options: object) -> Counter[str]:
+    """What the library dispatches in the third step of one bucket, the backward pass of the model not counted."""
+    model = nn.ParameterList(torch.zeros(110, 100) for _ in range(tensors))
+    wrapped = Plain(model.parameters(), lr=0.1)
+    optimizer = distributed(model, wrapped, merge="one", density=0.01, gradients=gradients, **options)
+    factors = [torch.randn(110, 100, generator=torch.Generator().manual_seed(i)) for i in range(tensors)]
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses = [(one * factor).sum() for one, factor in zip(model, factors, strict=True)]
+        with Operations() as seen:
+            for loss in reversed(losses):
+                loss.backward()
+            optimizer.step()
+    assert len(optimizer.messages) == 1
+    for name in ("ones_like", "expand", "mul"):  # autograd's
+        seen.counts[f"aten.{name}.default" if name != "mul" else "aten.mul.Tensor"] -= tensors
+    seen.counts["aten.detach.default"] -= tensors
+    return +seen.counts
+
+
+@pytest.mark.parametrize("options", [{}, {"residual_dtype": "int4"}], ids=str)
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_what_is_dispatched_does_not_grow_with_the_tensors_of_a_bucket(
+    gradients: str, options: dict[str, object]
+) -> None:
+    few, many = (operations(tensors, gradients, **options) for tensors in (3, 40))
+    # Streamed: memory for the average of each, which is its `.grad`; few bits are written where they were.
+    alone = {"aten.empty.memory_format", "aten.view.default"}
+    assert {name: count for name, count in many.items() if few[name] != count}.keys() <= alone
+    assert sum(few.values()) <= 12 + 3 * len(alone)
+
+
+def messages(sizes: list[int], **options: object) -> list[list[int]]:
+    """The buckets of square weights of these widths, by number."""
+    model = nn.ParameterList(torch.zeros(width, width, device="meta") for width in sizes)
+    with distributed(model, **options) as optimizer:
+        return [sorted(map(int, names)) for names in optimizer.messages]
+
+
+def test_a_bucket_is_small_beside_the_model_and_holds_at_most_25_mib() -> None:
+    assert messages([128] * 64) == [[i, i + 1] for i in range(62, -1, -2)], "each a 32nd of all"
+    assert messages([128] * 10) == [[i] for i in range(9, -1, -1)]
+    large = messages([1024] * 300)  # 4 MiB each
+    assert {len(one) for one in large} == {6} and sorted(i for one in large for i in one) == [*range(300)]
+    assert [300] in messages([1024] * 300 + [4096]), "one that is larger is alone"
+    assert messages([128] * 64, merge="none") == [[i] for i in range(63, -1, -1)]
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "none"])
+@pytest.mark.parametrize("spoilt", [0, 1, 2])
+def test_a_gradient_of_a_bucket_that_is_not_finite_is_named_and_the_others_are_sent(spoilt: int, scheme: str) -> None:
+    model = nn.ParameterList(torch.zeros(110, 100) for _ in range(3))
+    optimizer = distributed(model, backend=LocalCommunicator(), scheme=scheme, merge="one", density=0.01)
+    losses = [(one * torch.randn(110, 100)).sum() for one in model]
+    sum(loss * torch.nan if i == spoilt else loss for i, loss in enumerate(losses)).backward()
+    with pytest.raises(NonFiniteGradient, match=f"'{spoilt}' holds NaN or infinity"):
+        optimizer.step()
