@@ -95,10 +95,7 @@ GROUPS = {
             "benchmarks.analysis.check.check_command",
             "compare a run with the committed measurements; with --accept, replace these by it",
         ),
-        "readme": (
-            "benchmarks.analysis.readme.readme_command",
-            "rewrite the measured passages of README and docs from results/reference",
-        ),
+        "pages": ("benchmarks.analysis.results_page", "make docs/results.md and its pictures from results/reference"),
         "states": (
             "benchmarks.analysis.states",
             "plan the model states that claims compare with; writes results/paper/states.json",

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from benchmarks.analysis.charts.draw import Drawn, library
 from benchmarks.analysis.charts.trade_off import READING as TRADE_OFF_READING
@@ -22,7 +21,6 @@ from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.origin import is_mixed, provenance_rows
 from benchmarks.analysis.page.html_rows import groups_of, head_of, is_empty, is_of_paper, measured_words
 from benchmarks.analysis.page.ledger_part import SIGNS, by_family, by_test, counts, measured_on, number
-from benchmarks.analysis.page.sentences import sentences
 from benchmarks.analysis.table import Table
 from benchmarks.core.paths import ROOT
 
@@ -31,7 +29,6 @@ HERE = Path(__file__).parent
 DEVIATIONS = ROOT / "docs/deviations.md"
 OPEN = '<div class="scroll" role="region" aria-label="Deviations table" tabindex="0"><table class="prose">\n'
 FILTERS = {"groups": groups_of, "head": head_of, "number": number, "measured_on": measured_on, "rows": measured_words}
-FILTERS |= {"emphasised": lambda text: Markup(re.sub(r"\*(.+?)\*", r"<em>\1</em>", str(escape(text))))}
 
 
 def render_page(
@@ -44,7 +41,6 @@ def render_page(
     return rendered(
         "page.html.j2",
         run=run,
-        sentences=sentences(run, tables, judged),
         **_of_ledger(judged),
         own=[table for table in filled if not is_of_paper(table)],
         paper=[table for table in filled if is_of_paper(table)],

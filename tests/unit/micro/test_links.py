@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.readme.blocks import BLOCKS
-from benchmarks.analysis.readme.measured import Measured
 from benchmarks.analysis.statistics import median_interval
 from benchmarks.micro import links_command
 from benchmarks.micro.slow_nodes import UNSLOWED, slow_nodes
@@ -77,14 +75,6 @@ def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.Mon
     ]  # fmt: skip
     assert [row["median"] for row in found["rows"]] == [(2.0 * number + 3) / 2 for number in range(count)]
     assert [row["messages"] for row in found["rows"]] == [*range(count)]
-    measured = Measured(output.parent)
-    table, rules = BLOCKS["links"](measured), BLOCKS["merged-links"](measured)
-    assert table is not None and rules is not None
-    assert "| no compression | 1.500 (0.000 to 3.000) | 1.0 | 2.500 (1.000 to 4.000) | 0.6 |" in table
-    assert "| `mg-wfbp` |" in rules and "| up to 32,768 bytes |" in rules
-    first = count - 2 + 1.5
-    assert f"| no compression, `dear` | {first:.3f} (" in table and table.endswith("|  |  |")
-    assert len(table.splitlines()) == 2 + 4 + 2 and len(rules.splitlines()) == 2 + len(MERGES)
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 20, 21])
