@@ -22,10 +22,8 @@ from benchmarks.analysis.labels import (
     with_half,
 )
 from benchmarks.analysis.published import published_savings
-from benchmarks.analysis.rivals.rivals_command import rivals_table
-from benchmarks.analysis.rivals.systems_view import systems_table
 from benchmarks.analysis.statistics import interval, p_beyond, paired, power
-from benchmarks.analysis.tables.intervals import readme_table, row_labels, usual_rows
+from benchmarks.analysis.summaries import intervals_table, rivals_table, row_labels, systems_table, usual_rows
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_text
 from benchmarks.core.ways import FORMS, WAYS
@@ -50,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     path, new = args.root / PAGE, render(args.root)
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     if args.check:
-        pairs = zip(old.splitlines() + [""], new.splitlines() + [""], strict=False)
+        pairs = zip([*old.splitlines(), ""], [*new.splitlines(), ""], strict=False)
         differs = next(((n, *pair) for n, pair in enumerate(pairs, start=1) if pair[0] != pair[1]), None)
         if differs:
             print(
@@ -70,13 +68,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 PICTURES: Mapping[str, tuple[str, str]] = {
-    "memory-against-accuracy": ("trade_off:trade_off_chart", "mini"),
+    "memory-against-accuracy": ("rows_chart:trade_off_chart", "mini"),
     "contraction-against-bytes": ("rivals_chart:contraction_chart", "rivals"),
     "lost-against-bytes": ("rivals_chart:lost_chart", "rivals"),
     "systems": ("rivals_chart:systems_chart", "systems"),
 }
-"""Pictures of docs/, each with the function that draws it and the file of its rows. They are not compared, as the widths
-of letters depend on the machine."""
+"""Pictures of docs/, each with the function that draws it and the file of its rows. They are not compared, since the
+widths of letters depend on the machine."""
 
 
 def whole_rows(rows: Iterable[Row]) -> list[Row]:
@@ -127,7 +125,7 @@ class Reference:
             "signed": signed_with_half,
             "heading": metric_heading,
             "published": published_savings,
-            "intervals_table": readme_table,
+            "intervals_table": intervals_table,
             "label": label,
             "mean": lambda rows, name: mean(row[name] for row in rows),
             "paper_models": [workload.model for workload in PAPER],
@@ -231,7 +229,7 @@ def share(gpu: gpu_records.Device, model: str, rung: str, **wanted: Any) -> str:
     try:
         tested, against = (
             gpu_records.bytes_at(one, rung)
-            for fields in (gpu_records.USUAL | wanted, gpu_records.BASELINE)
+            for fields in ({**gpu_records.USUAL, **wanted}, gpu_records.BASELINE)
             for one in [next(one for one in gpu_records.matching(gpu, model, fields) if one.ranks)]
         )
         return f"{100 * tested / against:.1f} %"

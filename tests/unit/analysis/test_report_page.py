@@ -8,15 +8,21 @@ import pytest
 
 from benchmarks.analysis.charts.draw import draw_all, with_own_ids
 from benchmarks.analysis.charts.look import INK, MOST, SERIES
-from benchmarks.analysis.charts.rows_chart import accuracy_chart
+from benchmarks.analysis.charts.rows_chart import accuracy_chart, trade_off_chart
 from benchmarks.analysis.charts.states_chart import BOUNDARY, memory_chart
-from benchmarks.analysis.charts.trade_off import trade_off_chart
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow
 from benchmarks.analysis.labels import ABSENT, MINUS
 from benchmarks.analysis.load_run import Hole, Run
-from benchmarks.analysis.page.html_rows import groups_of, head_of, leading_number
-from benchmarks.analysis.page.ledger_part import by_family, by_test, number
-from benchmarks.analysis.page.page import deviations, gaps
+from benchmarks.analysis.page.page import (
+    by_family,
+    by_test,
+    deviations,
+    gaps,
+    groups_of,
+    head_of,
+    leading_number,
+    number,
+)
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.accuracy import accuracy
 from benchmarks.analysis.tables.memory_table import memory

@@ -9,12 +9,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import draw_all, drawn
-from benchmarks.analysis.charts.name_places import NO_SPOT, SPOTS, places
-from benchmarks.analysis.charts.rivals_chart import VIEWS, systems_chart
+from benchmarks.analysis.charts.rivals_chart import NO_SPOT, SPOTS, VIEWS, places, systems_chart
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page
-from benchmarks.analysis.rivals.systems_rows import systems_rows
-from benchmarks.analysis.rivals.systems_view import links_words, systems_table, texts
+from benchmarks.analysis.summaries import links_words, system_texts, systems_rows, systems_table
 from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.core.record import CellResult
 from tests.records import save_run
@@ -35,7 +33,7 @@ def systems_folder(tmp_path: Path) -> Path:
 def test_systems_are_parts_and_stand_beside_no_compression_and_the_memory_of_baseline(
     systems_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["systems", "--run", str(systems_folder)]) == 0
+    assert main(["summary", "systems", "--run", str(systems_folder)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in printed[3:6]] == ["No compression", "Baseline", "other"]
     values = json.loads((systems_folder / "systems.json").read_text())
@@ -67,7 +65,7 @@ def test_a_run_that_has_no_systems_is_refused_in_one_line(
     systems_folder: Path, capsys: pytest.CaptureFixture[str], config: str, said: str
 ) -> None:
     (systems_folder / "config.json").write_text(config)
-    assert main(["systems", "--run", str(systems_folder)]) == 2
+    assert main(["summary", "systems", "--run", str(systems_folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: run: ") and said in line
 
@@ -77,7 +75,7 @@ def test_a_system_of_several_settings_is_refused(systems_folder: Path, capsys: p
         "other": {"matrix": [MODEL | {"density": 0.01}, MODEL | {"compressor": "none", "scheme": "none"}]}
     }
     (systems_folder / "config.json").write_text(json.dumps({"parts": both}))
-    assert main(["systems", "--run", str(systems_folder)]) == 2
+    assert main(["summary", "systems", "--run", str(systems_folder)]) == 2
     assert "part other: vgg-digits has several settings; give one for each model" in capsys.readouterr().err
 
 
@@ -94,7 +92,7 @@ def test_the_report_has_the_rows_of_systems_and_what_each_is(systems_folder: Pat
     run = load_run(systems_folder)
     table = TABLES["systems"](run)
     assert table.records == systems_rows(run) and table.group_starts == (0,)
-    assert [row[1:] for row in table.body] == list(map(texts, table.records)), "as docs/systems.md has them"
+    assert [row[1:] for row in table.body] == list(map(system_texts, table.records)), "as docs/systems.md has them"
     assert table.body[0][0] == "vgg-digits, accuracy \N{UPWARDS ARROW}" and len(table.columns) == len(table.head)
     assert table.terms == (("Baseline", "Top-k."),)
     assert table.notes == ["Without a finished cell: Later (vgg-digits)."]
@@ -157,7 +155,12 @@ def test_it_is_said_to_what_links_were_slowed_and_where_they_were_not(
         known = CellResult.load(path)
         rates = {"node1": "100Mbit", "node2": "100Mbit"} if number else None
         replace(known, provenance=known.provenance | {"link_rates": rates, "cores": 2}).save(path)
-    assert main(["systems", "--run", str(systems_folder), "--output", str(systems_folder / "systems-slurm.json")]) == 0
+    assert (
+        main(
+            ["summary", "systems", "--run", str(systems_folder), "--output", str(systems_folder / "systems-slurm.json")]
+        )
+        == 0
+    )
     words = "not slowed (1 cell); node1 100Mbit, node2 100Mbit (7 cells)"
     assert f"Links slowed to: {words}" in capsys.readouterr().out
 
