@@ -166,11 +166,12 @@ def test_seeds_that_the_config_no_longer_names_are_told(folder: Path, capsys: py
     assert "left out" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["summary", "intervals"], ["check", "--reference"]])
+@pytest.mark.parametrize(
+    "command", [["summary", "intervals", "--run", "RUN"], ["check", "--run", "RUN", "--reference", "RUN"]]
+)
 def test_figures_of_mixed_origin_are_told(folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A commit alone changes none, and a record that does not say differs from none."""
-    record, arguments = make(cell_of()), [command[0], "--run", str(folder), *command[1:]]
-    arguments += [str(folder)] if len(command) > 1 else []
+    record, arguments = make(cell_of()), [str(folder) if one == "RUN" else one for one in command]
     told = "Note: records of vgg-digits differ in data_hash, cpu: so may their figures, whatever their settings are"
     for change, is_told in (
         ({"commit": "c2"}, False),
