@@ -82,11 +82,11 @@ check: .venv/installed
 	@RESIREDUCE_DEVICE="$${RESIREDUCE_DEVICE:-cpu}" OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check --measure benchmarks/config/memory.yaml --run results/runs/memory --reference results/reference/memory-cpu.json --junit results/runs/memory/junit.xml $(if $(ACCEPT),--accept "$(ACCEPT)")
 
 micro: .venv/installed
-	@$(BIN)/python -m benchmarks micro $(OPTIONS)
+	@$(BIN)/python -m benchmarks measure micro $(OPTIONS)
 
-# With another interpreter, that has a torch for the GPU: python -m benchmarks gpu-check --everything
+# With another interpreter, that has a torch for the GPU: python -m benchmarks measure gpu --everything
 gpu: .venv/installed
-	@$(BIN)/python -m benchmarks gpu-check --everything $(if $(DRYRUN),--dry-run) $(OPTIONS)
+	@$(BIN)/python -m benchmarks measure gpu --everything $(if $(DRYRUN),--dry-run) $(OPTIONS)
 
 bundle: .venv/installed
 	@$(BIN)/python -m benchmarks bundle --run "results/runs/$(RUN)"

@@ -11,81 +11,55 @@ from pathlib import Path
 from benchmarks.core.option_types import named_path, number, whole_number
 from resireduce.errors import ConfigError, check_given, choose, in_one_line
 
-GROUPS = {
-    "To run cells": {
-        "cells": ("benchmarks.core.config_reader", "check a config and list its cells"),
-        "budget": ("benchmarks.analysis.budget.budget_command", "estimate what a config will cost, from recorded runs"),
+MEASURES = {
+    "allocation": (
+        "benchmarks.training.measure.calibration",
+        "a known allocation, by every method that this machine has",
+    ),
+    "beside": (
+        "benchmarks.micro.beside_command",
+        "memory and traffic beside other ways to train in parallel, on the CPU",
+    ),
+    "counts": ("benchmarks.micro.counts_command", "what compressors that fit a threshold send, against their density"),
+    "gpu": ("benchmarks.doctor.gpu.gpu_command", "what only a GPU can show, stretch by stretch"),
+    "links": ("benchmarks.micro.links_command", "steps of two nodes joined by a slow link, in every form; needs root"),
+    "micro": ("benchmarks.micro.micro_command", "the compression of a gradient, beside plain torch and a copy"),
+    "pace": ("benchmarks.micro.pace", "steps of streamed gradients beside kept ones, in turn"),
+    "saved-states": (
+        "benchmarks.training.saved_states",
+        "by plan, the share of states saved on 64 ranks, as in Fig. 9",
+    ),
+    "states": ("benchmarks.analysis.states", "by plan, the states that claims compare with: results/paper/states.json"),
+    "testbed": ("benchmarks.micro.testbed_command", "steps of nodes and their parts, for the simulator; needs root"),
+}
+"""What `measure` measures, or plans, each a module and a line about it."""
+Commands = dict[str, tuple[str, str]]
+GROUPS: dict[str, Commands] = {
+    "Run": {
+        "cells": (
+            "benchmarks.analysis.budget",
+            "check a config and list its cells; --budget: their cost",
+        ),
         "data": ("benchmarks.data.data_command", "list, check and prepare data sets and pretrained weights"),
-        "pretrain": ("benchmarks.training.pretrain", "train a model densely once, as the start of its cells"),
         "run": ("benchmarks.launching.run", "train one cell and write its record"),
         "resume": ("benchmarks.workflow.resume", "go on with a run after whatever stopped it, on a cluster or here"),
-    },
-    "To read results": {
-        "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
-        "claims": (
-            "benchmarks.analysis.claims.claims_command",
-            "say what a run shows of each claim of the paper and of our own",
-        ),
-        "intervals": (
-            "benchmarks.analysis.tables.intervals",
-            "write how sure the metrics of a run are over its seeds; prints the table of docs/results.md",
-        ),
-        "precision": (
-            "benchmarks.analysis.tables.precision_table",
-            "compare precisions of residuals in a run of config/precision.yaml",
-        ),
-        "rivals": (
-            "benchmarks.analysis.rivals.rivals_command",
-            "compare compressors in a run of config/rivals.yaml: metric lost, bytes sent and held, contraction",
-        ),
-        "systems": (
-            "benchmarks.analysis.rivals.systems_command",
-            "compare systems in a run of config/systems.yaml: metric lost, bytes sent and held, seconds of a step",
-        ),
-        "tell": (
-            "benchmarks.analysis.tables.sensitivity",
-            "find out from a run of config/tell.yaml which models can tell schemes apart",
-        ),
-        "bundle": ("benchmarks.analysis.bundle.bundle_command", "pack a run and all that it rests on into one zip"),
-        "verify": ("benchmarks.analysis.bundle.verify", "check a bundle, and make its tables from its records again"),
-    },
-    "To measure and simulate": {
-        "measure": (
-            "benchmarks.training.measure.calibration",
-            "measure a known allocation by every method that this machine has",
-        ),
-        "beside": (
-            "benchmarks.micro.beside_command",
-            "measure memory and traffic beside other ways to train in parallel, on the CPU",
-        ),
-        "micro": (
-            "benchmarks.micro.micro_command",
-            "time the compression of a gradient, beside plain torch and a copy",
-        ),
-        "counts": (
-            "benchmarks.micro.counts_command",
-            "count what compressors that fit a threshold send, for known distributions, against their density",
-        ),
-        "pace": ("benchmarks.micro.pace", "time steps of streamed gradients beside kept ones, in turn"),
-        "links": (
-            "benchmarks.micro.links_command",
-            "time steps of two nodes on this machine, joined by a slow link, in every form; needs root",
-        ),
-        "testbed": (
-            "benchmarks.micro.testbed_command",
-            "time steps of nodes on this machine, and their parts, which the simulator needs to know; needs root",
-        ),
-        "saved-states": (
-            "benchmarks.training.saved_states",
-            "plan the share of the model states that is saved on the paper's models and 64 ranks, as in its Fig. 9",
-        ),
-        "gpu-check": ("benchmarks.doctor.gpu.gpu_command", "measure what only a GPU can show, stretch by stretch"),
+        "measure": ("", "measure what cells do not: " + ", ".join(MEASURES)),
         "simulate": (
             "benchmarks.simulation.simulate_command",
             "compute how long a step would take on a cluster that is described; nothing is measured",
         ),
     },
-    "To maintain": {
+    "Look": {
+        "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
+        "summary": ("benchmarks.analysis.summaries", "sum a run up as JSON: intervals, tell, rivals or systems"),
+        "claims": (
+            "benchmarks.analysis.claims.claims_command",
+            "say what a run shows of each claim of the paper and of our own",
+        ),
+        "bundle": ("benchmarks.analysis.bundle.pack", "pack a run and all that it rests on into one zip"),
+        "verify": ("benchmarks.analysis.bundle.verify", "check a bundle, and make its tables from its records again"),
+    },
+    "Maintain": {
         "doctor": ("benchmarks.doctor.doctor_command", "check this machine or image, and name a cure of what is wrong"),
         "image": (
             "benchmarks.images.image_command",
@@ -95,14 +69,7 @@ GROUPS = {
             "benchmarks.analysis.check.check_command",
             "compare a run with the committed measurements; with --accept, replace these by it",
         ),
-        "readme": (
-            "benchmarks.analysis.readme.readme_command",
-            "rewrite the measured passages of README and docs from results/reference",
-        ),
-        "states": (
-            "benchmarks.analysis.states",
-            "plan the model states that claims compare with; writes results/paper/states.json",
-        ),
+        "pages": ("benchmarks.analysis.results_page", "make docs/results.md and its pictures from results/reference"),
     },
 }
 """Commands, each a module and a line about it, by what they are for: the order in which the help lists them."""
@@ -110,22 +77,35 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
-def build_parser(command: str | None) -> argparse.ArgumentParser:
+def build_parser(command: str | None, measure: str | None = None) -> argparse.ArgumentParser:
     """Return the parser; only the named command's module is imported, so that report needs no torch."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=_overview(), formatter_class=raw)
+    _add_commands(parser, COMMANDS, command, measure, "COMMAND")
+    return parser
+
+
+def _add_commands(
+    parser: argparse.ArgumentParser, commands: Commands, named: str | None, measure: str | None, metavar: str
+) -> None:
     # With a help of their own argparse would list the commands again, without groups.
     text = "one of those above"
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="command", help=text)
-    for name, (module, said) in COMMANDS.items():
-        subparser = commands.add_parser(name, description=f"{said[0].upper()}{said[1:]}.")
-        if name == command:
+    parsers = parser.add_subparsers(dest=metavar, required=True, metavar=metavar, title=metavar.lower(), help=text)
+    for name, (module, said) in commands.items():
+        lines = "\n".join(f"  {one:<13} {words}" for one, (_, words) in MEASURES.items())
+        subparser = parsers.add_parser(
+            name,
+            description=f"{said[0].upper()}{said[1:]}." if module else f"Measure, and write as JSON:\n{lines}",
+            formatter_class=argparse.HelpFormatter if module else argparse.RawDescriptionHelpFormatter,
+        )
+        if name == named and not module:
+            _add_commands(subparser, MEASURES, measure, None, "MEASURE")
+        elif name == named:
             loaded = import_module(module)
             for kind, read in ((Path, named_path), (int, whole_number), (float, number)):
                 subparser.register("type", kind, read)
             loaded.add_arguments(subparser)
             subparser.set_defaults(main=loaded.main, parser=subparser)
-    return parser
 
 
 def _overview() -> str:
@@ -145,8 +125,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given and not given[0].startswith("-"):
             choose("command", given[0], COMMANDS)
+        measure = given[1] if given[:1] == ["measure"] and len(given) > 1 and not given[1].startswith("-") else None
+        if measure is not None:
+            choose("measure", measure, MEASURES)
         check_given(given)
-        args, unknown = build_parser(given[0] if given else None).parse_known_args(given)
+        args, unknown = build_parser(given[0] if given else None, measure).parse_known_args(given)
         if unknown:
             args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], args.parser)}")
         return int(args.main(args))

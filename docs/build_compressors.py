@@ -34,7 +34,7 @@ TAIL = """
 ## Beside one another
 
 How much of a gradient x is taken up by what is sent, Q(x): 1 less the contraction |x - Q(x)|² / |x|², by the bytes of a
-step, on a small model. `python -m benchmarks readme` draws it from `results/reference/rivals.json`:
+step, on a small model. `python -m benchmarks pages` draws it from `results/reference/rivals.json`:
 
 ![How much of a gradient is taken up by what is sent](contraction-against-bytes.svg)
 

@@ -1,4 +1,4 @@
-"""Reads what `python -m benchmarks gpu-check` has measured on one GPU, and refuses what is no evidence of one."""
+"""Reads what `python -m benchmarks measure gpu` has measured on one GPU, and refuses what is no evidence of one."""
 
 import re
 from collections import Counter
@@ -241,16 +241,6 @@ def read_device(folder: Path) -> Device:
         uuids=frozenset(uuid for case in (*trained, *known) if (uuid := str(case.get("device"))).startswith(UUID)),
         notes=(*filter(None, (note, more)), *doubts),
     )
-
-
-def with_results(folder: Path, group: str) -> list[Json]:
-    """Return the steps of a group that left results on a GPU, as they lie in a device's folder.
-
-    One that failed, or was stopped, has results if it is of many parts: they say which were right.
-    """
-    _, cases, _ = _of_group(folder.resolve(), group)
-    found = [case for case in cases if str(case.get("device")).startswith(UUID)]
-    return [case for case in found if case.get("status") == "ok" or case.get("result")]
 
 
 def _of_group(folder: Path, group: str) -> tuple[Json | None, list[Json], str | None]:

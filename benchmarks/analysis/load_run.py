@@ -1,16 +1,11 @@
 """Read a run's folder: what was measured, and what is missing and why."""
 
-import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +74,9 @@ def _moment(record: CellResult) -> Iterator[str]:
         yield f"steps: {record.steps}, its cell and recipe have {planned}"
 
 
-# --- Read the records of a run, in two processes if there are many; a missing record gives the reason instead ---
+# --- Read the records of a run; a missing record gives the reason instead ---
 
 
-BYTES_ALONE = 100_000_000
-"""Up to this many bytes of records, one process is faster than starting two."""
-CHUNK = 40
-"""Records that a process reads at a time."""
 BULKY = ("ladder", "sampling", "difference", "phase_seconds")
 """Per-rank fields that no table needs; the record has its own."""
 
@@ -134,36 +125,13 @@ Read = CellResult | Doubted | Hole
 
 def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None) -> dict[Cell, Read]:
     """Return the record of each cell without its bulk (`slim`), or why there is none; `say` receives the progress."""
-    chunks = [(folder, cells[i : i + CHUNK]) for i in range(0, len(cells), CHUNK)]
-    if _bytes_of(folder) >= BYTES_ALONE and len(os.sched_getaffinity(0)) >= 2:
-        # Not forked: the caller may have threads. Breaks if its script cannot be imported again, or memory runs out.
-        with suppress(BrokenProcessPool), ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            return dict(zip(cells, _told(pool.map(_read_chunk, chunks), len(cells), say), strict=True))
-    return dict(zip(cells, _told(map(_read_chunk, chunks), len(cells), say), strict=True))
-
-
-def _bytes_of(folder: Path) -> int:
-    try:
-        with os.scandir(folder / "cells") as entries:
-            return sum(entry.stat().st_size for entry in entries)
-    except OSError:
-        return 0
-
-
-def _told(chunks: Iterable[list[Read]], total: int, say: Report | None) -> Iterator[Read]:
-    """Yield the items of all chunks and report progress."""
-    done, progress = 0, Progress(say or (lambda line: None), "read records", total)
-    for chunk in chunks:
-        yield from chunk
-        done += len(chunk)
-        progress.done(done)
-
-
-def _read_chunk(chunk: tuple[Path, Sequence[Cell]]) -> list[Read]:
-    folder, cells = chunk
     config = try_json(folder / "config.json")
-    on_cluster = isinstance(config, dict) and config.get("site") is not None
-    return [_read(folder, cell, "--profile slurm" if on_cluster else "--cores all") for cell in cells]
+    start = "--profile slurm" if isinstance(config, dict) and config.get("site") is not None else "--cores all"
+    progress, found = Progress(say or (lambda line: None), "read records", len(cells)), dict[Cell, Read]()
+    for done, cell in enumerate(cells, start=1):
+        found[cell] = _read(folder, cell, start)
+        progress.done(done)
+    return found
 
 
 def slim(result: CellResult) -> CellResult:

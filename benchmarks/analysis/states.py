@@ -1,4 +1,4 @@
-"""`python -m benchmarks states`: the bytes that `plan` predicts for the claims' models, as a table for the ledger."""
+"""`python -m benchmarks measure states`: the bytes of the claims' models by `plan`, as a table for the ledger."""
 
 import argparse
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the table. This takes minutes, as it goes through the largest models tensor by tensor."""
     writable("output", args.output)
-    save_json({"made_by": "python -m benchmarks states", "models": states(claimed_models())}, args.output)
+    save_json({"made_by": "python -m benchmarks measure states", "models": states(claimed_models())}, args.output)
     print(args.output)
     return 0
 

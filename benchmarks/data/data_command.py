@@ -36,10 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--download", action="store_true", help="fetch them from their publisher into DIR/downloads/NAME")
     make.add_argument("--mirror", metavar="URL", help="fetch them from URL/FILE instead; file:// is allowed")
     make.add_argument("--unverified", action="store_true", help="go on with files that are not the published ones")
+    weights = actions.add_parser("pretrain", help="train a model densely once, as the start of its cells")
+    load("benchmarks.training.pretrain:add_arguments")(weights)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the action; return 1 if something that was checked is damaged or missing. Raises ConfigError, one line."""
+    if args.action == "pretrain":
+        return int(load("benchmarks.training.pretrain:main")(args))
     root = find_root(args.root)
     if root.exists() and not root.is_dir():
         raise ConfigError(f"root: {root} is not a folder; give one, or the name of a new one")

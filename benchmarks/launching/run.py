@@ -151,14 +151,14 @@ def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | 
         if usual is None:
             raise ConfigError(f"weights: {given} is of no use: {cell.model} starts from scratch; leave it out")
         if not given.is_file():
-            raise ConfigError(f"weights: {given} is not there; make it with: python -m benchmarks pretrain")
+            raise ConfigError(f"weights: {given} is not there; make it with: python -m benchmarks data pretrain")
         if not is_zipfile(given):  # torch.save writes zip files
-            raise ConfigError(f"weights: {given} holds no weights; make them with: python -m benchmarks pretrain")
+            raise ConfigError(f"weights: {given} holds no weights; make them with: python -m benchmarks data pretrain")
         return given
     if usual is None:
         return None
     if not Path(usual).is_file():
-        arguments = ["-m", "benchmarks", "pretrain", "--model", cell.model, "--output", os.path.abspath(usual)]
+        arguments = ["-m", "benchmarks", "data", "pretrain", "--model", cell.model, "--output", os.path.abspath(usual)]
         Path(usual).parent.mkdir(parents=True, exist_ok=True)
         run_python(arguments, runtime, [Path(usual).parent])
     return Path(usual)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks beside`: compares this library with other ways to train, on the CPU. Imports no torch."""
+"""`python -m benchmarks measure beside`: this library beside other ways to train, on the CPU. Imports no torch."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`python -m benchmarks counts`: how far threshold-fitting compressors miss their density. Imports no torch."""
+"""`python -m benchmarks measure counts`: how far threshold-fitting compressors miss their density. Imports no torch."""
 
 import argparse
 import tempfile

@@ -1,4 +1,4 @@
-"""`python -m benchmarks links`: times steps of a few nodes with slow links, in every form, round by round.
+"""`python -m benchmarks measure links`: times steps of a few nodes with slow links, in every form, round by round.
 
 All forms train in the same processes, in turn, so other work on the machine affects all alike. Imports no torch.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks micro`: times gradient compression beside plain torch and a copy. Imports no torch."""
+"""`python -m benchmarks measure micro`: times gradient compression beside plain torch and a copy. Imports no torch."""
 
 import argparse
 import importlib.util
@@ -83,7 +83,7 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write the picture, unless the plotting package is missing, as on machines set up only for training."""
     if importlib.util.find_spec("altair") is None:
         return
-    from benchmarks.analysis.charts.pictures import roofline
+    from benchmarks.analysis.charts.draw import roofline
 
     save_text(roofline(rows), path)
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks pace`: compares the speeds of cells, round by round. Imports no torch.
+"""`python -m benchmarks measure pace`: compares the speeds of cells, round by round. Imports no torch.
 
 All train in the same processes, in turn, so other work on the machine affects all alike.
 """

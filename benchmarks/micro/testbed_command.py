@@ -1,4 +1,4 @@
-"""`python -m benchmarks testbed`: times steps on nodes with slow links, and separately the inputs of the simulator.
+"""`python -m benchmarks measure testbed`: times steps on nodes with slow links, and the inputs of the simulator.
 
 `python -m benchmarks simulate --measured FILE` compares the two. Imports no torch.
 """

@@ -20,7 +20,7 @@ from resireduce.merging import RULES, Rule
 from resireduce.merging.costs import line_through
 from resireduce.merging.rules import Array, size
 
-MAKE = "make it with: python -m benchmarks testbed"
+MAKE = "make it with: python -m benchmarks measure testbed"
 REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"
 
 
@@ -127,7 +127,7 @@ class Measured:
 
 
 def read_measured(path: Path) -> Mapping[str, Any]:
-    """Return a record of `python -m benchmarks testbed`. Raises ConfigError, with one line, for any other file."""
+    """Return a record of `python -m benchmarks measure testbed`. Raises ConfigError, one line, for another file."""
     try:
         found: Mapping[str, Any] = load_json(path)
         if missing := {"model", "rounds", "steps", "settings"} - found.keys():

@@ -152,7 +152,7 @@ def write_files(
     answers: the answers to its questions. ordered: all results shown; the first is drawn as a step. results: those that
     its speed is compared with. scaled: results of one cluster on different numbers of ranks.
     """
-    from benchmarks.analysis.charts import pictures  # a GPU machine has nothing that draws
+    from benchmarks.analysis.charts import draw as pictures  # a GPU machine has nothing that draws
 
     writable("output", folder / "simulated.json")
     model, fastest = settings.layers.model, ordered[0].case

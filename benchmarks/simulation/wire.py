@@ -175,9 +175,11 @@ def read_micro(path: Path) -> list[dict[str, Any]]:
         rows = load_json(path)["rows"]
         fit = all({"case", "elements", "density", "least_seconds"} <= row.keys() for row in rows)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"micro: {path} cannot be read: {error}; make it with: python -m benchmarks micro") from None
+        raise ConfigError(
+            f"micro: {path} cannot be read: {error}; make it with: python -m benchmarks measure micro"
+        ) from None
     if not fit or not rows:
-        raise ConfigError(f"micro: {path} is no record of speeds; make one with: python -m benchmarks micro")
+        raise ConfigError(f"micro: {path} is no record of speeds; make one with: python -m benchmarks measure micro")
     return list(rows)
 
 

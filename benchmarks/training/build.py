@@ -139,7 +139,7 @@ def make_task(cell: Cell, root: Path) -> Task:
 
 def load_given(model: nn.Module, path: Path) -> None:
     """Load a state dict that `torch.save` wrote. Raises ConfigError, one line, if it does not fit the model."""
-    cure = "make them with: python -m benchmarks pretrain"
+    cure = "make them with: python -m benchmarks data pretrain"
     try:
         values = torch.load(path, map_location="cpu", weights_only=True)
         model.load_state_dict(values)

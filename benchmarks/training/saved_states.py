@@ -1,4 +1,4 @@
-"""`python -m benchmarks saved-states`: the paper's Fig. 9, planned, also where the ranks of a node share residuals."""
+"""`python -m benchmarks measure saved-states`: Fig. 9, planned, also where a node's ranks share residuals."""
 
 import argparse
 from pathlib import Path

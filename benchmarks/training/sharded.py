@@ -1,6 +1,6 @@
 """A small GPT on two nodes of two ranks: FSDP's own hybrid, compressed between nodes, and compressed rank by rank.
 
-    python -m benchmarks pretrain --model gpt2-bytes --output weights.pt
+    python -m benchmarks data pretrain --model gpt2-bytes --output weights.pt
     torchrun --standalone --nproc-per-node 4 -m benchmarks.training.sharded --weights weights.pt --output results.json
 
 Nodes are pretended: ranks 0 and 1, and ranks 2 and 3. Bytes between nodes are those of the messages that a node must
@@ -132,7 +132,7 @@ def measure(
 def main() -> None:
     """Run one of four ranks; rank 0 writes the file after each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--weights", type=Path, required=True, help="made by python -m benchmarks pretrain")
+    parser.add_argument("--weights", type=Path, required=True, help="made by python -m benchmarks data pretrain")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, default=SEEDS)

@@ -68,5 +68,5 @@ rule pretrained_in_image:
     shell:
         "echo 'Pretraining {wildcards.model} in the image, once for all its cells ...'; "
         "python -m benchmarks image exec {params.options} --bind $(dirname {output:q}) "
-        "-- python -m benchmarks pretrain --model {wildcards.model} --output $(realpath -m {output:q}) > {log:q} 2>&1 "
+        "-- python -m benchmarks data pretrain --model {wildcards.model} --output $(realpath -m {output:q}) > {log:q} 2>&1 "
         "|| {{ echo 'FAILED pretraining of {wildcards.model}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"

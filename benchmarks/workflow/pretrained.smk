@@ -10,5 +10,5 @@ rule pretrained:
         slurm_extra=account_option(SITE),
     shell:
         "echo 'Pretraining {wildcards.model}, once for all its cells ...'; "
-        "python -m benchmarks pretrain --model {wildcards.model} --output {output:q} > {log:q} 2>&1 "
+        "python -m benchmarks data pretrain --model {wildcards.model} --output {output:q} > {log:q} 2>&1 "
         "|| {{ echo 'FAILED pretraining of {wildcards.model}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"

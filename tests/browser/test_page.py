@@ -147,8 +147,7 @@ def test_the_smoke_runs_page_is_short_begins_with_what_it_shows_and_folds_the_re
         live(browser, name)
     assert browser.run("document.documentElement.scrollHeight") <= 12 * 900
     assert browser.run("document.querySelector('main > section').id") == "trade-off"
-    assert count(browser, "#trade-off .chart") == 1 and count(browser, ".sentences dd") == 5
-    assert browser.run("document.querySelector('.sentences').getBoundingClientRect().bottom + scrollY") < 1.2 * 900
+    assert count(browser, "#trade-off .chart") == 1
     claims = len(load_claims().claims)
     assert browser.run("document.querySelectorAll('#claims tr[id]').length") == claims
     assert count(browser, "#claims tbody tr") < claims, "only those that the run says something of are unfolded"

@@ -1,6 +1,6 @@
 """Contracts of the library with tensors of a device: a GPU's, or with RESIREDUCE_DEVICE=cpu the CPU's, as a rehearsal.
 
-Without a GPU and without that they are skipped. `python -m benchmarks gpu-check` runs each file in its own process.
+Without a GPU and without that they are skipped. `python -m benchmarks measure gpu` runs each file in its own process.
 """
 
 from collections.abc import Iterator

@@ -1,20 +1,215 @@
-"""Write a bundle and its manifest. Files are sorted by name and share one time stamp, so equal contents make equal
-zips."""
+"""`python -m benchmarks bundle`: put a run and everything it rests on into one zip."""
 
+import argparse
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TextIO
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from benchmarks.analysis.bundle.contents import Content
-from benchmarks.core.files import replacing
+from benchmarks.analysis.load_run import load_run
+from benchmarks.analysis.page.page import rendered
+from benchmarks.analysis.report_command import write_report
+from benchmarks.core.files import file_hash, replacing, writable
+from benchmarks.core.paths import ROOT, RUNS
 from benchmarks.core.progress import counted
-from benchmarks.core.run_config import RUN_NAME
+from benchmarks.core.provenance import STATUS, git, provenance
+from benchmarks.core.record import CellResult, RecordError
+from benchmarks.core.run_config import RUN_NAME, get_run_name
+from resireduce.errors import ConfigError
+
+# --- Remake a run's report in a temporary folder under the run's own name, and compare it with another report ---
+
+
+INPUTS = ("cells", "logs", "config.json", "start.json")
+"""What a report is made from (of logs, whether they exist and how they end), and what restarts the run."""
+OUTPUTS = ("tables", "figures", "report.html", "claims.json")
+"""What a report consists of."""
+
+
+@contextmanager
+def fresh_report(folder: Path, name: str) -> Iterator[Path]:
+    """Make the report of the records in `folder` as if they lay in results/runs/`name`; yields its folder.
+
+    That folder is temporary and links to the inputs; `folder` stays unchanged. Commands in tables name the run's
+    folder, so they are the same on every machine.
+    """
+    source = folder.resolve()
+    with tempfile.TemporaryDirectory(prefix="resireduce-report-") as temporary:
+        run = Path(temporary) / RUNS / name
+        run.mkdir(parents=True)
+        for one in INPUTS:
+            if (source / one).exists():
+                (run / one).symlink_to(source / one)
+        with chdir(temporary):
+            write_report(load_run(RUNS / name))
+        yield run
+
+
+def files_of(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
+    """Return the files in these parts of a folder, sorted, by their path in the folder."""
+    found = {}
+    for name in names:
+        part = folder / name
+        for path in sorted(part.rglob("*")) if part.is_dir() else [part]:
+            if path.is_file() and not path.name.startswith("."):
+                found[path.relative_to(folder).as_posix()] = path
+    return dict(sorted(found.items()))
+
+
+PICTURES = (".png", ".svg", ".pdf")
+"""Pictures depend on the versions of the drawing libraries, also inside the page; all else is text from the records."""
+PICTURE = re.compile("<svg.*?</svg>")
+KINDS = "svg|g|path|text|tspan|line|rect|circle|defs|clipPath|linearGradient|stop"
+ODD = re.compile(f'<(?!/?(?:{KINDS})[ >/])|[ /"](?:style|on[a-z]+|href|xlink:href)=', re.IGNORECASE)
+"""What the pictures do not need, and could show something else than a picture."""
+LIBRARY = '<script id="vega">'
+WIDTH = 160
+
+
+def differences(old: Mapping[str, Path], new: Mapping[str, Path]) -> dict[str, str]:
+    """Return, by path and sorted, the first difference of each file that both reports have, except pictures."""
+    common = sorted(path for path in old.keys() & new.keys() if not path.endswith(PICTURES))
+    return {path: text for path in common if (text := first_difference(path, old[path], new[path]))}
+
+
+def first_difference(path: str, old: Path, new: Path) -> str | None:
+    """Return the first line in which two files differ; None if they are equal, apart from the pictures of a page."""
+    if old.read_bytes() == new.read_bytes():
+        return None
+    with old.open(errors="backslashreplace", newline="") as one, new.open(errors="backslashreplace", newline="") as two:
+        if path.endswith(".html") and (was_drawn := _library(one)) != (drawn := _library(two)):
+            return (
+                f"{path}: its pictures are drawn by a library with SHA-256 {was_drawn}, the installed vl-convert has "
+                f"{drawn}; verify with the versions in its constraints.txt"
+            )
+        lines = [_without_pictures(file) for file in (one, two)] if path.endswith(".html") else [one, two]
+        for number, (was, now) in enumerate(zip_longest(*lines), start=1):
+            if was != now:
+                return f"{path}, line {number}:\n    bundle:  {_short(was, now)}\n    records: {_short(now, was)}"
+    return None if path.endswith(".html") else f"{path}: its bytes are no text"
+
+
+def _library(page: TextIO) -> str:
+    """Return the SHA-256 of the library that makes live pictures in a page, which is then at its start again."""
+    digest = hashlib.sha256("".join(line for line, is_library in _told(page) if is_library).encode())
+    page.seek(0)
+    return digest.hexdigest()
+
+
+def _told(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Yield each line of a page, and whether it belongs to the library."""
+    inside = False
+    for line in lines:
+        inside = inside or line.startswith(LIBRARY)
+        yield line, inside
+        inside = inside and not line.endswith("</script>\n")
+
+
+def _without_pictures(lines: Iterable[str]) -> Iterator[str]:
+    """Yield a page's lines without the library, and with an empty picture in the place of each still one."""
+    for line, is_library in _told(lines):
+        yield LIBRARY if is_library else PICTURE.sub(_blank, line)
+
+
+def _blank(picture: re.Match[str]) -> str:
+    return picture[0] if ODD.search(picture[0]) else "<svg></svg>"
+
+
+def _short(line: str | None, other: str | None) -> str:
+    """Return a line, cut to start shortly before the difference."""
+    if line is None:
+        return "(the file ends before)"
+    start = next((i for i, (a, b) in enumerate(zip(line, other or "", strict=False)) if a != b), len(other or ""))
+    start = max(0, start - 60) if len(line) > WIDTH else 0
+    return ("..." if start else "") + repr(line[start : start + WIDTH])[1:-1]
+
+
+# --- The contents of a bundle: files of the run and of the project, and texts that are made for it ---
+
+
+PROJECT = (
+    "LICENSE",
+    "CITATION.cff",
+    "constraints.txt",
+    "pyproject.toml",
+    "benchmarks/pyproject.toml",
+    "containers/*.lock",
+    "containers/*.in",
+    "containers/images.lock.json",
+    "results/paper/*",
+    "results/reference/*.json",
+)
+"""Files of the project in every bundle: licence, citation, versions, published numbers, claims, measurements."""
+Content = Path | bytes
+
+
+def contents(folder: Path, report: Path, name: str) -> dict[str, Content]:
+    """Return the contents of a bundle by their path in it, except README, crate and manifest.
+
+    folder: the run's folder; report: the folder of its fresh report; name: the run's name.
+    """
+    found: dict[str, Content] = {f"{RUNS}/{name}/{path}": file for path, file in files_of(folder, INPUTS).items()}
+    found |= {f"{RUNS}/{name}/{path}": file for path, file in files_of(report, OUTPUTS).items()}
+    for pattern in PROJECT:
+        found |= {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.glob(pattern)) if path.is_file()}
+    return found | {f"source/{path}": text.encode() for path, text in source_texts().items()}
+
+
+def source_texts() -> dict[str, str]:
+    """Return the state of the code: its commit and uncommitted changes; without git, a text that says so."""
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return {"commit.txt": "not known: not a git checkout\n"}
+    texts = {"commit.txt": commit, "status.txt": git(*STATUS) or ""}
+    return texts | {"changes.diff": git("diff-index", "--patch", "--binary", "--no-ext-diff", "HEAD") or ""}
+
+
+def check_links(folder: Path) -> None:
+    """Raise ConfigError, with one line, for a link among a run's files: what it names may be no part of the run."""
+    for name in INPUTS:
+        for path in sorted([folder / name, *(folder / name).rglob("*")]):
+            if path.is_symlink():
+                raise ConfigError(
+                    f"run: {path} is a link, which a bundle does not follow; put the file itself there, or delete it"
+                )
+
+
+def check_records(folder: Path) -> None:
+    """Raise ConfigError, with one line, for a broken record: a bundle with it could not be verified."""
+    for path in sorted((folder / "cells").glob("*.json")):
+        if (problem := record_problem(path)) is not None:
+            raise ConfigError(f"run: {problem}; delete the record, or run its cell again, and then bundle")
+
+
+def record_problem(path: Path) -> str | None:
+    """Return in one line what is wrong with the record in a file; None if nothing is."""
+    try:
+        record = CellResult.load(path)
+    except RecordError as error:
+        return str(error)
+    expected = path.name.removesuffix(".json").removesuffix(".failed")
+    return None if record.cell.name == expected else f"{path}: the record is of another cell, {record.cell.name}"
+
+
+def counts(folder: Path) -> dict[str, Any]:
+    """Return the number of records of finished and of failed cells."""
+    names = [path.name for path in (folder / "cells").glob("*.json")]
+    failed = sum(name.endswith(".failed.json") for name in names)
+    return {"finished": len(names) - failed, "failed": failed}
+
+
+# --- Write a bundle and its manifest. Files are sorted by name and share one time stamp ---
+
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -102,3 +297,97 @@ def copied(source: IO[bytes], target: IO[bytes], most: float = math.inf) -> tupl
         digest.update(chunk)
         target.write(chunk)
     return digest.hexdigest(), size
+
+
+# --- Metadata of a bundle as an RO-Crate 1.1 (https://w3id.org/ro/crate/1.1), so that archives can read it ---
+
+
+CRATE_NAME = "ro-crate-metadata.json"
+LICENSE = "https://www.apache.org/licenses/LICENSE-2.0"
+CRATE_KINDS = {".json": "application/json", ".html": "text/html", ".md": "text/markdown", ".txt": "text/plain"}
+CRATE_KINDS |= {".yaml": "application/yaml", ".csv": "text/csv", ".diff": "text/x-diff"}
+FOLDERS = {
+    "cells": "Raw records, one JSON file a cell; CRATE_NAME.failed.json of cells that could not be run",
+    "tables": "Tables, made from the records alone",
+    "figures": "Figures of these tables",
+    "logs": "What was printed while cells ran",
+}
+
+
+def crate_text(run: str, date: str, commit: str | None, sizes: Mapping[str, int]) -> str:
+    """Return the text of the metadata file: the root, folders of the run, and the files outside of them.
+
+    sizes: bytes of each file of the bundle, by path.
+    """
+    folders = {f"{RUNS}/{run}/{name}/": text for name, text in FOLDERS.items()}
+    folders = {path: text for path, text in folders.items() if any(one.startswith(path) for one in sizes)}
+    single = [path for path in sorted(sizes) if not path.startswith(tuple(folders))]
+    parts = [*folders, *single, NAME]
+    about = {
+        "name": f"ResiReduce suite, run {run}",
+        "description": "Records, tables and figures of a benchmark of the memory of compressed-gradient training, with "
+        f"what they rest on; made by commit {commit or 'not known'}.",
+    }
+    more = {"datePublished": date, "license": {"@id": LICENSE}, "hasPart": [{"@id": path} for path in parts]}
+    conforms = {"@id": "https://w3id.org/ro/crate/1.1"}
+    graph = [
+        _entity(CRATE_NAME, "CreativeWork", conformsTo=conforms, about={"@id": "./"}),
+        _entity("./", "Dataset", **about, **more),
+        _entity(LICENSE, "CreativeWork", name="Apache License 2.0"),
+        *(_entity(path, "Dataset", name=text) for path, text in folders.items()),
+        *(_file(path, sizes.get(path)) for path in [*single, NAME]),
+    ]
+    values = {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": graph}
+    return json.dumps(values, indent=1) + "\n"
+
+
+def _file(path: str, size: int | None) -> dict[str, Any]:
+    kind = next((kind for suffix, kind in CRATE_KINDS.items() if path.endswith(suffix)), None)
+    known = {"encodingFormat": kind, "contentSize": None if size is None else str(size)}
+    own = {key: value for key, value in known.items() if value is not None}
+    return _entity(path, "File", name=path.rsplit("/", 1)[-1], **own)
+
+
+def _entity(identifier: str, kind: str, **more: Any) -> dict[str, Any]:
+    return {"@id": identifier, "@type": kind, **more}
+
+
+# --- Put a run and everything it rests on into one zip ---
+
+
+BUNDLES = Path("results/bundles")
+TABLES = ("tables",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--run", required=True, type=Path, help="the run's folder, e.g. results/runs/smoke")
+    text = "the zip to write (default: results/bundles/RUN-DATE-COMMIT.zip)"
+    parser.add_argument("--output", metavar="FILE", type=Path, help=text)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the zip. What the run lacks is listed; it is no error, since partial runs have bundles too."""
+    run = load_run(args.run)
+    check_links(args.run)
+    check_records(args.run)
+    name, here = get_run_name({"run": args.run.resolve().name}), provenance()
+    date, commit = datetime.now(UTC).date().isoformat(), here["commit"]
+    output = args.output or BUNDLES / f"{name}-{date}-{(commit or 'no-commit')[:12]}.zip"
+    writable("output", output)
+    with fresh_report(args.run, name) as report:
+        stale = differences(files_of(args.run, TABLES), files_of(report, TABLES))
+        if stale:
+            print(f"Note: {len(stale)} tables of {args.run} are not as its records make them; the bundle has new ones")
+        files = contents(args.run, report, name)
+        about = {"run": name, "date": date, "commit": commit, "dirty": here["dirty"], **counts(args.run)}
+        files["README.md"] = rendered("bundle.md.j2", **about).encode()
+        sizes = {path: size_of(content) for path, content in files.items()}
+        files[CRATE_NAME] = crate_text(name, date, commit, sizes).encode()
+        manifest = pack(files, Manifest(name, date, commit, here["dirty"], {}), output)
+    packed = f"{len(manifest.files)} files of {sum(sizes.values()):,} bytes"
+    print(f"{len(run.results)} cells, {len(run.holes)} missing, {packed}")
+    if here["dirty"]:
+        print("Note: the code has changes that are not committed; source/changes.diff has them")
+    print(f"Bundle: {output}, SHA-256 {file_hash(output)}")
+    return 0

@@ -1,13 +1,19 @@
-"""Figures with a row per setting: a dot with its interval, or a bar from zero, and published values beside it."""
+"""Figures with a row per setting, and memory against accuracy."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import altair as alt
 
 from benchmarks.analysis.charts import look
-from benchmarks.analysis.labels import ABSENT, TIMES, metric_value, signed
-from benchmarks.analysis.paper import quantity as quantities
-from benchmarks.analysis.table import Record
+from benchmarks.analysis.charts.states_chart import BOUNDARY, FULLEST
+from benchmarks.analysis.labels import ABSENT, TIMES, metric_value, percent, signed
+from benchmarks.analysis.paper.spec import ALL as QUANTITIES
+from benchmarks.analysis.paper.spec import METRIC
+from benchmarks.analysis.table import CELL_COLUMNS, Record
+
+# --- Figures with a row per setting ---
+
 
 Text = Callable[[Record], str]
 
@@ -58,9 +64,9 @@ def _paper_rows(records: Sequence[Record]) -> Iterator[look.Row]:
     named = [one | {"measured_mean": one["measured"]} for one in records]
 
     def axis(one: Record) -> str:
-        is_metric = one["quantity"] == quantities.METRIC.name
+        is_metric = one["quantity"] == METRIC.name
         words = look.metric_words(one | {"metric_name": None if not is_metric else one["metric_name"], "unit": ""})
-        return words if is_metric else words.replace("metric", quantities.ALL[one["quantity"]].words, 1)
+        return words if is_metric else words.replace("metric", QUANTITIES[one["quantity"]].words, 1)
 
     return _rows(named, "measured", lambda one: f"{one['measured']:.2f}", axis)
 
@@ -124,3 +130,69 @@ def _is_baseline(record: Record) -> bool:
 def _spread(record: Record, column: str) -> str:
     half = record[f"{column}_half_width"]
     return "" if half is None else f" ± {metric_value(half)}"
+
+
+# --- Memory against accuracy: the cost of a saving ---
+
+
+MOST = 120
+"""Most points of one model."""
+COLUMNS = {BOUNDARY: "normalised", FULLEST: "peak_normalised"}
+READING = (
+    "Each point is a setting: further left holds less memory (per cent of baseline, kept); further up is better, also "
+    "where a lower metric is better. The bar is the metric's 95 % interval over seeds. Full marks: gradients kept; "
+    "open marks: streamed. Best is the corner at the upper left."
+)
+
+
+def trade_off_chart(memory: Sequence[Record], accuracy: Sequence[Record]) -> look.Specification | None:
+    """Return the figure of the memory and the accuracy table's records; None if no setting has both values."""
+    rows = list(_trade_rows(memory, accuracy))
+    if not rows:
+        return None
+    # A metric that is better when lower is drawn below zero, so that higher is better in all panels.
+    up = alt.Axis(labelExpr="replace(datum.label, '\N{MINUS SIGN}', '')", grid=True)
+    x = alt.X("share:Q", title="memory, % of baseline, kept").scale(zero=False, padding=look.NEAR)
+    chart = alt.Chart().encode(x=x)
+    points = chart.mark_point(size=85, strokeWidth=1.6, opacity=1)
+    layers = [
+        points.encode(
+            y=alt.Y("value:Q", title=None, axis=up).scale(zero=False, padding=look.NEAR),
+            **look.schemes(rows),
+            **look.exact(),
+        ),
+        chart.mark_rule(color=look.INK, strokeWidth=1.5, opacity=0.7, aria=False).encode(y="low:Q", y2="high:Q"),
+    ]
+    return look.side_by_side(rows, layers, hides="series", width=330, height=210)
+
+
+def _trade_rows(memory: Sequence[Record], accuracy: Sequence[Record]) -> Iterator[look.Row]:
+    shares = {_key(record): record for record in memory if record["normalised"] is not None}
+    both = [
+        record | {column: shares[_key(record)][column] for column in COLUMNS.values()}
+        for record in accuracy
+        if record["data"] == "real" and record["metric_mean"] is not None and _key(record) in shares
+    ]
+    for model, its in look.by_model(both).items():
+        more = f", and {len(its) - MOST} more: see the tables" if len(its) > MOST else ""
+        panel = f"{model}{more}\nupwards: {look.metric_words(its[0])}"
+        for record, label in zip(its[:MOST], look.labels_of(its[:MOST]), strict=True):
+            value, half = record["metric_mean"], record["metric_half_width"]
+            sign = -1 if record["higher_is_better"] is False else 1
+            spread = "" if half is None else f" ± {metric_value(half)}"
+            common = {
+                "model": model,
+                "panel": panel,
+                "series": look.series_of(record),
+                "gradients": record["gradients"],
+            }
+            common |= {"value": sign * value, "low": sign * value - (half or 0), "high": sign * value + (half or 0)}
+            for view, column in COLUMNS.items():
+                tip = f"{model}, {label}\nmemory: {percent(record[column])}\n{record['metric_name']}: "
+                tip += f"{metric_value(value)}{spread}\nn = {record['seeds']}"
+                yield common | {"view": view, "share": 100 * record[column], "tip": tip}
+
+
+def _key(record: Record) -> tuple[Any, ...]:
+    """Return the fields that identify a setting in all tables."""
+    return tuple(str(record[name]) for name in CELL_COLUMNS)

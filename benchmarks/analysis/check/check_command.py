@@ -2,20 +2,41 @@
 
 import argparse
 import gc
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import redirect_stderr
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
-from benchmarks.analysis.check.accept import accept, changes, check_acceptable
-from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.check_one_gpu import check_gpu, is_gpu_check
-from benchmarks.analysis.check.check_screen import HINT, diff_text, junit, verdict_text
 from benchmarks.analysis.check.check_speeds import RECORD, check_speeds
-from benchmarks.analysis.check.compare import Outcome, compare, measured_on
-from benchmarks.analysis.check.reference import Reference, find_reference, path_of, provenance_of
+from benchmarks.analysis.check.compare import (
+    SAVINGS,
+    TOLD,
+    Bands,
+    Outcome,
+    compare,
+    contradicted,
+    duplicates,
+    measured_on,
+)
+from benchmarks.analysis.check.reference import (
+    ONE_OF,
+    QUANTITY_WORDS,
+    Reference,
+    change_text,
+    find_reference,
+    path_of,
+    provenance_of,
+    rows_of,
+)
 from benchmarks.analysis.claims.evidence import ambiguous, left_out, mixed
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import say
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.core.cell import Cell
@@ -29,6 +50,153 @@ from benchmarks.core.run_config import get_cells, write_specs
 from benchmarks.launching.outcomes import to_result
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
+
+# --- The findings of a check ---
+
+
+HEADINGS = {
+    "problem": "NOT COMPARED, since there is no valid record",
+    "worse": "WORSE than the reference",
+    "changed": "CHANGED within the band, on the same machine",
+    "new": "NEW, not in the reference",
+    "better": "BETTER than the reference",
+}
+WITHOUT = "without a valid record"
+"""The word for a problem where settings are counted."""
+HINT = "To make what is told here the reference: the same command with --accept 'why'"
+
+
+def diff_text(outcomes: Sequence[Outcome]) -> str:
+    """Return everything that differs from the reference, the worst setting first; "" if nothing does."""
+    parts = []
+    for verdict in TOLD:
+        groups = grouped((one.name, one) for one in outcomes if one.verdict == verdict).values()
+        chosen = sorted(groups, key=lambda group: -max(one.severity for one in group))
+        if chosen:
+            lines = [f"{HEADINGS[verdict]}: {len(chosen)}"]
+            parts.append("\n".join([*lines, *(line for group in chosen for line in _lines(group))]))
+    return "\n\n".join(parts)
+
+
+def verdict_text(outcomes: Sequence[Outcome]) -> str:
+    """Return the last line: how many settings there are, and how many have each verdict."""
+    counts = {verdict: len({one.name for one in outcomes if one.verdict == verdict}) for verdict in TOLD}
+    told = [f"{count} {WITHOUT if verdict == 'problem' else verdict}" for verdict, count in counts.items() if count]
+    total = len({one.name for one in outcomes})
+    state = "FAILED" if any(one.fails for one in outcomes) else "PASSED"
+    return f"Check {state}: {total} settings, {', '.join(told) or 'all as in the reference'}"
+
+
+def text_of(outcome: Outcome) -> str:
+    """Return the text of an outcome without its label."""
+    if outcome.reason or outcome.old is None or outcome.new is None:
+        word = "" if outcome.quantity == "record" else f"{QUANTITY_WORDS[outcome.quantity]}: "
+        return f"{word}{outcome.reason}"
+    return change_text(outcome.quantity, outcome.old, outcome.new)
+
+
+def _lines(group: Sequence[Outcome]) -> list[str]:
+    """Return the lines of a setting: savings first, as they matter most, then the parts."""
+    first, *others = sorted(group, key=lambda one: (one.quantity not in SAVINGS, -one.severity))
+    return [f"  {first.label}: {text_of(first)}", *(f"    {text_of(one)}" for one in others)]
+
+
+UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot contain."""
+
+
+def junit(outcomes: Sequence[Outcome], run: str, seconds: float) -> bytes:
+    """Return a JUnit file: "worse" and "problem" are failures; what could not be compared is skipped."""
+    failures = sum(one.fails for one in outcomes)
+    skipped = sum(one.verdict == "skipped" for one in outcomes)
+    counts = {"tests": str(len(outcomes)), "failures": str(failures), "errors": "0", "skipped": str(skipped)}
+    counts |= {"time": f"{seconds:.3f}"}
+    root = ElementTree.Element("testsuites", {"name": "benchmarks check", **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": _fit(f"check of {run}"), **counts})
+    for one in outcomes:
+        names = {"classname": _fit(one.name), "name": _fit(f"{one.label}: {QUANTITY_WORDS[one.quantity]}")}
+        case = ElementTree.SubElement(suite, "testcase", {**names, "time": "0"})
+        text = _fit(f"{one.label}: {text_of(one)}")
+        if one.fails:
+            ElementTree.SubElement(case, "failure", {"message": text, "type": one.verdict}).text = text
+        elif one.verdict == "skipped":
+            ElementTree.SubElement(case, "skipped", {"message": text})
+        elif one.verdict != "same":
+            ElementTree.SubElement(case, "system-out").text = text
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def _fit(text: str) -> str:
+    return UNFIT.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+# --- Make a run the reference, with a reason ---
+
+
+MOST_LINES = 200
+"""Most lines about changes in one entry of the history; a last line counts the rest."""
+
+
+def check_acceptable(run: Run) -> None:
+    """Raise ConfigError, one line, for a run that is incomplete, ambiguous or mixed."""
+    known = provenance_of(run.results.values())
+    several = [name for name in ONE_OF if isinstance(known[name], list)]
+    lacking = [name for name in ONE_OF if run.results and not known[name]]
+    problems = [
+        *(f"{hole.name} is {hole.status}" for hole in run.holes.values()),
+        *(f"{cell.name} is there twice, also as {name}" for cell, name in duplicates(run)),
+        *(f"{cell.name}: {reason}" for cell, reason in contradicted(run)),
+        *run.notes,
+        *(f"its records are of several: {name} {known[name]}" for name in several),
+        *(f"its records do not say their {name}" for name in lacking),
+        *([] if run.results else ["it has no records"]),
+    ]
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise ConfigError(
+            f"accept: {run.folder} cannot be a reference: {problems[0]}{more}; run it to its end first, with one setup"
+        )
+
+
+def accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: Sequence[Outcome]) -> Reference:
+    """Write the run's measurements as the reference and return it; its history gets the reason and the changes.
+
+    Raises ConfigError, with one line, as check_acceptable does, and if settings or seeds of the reference are missing.
+    """
+    check_acceptable(run)
+    lost = [one for one in outcomes if one.quantity == "record" and one.verdict == "problem"]
+    if lost:
+        raise ConfigError(
+            f"accept: {lost[0].label} is in {path} and not in {run.folder}, as are {len(lost) - 1} others; accept a "
+            "run of all, or delete the reference to begin anew"
+        )
+    rows = rows_of(run)
+    here = provenance()
+    entry: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "reason": " ".join(reason.split()),
+        "commit": here["commit"],
+        "dirty": here["dirty"],
+        "changes": [f"{len(rows)} settings measured for the first time"] if old is None else changes(outcomes),
+    }
+    history = [*(old.history if old else []), entry]
+    # The file that was read; else the one that `path` names, or cpu.json in that folder.
+    target = old.path if old else path / "cpu.json" if path.is_dir() else path_of(path)
+    reference = Reference(target, rows, provenance_of(run.results.values()), history)
+    reference.save()
+    return reference
+
+
+def changes(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return a line for everything that differs from the reference."""
+    told = [f"{one.label}: {text_of(one)}" for one in outcomes if one.verdict not in ("same", "skipped")]
+    more = [f"and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []
+    return [*told[:MOST_LINES], *more]
+
+
+# --- Does a run still show what the committed measurements show? Imports no torch ---
+
 
 EPILOG = "Exit status: 0 as the reference or better, 1 worse or without valid records, 2 wrong use."
 
@@ -54,7 +222,7 @@ def main(args: argparse.Namespace) -> int:
     if is_gpu_check(args.run):
         if args.accept is not None or args.junit is not None:
             raise ConfigError(
-                f"run: {args.run} is a one-GPU check; `gpu-check --summary` makes the reference, no JUnit"
+                f"run: {args.run} is a one-GPU check; `measure gpu --summary` makes the reference, no JUnit"
             )
         return check_gpu(args.run, args.reference)
     if (args.run / RECORD).is_file():

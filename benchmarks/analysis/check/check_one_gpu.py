@@ -7,7 +7,7 @@ besides, and are left out where a flag or a missing figure makes them not compar
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.analysis.check.bands import INEXACT_PEAKS
+from benchmarks.analysis.check.compare import INEXACT_PEAKS
 from benchmarks.analysis.claims.sound import fewer_than_planned
 from benchmarks.analysis.gpu_records import (
     ALLOCATED,

@@ -65,8 +65,8 @@ def _check_alike(now: Mapping[str, Any], then: Mapping[str, Any], reference: Pat
     if now["threads"] != then["threads"]:
         raise ConfigError(
             f"reference: {reference} was measured with threads {then['threads']}, the run with {now['threads']}; the "
-            "naive form gains less by threads than others: measure the run again, with python -m benchmarks micro "
-            f"--threads {then['threads']}, or make a reference of its own with --accept 'why'"
+            "naive form gains less by threads than others: measure the run again, with make micro OPTIONS="
+            f"'--threads {then['threads']}', or make a reference of its own with --accept 'why'"
         )
 
 

@@ -1,6 +1,5 @@
 """The records that claims are judged by, from one run or several, and what is odd about them."""
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -9,22 +8,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.claims.sound import date_of, planned_residuals, unsound
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import OUTCOMES, Hole, Run, load_failed, strays
-from benchmarks.core.cell import CELL_FIELDS, Cell
-from benchmarks.core.files import read_text, try_json
+from benchmarks.core.cell import Cell
 from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError, try_load
-from benchmarks.launching.outcomes import summary
-from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS
 
 MOST = 5
 """Most records that the notes of a run name."""
-LAST_LINE = re.compile(r"(.* MiB)(?:, normalised [0-9.]+%)?(, [0-9.]+ steps/s, [0-9]+ s)")
-"""The line that ends a log; how its states are normalised is no figure of the record."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ def doubts(run: Run, shown: str = "Tables show it") -> list[str]:
 
 
 def ambiguous(run: Run) -> list[str]:
-    """Return a line for each record of a run that is sound, but a copy of another, or unlike the end of its log."""
+    """Return a line for each record of a run that is sound, but a copy of another."""
     return _lines(gather([run]).twice.values(), "The check counts it")
 
 
@@ -143,19 +138,7 @@ def _twice(run: Run) -> dict[Cell, str]:
         for path, other in strays(run)
         if (own := run.results.get(other.cell)) and other.status == "ok" and _measured(own) != _measured(other)
     }
-    return found | _logged_otherwise(run) | others
-
-
-def _logged_otherwise(run: Run) -> dict[Cell, str]:
-    """Return cells whose log ends with figures that their record does not have: one of the two was changed."""
-    found = {}
-    for cell, result in run.results.items():
-        with suppress(OSError, UnicodeDecodeError, TypeError):  # a record that lacks figures is not taken anyway
-            lines = read_text(run.folder / "logs" / f"{cell.name}.log").splitlines()
-            said = [line for line in map(LAST_LINE.match, lines) if line and line[0].startswith(f"{cell.name}: ")]
-            if said and said[-1][1] + said[-1][2] != summary(result):
-                found[cell] = f"the log of {cell.name} ends with other figures than its record has; run it again"
-    return found
+    return found | others
 
 
 def _measured(result: CellResult) -> tuple[object, ...]:
@@ -274,89 +257,25 @@ def fact_of(source: Mapping[str, Any], key: str) -> Any:
     where, _, name = key.rpartition(": ")
     found = source.get(where) if where else source
     value = found.get(name) if isinstance(found, Mapping) else None
-    # Which hosts they are is another matter (`benchmarks.analysis.claims.speed`).
+    # Which hosts they are is another matter (`benchmarks.analysis.claims.kinds`).
     return sorted(map(str, value.values())) if key == "ranks_per_host" and isinstance(value, Mapping) else value
 
 
-# --- Find what was measured and does not count: seeds that a run's config no longer names, results of earlier starts
-# ---
-
-
-BESIDE = ("seed", "world_size", "nodes", "backend")
-"""Fields of a cell that may have any value in a claim: its seeds, and what sets its groups apart."""
+# --- Seeds that were measured and do not count, since a run's config no longer names them ---
 
 
 def left_out(run: Run) -> list[str]:
-    """Return a line if the folder of a run has records, or failures, of further seeds of its settings, one if it has
-    them of these settings on other ranks, one if it has only logs, and one if cells had another result before, with the
-    same code, or other times; [] if not."""
-    return [
-        *_seeds(run, _strange(run), "cells has records of them, config.json does not name them."),
-        *_groups(run),
-        *_seeds(run, _begun(run), "logs has them, config.json does not name them, and their records are gone."),
-        *_earlier(run),
-    ]
+    """Return a line if the folder of a run has records, or failures, of further seeds of its settings; [] if not."""
+    names, settings = {cell.name for cell in run.cells}, run.seeds()
+    paths = (path for path in sorted(run.folder.glob("cells/*.json")) if _stem(path) not in names)
+    others = ((replace(one.cell, seed=0), one.cell.seed) for path in paths if (one := try_load(path)))
+    found = grouped((setting, seed) for setting, seed in others if setting in settings)
+    if not found:
+        return []
+    seeds = ", ".join(map(str, sorted({seed for those in found.values() for seed in those})))
+    words = f"{len(found)} setting{'s' if len(found) > 1 else ''}, e.g. {next(iter(found)).name}"
+    return [f"seeds left out: {seeds} of {words}: cells has records of them, config.json does not name them."]
 
 
-def _seeds(run: Run, cells: Iterable[Cell], why: str) -> Iterator[str]:
-    found = grouped((replace(cell, seed=0), cell.seed) for cell in cells)
-    found = {setting: seeds for setting, seeds in found.items() if setting in run.seeds()}
-    if found:
-        seeds = ", ".join(map(str, sorted({seed for those in found.values() for seed in those})))
-        settings = f"{len(found)} setting{'s' if len(found) > 1 else ''}, e.g. {next(iter(found)).name}"
-        yield f"seeds left out: {seeds} of {settings}: {why}"
-
-
-def _groups(run: Run) -> Iterator[str]:
-    """Yield a line if cells has settings of the run on other ranks, nodes or backends: each is a group of its own."""
-    known = {_but_place(setting) for setting in run.seeds()}
-    settings = {replace(cell, seed=0): None for cell in _strange(run)}
-    if found := [one.name for one in settings if one not in run.seeds() and _but_place(one) in known]:
-        word = "setting" if len(found) == 1 else "settings"
-        yield (
-            f"ranks left out: {len(found)} {word}, e.g. {found[0]}: cells has records of them, config.json names them "
-            "with other ranks, nodes or backends only."
-        )
-
-
-def _but_place(cell: Cell) -> tuple[object, ...]:
-    return tuple(getattr(cell, name) for name in CELL_FIELDS if name not in BESIDE)
-
-
-def _earlier(run: Run) -> Iterator[str]:
-    """Yield a line if records that were kept before cells ran again say something else of the same code."""
-    kept = ((one, try_load(run.folder / f"earlier/{cell.name}.json")) for cell, one in run.results.items())
-    again = [(one, old) for one, old in kept if old and _same_code(one, old)]
-    others = [one.cell.name for one, old in again if _result(one) != _result(old)]
-    timed = [one.cell.name for one, old in again if one.steps_per_second != old.steps_per_second]
-    for found, what in ((others, "result"), ([name for name in timed if name not in others], "speed")):
-        if found:
-            cells = f"{len(found)} cell{'s' if len(found) > 1 else ''}, e.g. {found[0]}"
-            yield f"run again: {cells}: earlier has another {what} of the same code."
-
-
-def _same_code(one: CellResult, other: CellResult) -> bool:
-    content = one.provenance.get("content")
-    return bool(content) and content == other.provenance.get("content")
-
-
-def _result(one: CellResult) -> tuple[object, ...]:
-    return one.status, one.metric, [[*pair] for pair in one.metric_history]
-
-
-def _strange(run: Run) -> Iterator[Cell]:
-    """Yield the cells of all records that are of no cell of the run."""
-    names = {cell.name for cell in run.cells}
-    for path in sorted(run.folder.glob("cells/*.json")):
-        own = path.name.removesuffix(".json").removesuffix(".failed")
-        if own not in names and (result := try_load(path)):
-            yield result.cell
-
-
-def _begun(run: Run) -> Iterator[Cell]:
-    """Yield the cells that were run in a folder, and of which neither the run nor a record knows any more."""
-    names = {cell.name for cell in run.cells} | {cell.name for cell in _strange(run)}
-    for path in sorted(run.folder.glob("specs/*.json")):
-        if path.stem not in names and (run.folder / f"logs/{path.stem}.log").exists():
-            with suppress(ConfigError):
-                yield Cell.from_dict(try_json(path))
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".json").removesuffix(".failed")

@@ -73,7 +73,7 @@ def reference_metrics() -> dict[str, Metrics]:
 
 
 def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:
-    """Return the metrics by model, from rows of `python -m benchmarks intervals`."""
+    """Return the metrics by model, from rows of `python -m benchmarks summary intervals`."""
     rows = {(row["model"], row["scheme"]): row for row in those if row["gradients"] == "kept"}
     found = {}
     for model in dict.fromkeys(model for model, _ in rows):

@@ -230,7 +230,7 @@ def date_of(given: object) -> datetime | None:
 
 
 STATES_FILE = ROOT / "results/paper/states.json"
-"""Written by `python -m benchmarks states`; a test compares it with `plan`."""
+"""Written by `python -m benchmarks measure states`; a test compares it with `plan`."""
 
 FEEDBACK = ("topk", "qsgd", "dgc", "none")
 """Compressors of the claims, which change neither the residual of a scheme nor the optimizer's momentum."""
@@ -265,7 +265,7 @@ def load_planned() -> dict[str, Planned]:
         return {model: Planned(**entry) for model, entry in load_json(STATES_FILE)["models"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"states: {STATES_FILE} cannot be read ({error}); write it with python -m benchmarks states"
+            f"states: {STATES_FILE} cannot be read ({error}); write it with python -m benchmarks measure states"
         ) from None
 
 
@@ -290,7 +290,7 @@ def fewer_than_planned(cell: Cell, name: str, old: float, new: float) -> str | N
         return None
     return (
         f"{int(new):,} bytes, by plan {least:,}: not all tensors were measured; where less is meant, write the plan "
-        "anew with: python -m benchmarks states"
+        "anew with: python -m benchmarks measure states"
     )
 
 

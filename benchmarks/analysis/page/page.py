@@ -1,37 +1,177 @@
-"""Render the page: what the run shows, the ledger, tables and figures, what is missing, provenance, deviations."""
+"""Render the page of a run: the ledger, tables and figures, what is missing, provenance, deviations."""
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from benchmarks.analysis.charts.draw import Drawn, library
-from benchmarks.analysis.charts.trade_off import READING as TRADE_OFF_READING
+from benchmarks.analysis.charts.rows_chart import READING as TRADE_OFF_READING
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow
 from benchmarks.analysis.claims.claims_command import families, waiting
+from benchmarks.analysis.claims.ledger import family
 from benchmarks.analysis.grouping import first_of, grouped
+from benchmarks.analysis.labels import ABSENT, MINUS
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.origin import is_mixed, provenance_rows
-from benchmarks.analysis.page.html_rows import groups_of, head_of, is_empty, is_of_paper, measured_words
-from benchmarks.analysis.page.ledger_part import SIGNS, by_family, by_test, counts, measured_on, number
-from benchmarks.analysis.page.sentences import sentences
 from benchmarks.analysis.table import Table
 from benchmarks.core.paths import ROOT
+
+# --- The rows of a table for the page: the text that is shown, and the number that it is sorted by ---
+
+
+BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+LEADING = re.compile(r"([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z]*)")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One entry of a table."""
+
+    text: str
+    is_text: bool
+    """Whether it belongs to the text columns at the left."""
+    value: str = ""
+    """The sort key; empty if it is sorted by its text."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that stay together when the table is sorted: those of one model."""
+
+    name: str
+    rows: list[list[Shown]]
+    empty: bool
+    """Whether nothing in it has been measured (tables of the paper only); such rows are folded."""
+
+
+def head_of(table: Table) -> list[Shown]:
+    """Return the headings, without the column that names the groups."""
+    return [Shown(text, column < table.text_columns) for column, text in enumerate(table.head)][
+        bool(table.group_starts) :
+    ]
+
+
+def groups_of(table: Table) -> list[Group]:
+    """Return a table's rows in groups; a table without groups gives one group without a name."""
+    found = []
+    for start, end in pairwise([*(table.group_starts or [0]), len(table.body)]):
+        name = table.body[start][0] if table.group_starts else ""
+        rows = [_row(table, index) for index in range(start, end)]
+        found.append(Group(name, rows, all(_not_measured(table, index) for index in range(start, end))))
+    return found
+
+
+def is_empty(table: Table) -> bool:
+    """Say whether nothing of a table has been measured although it has rows."""
+    return all(_not_measured(table, index) for index in range(len(table.body)))
+
+
+def is_of_paper(table: Table) -> bool:
+    """Say whether a table shows published values beside the measured ones."""
+    return bool(table.records) and "published" in table.records[0]
+
+
+def measured_words(table: Table) -> str:
+    """Return how many rows a table has, and how many of them were measured."""
+    rows = len(table.body)
+    missing = sum(_not_measured(table, index) for index in range(rows))
+    text = f"{rows} row{'s' if rows > 1 else ''}"
+    return f"{text}, {rows - missing} of them measured" if missing else text
+
+
+def leading_number(text: str) -> float | None:
+    """Return the number that a text begins with, sizes in bytes; None if there is none."""
+    found = LEADING.match(text.strip().replace(MINUS, "-").removeprefix("±"))
+    if not found:
+        return None
+    return float(found[1].replace(",", "")) * BYTES.get(found[2], 1)
+
+
+def _row(table: Table, index: int) -> list[Shown]:
+    return [
+        Shown(text, True) if column < table.text_columns else Shown(text, False, _value(table, index, column))
+        for column, text in enumerate(table.body[index])
+    ][bool(table.group_starts) :]
+
+
+def _not_measured(table: Table, index: int) -> bool:
+    return len(table.records) == len(table.body) and table.records[index].get("measured", "") is None
+
+
+def _value(table: Table, index: int, column: int) -> str:
+    """Return the record's own value if the table names its column, else the number shown, or "" without either."""
+    raw: Any = table.records[index].get(table.columns[column]) if table.columns else None
+    value = raw if isinstance(raw, int | float) else leading_number(table.body[index][column])
+    return "" if value is None or not math.isfinite(value) else f"{value:.12g}"
+
+
+# --- The ledger of claims for the page: numbers as text, counts, and groups of claims ---
+
+
+SIGNS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "not run": ABSENT}
+"""Signs before the words, for readers who cannot tell the colours apart."""
+WORDS = {"obs": "Observation", "exp": "Experiment", "sec": "Section", "table": "Table", "ours": "Our own"}
+"""Names of the claim families, by the letters that their ids begin with."""
+
+
+def counts(judged: Sequence[LedgerRow]) -> list[tuple[str, str, int]]:
+    """Return (status, its sign, how many claims have it) for all statuses."""
+    return [(status, SIGNS[status], sum(one.status == status for one in judged)) for status in STATUSES]
+
+
+def by_test(judged: Sequence[LedgerRow]) -> list[tuple[str, list[LedgerRow]]]:
+    """Return the tested claims and those not run, each with a heading; empty groups are left out."""
+    tested = [one for one in judged if one.status != "not run"]
+    others = [one for one in judged if one.status == "not run"]
+    words = (f"Tested: {len(tested)} of {len(judged)} claims", f"Not run: {len(others)} of {len(judged)} claims")
+    return [(text, some) for text, some in zip(words, (tested, others), strict=True) if some]
+
+
+def by_family(judged: Sequence[LedgerRow]) -> list[tuple[str, list[LedgerRow]]]:
+    """Return the claims of each experiment, observation or section under its name, ordered by status."""
+    found = grouped((family(one.id), one) for one in judged)
+    return [(_words(name), sorted(those, key=lambda one: STATUSES.index(one.status))) for name, those in found.items()]
+
+
+def _words(name: str) -> str:
+    """Return a family's name, such as "Experiment 1" for exp1; unknown families keep their own name."""
+    letters, digits = re.fullmatch(r"(.*?)(\d*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{WORDS[letters]} {digits}".strip() if letters in WORDS else name
+
+
+def number(value: float | None, unit: str | None = None) -> str:
+    """Return a value with four significant digits and its unit."""
+    if value is None:
+        return ABSENT
+    text = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return text.replace("-", MINUS) + (f" {unit}" if unit else "")
+
+
+def measured_on(one: LedgerRow) -> str:
+    """Return the seeds and the hardware that a verdict rests on, as far as known."""
+    seeds = f"{one.seeds} seed{'s' if one.seeds > 1 else ''}" if one.seeds else ""
+    return ", ".join(text for text in (seeds, one.hardware) if text)
+
+
+# --- Render the page ---
+
 
 SCRIPTS = ("tables.js", "charts.js")
 HERE = Path(__file__).parent
 DEVIATIONS = ROOT / "docs/deviations.md"
 OPEN = '<div class="scroll" role="region" aria-label="Deviations table" tabindex="0"><table class="prose">\n'
 FILTERS = {"groups": groups_of, "head": head_of, "number": number, "measured_on": measured_on, "rows": measured_words}
-FILTERS |= {"emphasised": lambda text: Markup(re.sub(r"\*(.+?)\*", r"<em>\1</em>", str(escape(text))))}
 
 
 def render_page(
@@ -44,7 +184,6 @@ def render_page(
     return rendered(
         "page.html.j2",
         run=run,
-        sentences=sentences(run, tables, judged),
         **_of_ledger(judged),
         own=[table for table in filled if not is_of_paper(table)],
         paper=[table for table in filled if is_of_paper(table)],

@@ -1,18 +1,302 @@
-"""Make a table of the paper from a `Spec` and a run; one function serves all tables and figures."""
+"""Make a table of the paper from a `Spec` and a run: its rows, their records, and the table; one code serves all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import fsum
+from statistics import mean
 from typing import Any
 
-from benchmarks.analysis.grouping import grouped, starts_of
-from benchmarks.analysis.labels import ABSENT, MINUS
-from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.grouping import first_of, grouped, starts_of
+from benchmarks.analysis.labels import ABSENT, MINUS, short_labels
+from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.origin import is_mixed
-from benchmarks.analysis.paper.paper_rows import BEYOND, PAPER, SMALL, Row, make_rows
-from benchmarks.analysis.paper.records import make_record, part_command, text_of
-from benchmarks.analysis.paper.spec import Spec
-from benchmarks.analysis.published import load_published
-from benchmarks.analysis.table import Record, Table
+from benchmarks.analysis.paper.spec import DIFFERENCE, SHAPE, UNITS, Line, Quantity, Spec, matches
+from benchmarks.analysis.published import Published, load_published
+from benchmarks.analysis.statistics import interval
+from benchmarks.analysis.table import Record, Table, setting_record
+from benchmarks.analysis.tables.accuracy import mean_of, metric_of_model
+from benchmarks.analysis.tables.distribution_table import distributions
+from benchmarks.core.cell import Cell
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.matrix import KEYS, expand_parts
+from benchmarks.core.paths import ROOT
+from benchmarks.core.record import CellResult
+from benchmarks.core.workloads import SMALL as SMALL_WORKLOADS
 from resireduce.scheme import load
+
+# --- The rows of a table of the paper: the paper's own, those of small models, and others that the run holds ---
+
+
+PAPER, SMALL, BEYOND = "paper", "small model", "beyond the paper"
+KINDS = (PAPER, SMALL, BEYOND)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table for one setting."""
+
+    kind: str
+    """One of KINDS; the last two have no published value."""
+    part: str
+    """Name of a part of config/paper.yaml; rows that the run adds have the table's first part."""
+    label: str
+    line: Line
+    setting: Cell
+    seeds: tuple[int, ...]
+    """The seeds to run it with."""
+    published: Published | None = None
+
+
+def make_rows(run: Run, spec: Spec) -> list[Row]:
+    """Return the rows of a table, grouped by kind and model."""
+    paper = list(_paper_rows(spec))
+    more = list(_more_rows(run, spec))
+    models = list(dict.fromkeys(row.setting.model for row in [*paper, *more]))
+    ordered = sorted([*paper, *more], key=lambda row: (KINDS.index(row.kind), models.index(row.setting.model)))
+    # One row is enough where the quantity does not depend on how the model was trained.
+    return list(first_of((row.setting.model, row) for row in ordered).values()) if spec.each_once else ordered
+
+
+def _paper_rows(spec: Spec) -> Iterator[Row]:
+    for part in spec.parts:
+        settings = paper_parts()[part]
+        for model in dict.fromkeys(setting.model for setting in settings):
+            if spec.models and model not in spec.models:
+                continue
+            for line in spec.lines:
+                for setting, seeds in settings.items():
+                    if setting.model == model and matches(setting, line.wanted):
+                        yield Row(PAPER, part, line.label, line, setting, seeds, published(line, setting, part))
+
+
+def _more_rows(run: Run, spec: Spec) -> Iterator[Row]:
+    """Yield rows of the run beyond the paper's: small models of any shape, others in the shape of the table's parts."""
+    known = {setting for settings in paper_parts().values() for setting in settings}
+    shapes = {_shape(setting) for part in spec.parts for setting in paper_parts()[part]}
+    found = [
+        (SMALL if setting.model in SMALL_MODELS else BEYOND, setting)
+        for setting in run.settings()
+        if setting not in known
+        and any(matches(setting, one) for one in spec.more)
+        and not any(matches(setting, one) for one in spec.but)
+        and (setting.model in SMALL_MODELS or _shape(setting) in shapes)
+        # With random inputs the metric means nothing.
+        and (setting.data == "real" or not spec.lines[0].quantity.needs_data)
+    ]
+    seeds = run.seeds()
+    for kind, settings in sorted(grouped(found).items()):
+        for setting, label in zip(settings, short_labels(settings), strict=True):
+            lines = [line for line in spec.lines if kind == SMALL and matches(setting, _without_shape(line))]
+            for line in lines or [spec.lines[0]]:
+                text = line.label if lines else label
+                yield Row(kind, spec.parts[0], text, line, setting, seeds[setting])
+
+
+def _shape(setting: Cell) -> tuple[object, ...]:
+    return tuple(getattr(setting, name) for name in SHAPE)
+
+
+def _without_shape(line: Line) -> dict[str, object]:
+    return {name: value for name, value in line.wanted.items() if name not in SHAPE}
+
+
+def published(line: Line, setting: Cell, part: str) -> Published | None:
+    """Return the value that the paper states for a line, model and number of ranks, or None."""
+    one = load_published().get(line.published.format(model=setting.model, part=part)) if line.published else None
+    return one if one and one.world_size in (None, setting.world_size) else None
+
+
+CONFIG = ROOT / "benchmarks/config/paper.yaml"
+SMALL_MODELS = tuple(workload.model for workload in SMALL_WORKLOADS)
+"""Models of the quick matrices, which stand in for the paper's in rows of their own."""
+
+
+@lru_cache
+def paper_parts() -> dict[str, dict[Cell, tuple[int, ...]]]:
+    """Return the settings of each part (cells with seed 0), each with its seeds."""
+    config = read_config(CONFIG)
+    parts = expand_parts({key: config[key] for key in KEYS if key in config})
+    seeds = {part: grouped((replace(cell, seed=0), cell.seed) for cell in cells) for part, cells in parts.items()}
+    return {part: {setting: tuple(those) for setting, those in found.items()} for part, found in seeds.items()}
+
+
+# --- Turn a row into its record ---
+
+
+PUBLISHED = {"": "value", "_unit": "unit", "_id": "id", "_source": "source"}
+"""Suffixes of the columns with published values, and the field that each column shows."""
+
+
+def make_record(run: Run, spec: Spec, row: Row) -> Record:
+    """Return the raw values of a row."""
+    results = run.settings().get(row.setting, [])
+    other = row.line.against(row.setting) if row.line.against else None
+    others = run.settings().get(other, []) if other else []
+    values = row.line.quantity.by_seed(results, others)
+    return {
+        **setting_record(row.setting, results),
+        "kind": row.kind,
+        "line": row.label,
+        "part": row.part,
+        **_quantity(run, row),
+        **{f"published{end}": getattr(row.published, name, None) for end, name in PUBLISHED.items()},
+        **_interval("measured", values),
+        "values": {str(seed): value for seed, value in values.items()},
+        **_compared(run, spec, row, results),
+        "hardware": hardware([*results, *others]) if results else None,
+        "seeds_wanted": len(row.seeds),
+        **_missing(run, row, other, values),
+    }
+
+
+def _quantity(run: Run, row: Row) -> Record:
+    quantity, metric = row.line.quantity, metric_of_model(run, row.setting.model)
+    better = metric["higher_is_better"] if quantity.unit is None else None
+    if quantity.higher_is_better is not None:
+        better = quantity.higher_is_better
+    name = metric["metric_name"]
+    return {
+        "quantity": quantity.name,
+        "unit": quantity.unit or UNITS.get(name, name) or (row.published.unit if row.published else None),
+        "metric_name": name,
+        "higher_is_better": better,
+    }
+
+
+def _interval(name: str, values: Mapping[int, float]) -> Record:
+    found = interval([values[seed] for seed in sorted(values)])
+    return {
+        name: found.mean if found else None,
+        f"{name}_half_width": found.half_width if found else None,
+        f"{name}_n": found.n if found else 0,
+    }
+
+
+def _compared(run: Run, spec: Spec, row: Row, results: Sequence[CellResult]) -> Record:
+    """Return the difference from another setting's metric, seed by seed, and the verdict of its interval."""
+    if spec.compared is None:
+        return {}
+    other = spec.compared[1](row.setting)
+    others = run.settings().get(other, []) if other and other != row.setting else []
+    values = DIFFERENCE.by_seed(results, others) if row.line.quantity.unit is None else {}
+    found = interval([values[seed] for seed in sorted(values)])
+    return {**_interval("difference", values), "verdict": found.verdict if found else None}
+
+
+def hardware(results: Sequence[CellResult]) -> str | None:
+    """Return the devices that the records were measured on, each once; None if there are none."""
+    devices = {str(result.provenance.get("device") or "device not recorded") for result in results}
+    return "; ".join(sorted(devices)) or None
+
+
+def _missing(run: Run, row: Row, other: Cell | None, values: Mapping[int, float]) -> Record:
+    """Return the cells without a measurement, of the setting and of the one that it is compared with."""
+    own = missing_cells(run, row.setting, row.seeds, row.part)
+    beside = missing_cells(run, other, row.seeds, row.part) if other else []
+    texts = [missing_text(own, len(row.seeds))] if own else []
+    texts += [f"to compare with: {missing_text(beside, len(row.seeds))}"] if beside and not own else []
+    if not texts and not values:
+        texts = ["its records have no such value"]
+    commands = list(dict.fromkeys(one["command"] for one in [*own, *beside]))
+    return {
+        "missing": ", ".join(texts) or None,
+        "missing_cells": own + [one | {"setting": other.name} for one in beside if other],
+        "command": None if not commands else commands[0] if len(commands) == 1 else part_command(row.part),
+    }
+
+
+def text_of(quantity: Quantity, value: float) -> str:
+    """Return a value with the decimals of its quantity."""
+    return f"{value:.{quantity.digits}f}"
+
+
+NOT_RUN = "not run"
+WORDS = {"node-fail": "node lost"}
+
+
+def missing_cells(run: Run, setting: Cell, seeds: Sequence[int], part: str) -> list[dict[str, Any]]:
+    """Return seed, status, reason and command of each cell of a setting that has no measurement."""
+    found = []
+    for seed in seeds:
+        cell = replace(setting, seed=seed)
+        if cell in run.results:
+            continue
+        hole = run.holes.get(cell) or Hole(cell.name, NOT_RUN, "no cell of this run", part_command(part))
+        found.append({"seed": seed, "status": hole.status, "reason": hole.reason, "command": hole.command})
+    return found
+
+
+def part_command(part: str) -> str:
+    """Return the command that measures a part of config/paper.yaml on this machine."""
+    return f"make run RUN=paper PART={part}"
+
+
+def missing_text(missing: Sequence[dict[str, Any]], seeds: int) -> str:
+    """Return the statuses in a few words: one status for all seeds, or each with its seeds."""
+    by_status = grouped((WORDS.get(one["status"], one["status"]), one["seed"]) for one in missing)
+    if len(by_status) == 1 and len(missing) == seeds:
+        return next(iter(by_status))
+    words = [f"{status} (seed {', '.join(map(str, found))})" for status, found in by_status.items()]
+    return ", ".join(words)
+
+
+# --- Extras of single tables of the paper: columns of their own, or another figure ---
+
+
+POINTS = 200
+"""Most points that a curve has."""
+
+
+def times(results: list[CellResult]) -> Record:
+    """Return the mean wall time of a setting's trainings, and its mean metric over the seeds at each step."""
+    hours = [float(result.wall_seconds or 0) / 3600 for result in results]
+    average = mean(hours) if hours else None
+    return {
+        "hours": average,
+        "hours_text": "" if average is None else f"{average:.2f}" if average >= 0.1 else f"{average:.4f}",
+        "steps_taken": max((result.steps for result in results), default=None),
+        "curve": curve(results),
+    }
+
+
+def curve(results: list[CellResult]) -> list[list[float]]:
+    """Return [step, mean metric] for steps at which every seed was measured, thinned to POINTS."""
+    pairs = (pair for result in results for pair in result.metric_history)
+    seen = grouped((step, value) for step, value in pairs if step is not None and value is not None)
+    points = [
+        [step, fsum(values) / len(values)] for step, values in sorted(seen.items()) if len(values) == len(results)
+    ]
+    every = -(-len(points) // POINTS)
+    return points if every <= 1 else [*points[:-1:every], points[-1]]
+
+
+def speeds(results: list[CellResult]) -> Record:
+    """Return a setting's images or tokens per second, mean over its seeds."""
+    speed = mean_of(results, "units_per_second")
+    unit = results[0].unit if results else None
+    return {
+        "throughput": speed,
+        "throughput_unit": unit,
+        "throughput_text": "" if speed is None else f"{speed:,.0f} {unit}",
+    }
+
+
+def with_densities(table: Table, run: Run) -> Table:
+    """Return Fig. 4 with the densities of groups as its figure, from each model's first observed cell, if any."""
+    records = distributions(run).records
+    places = [place for place, record in enumerate(records) if record["group"] == "all"]
+    cells = [records[start:end] for start, end in pairwise([*places, len(records)])]
+    drawn = [record for cell in first_of((its[0]["model"], its) for its in cells).values() for record in cell]
+    return replace(table, drawn=drawn, figure=DENSITIES) if drawn else table
+
+
+DENSITIES = "benchmarks.analysis.charts.curves_chart:densities_chart"
+
+
+# --- Make a table of the paper from a `Spec` and a run; one function serves all tables and figures ---
+
 
 HEAD = ("Model", "Line", "Ranks", "Published", "Measured", "± 95 %", "n")
 TAIL = ("Hardware", "Missing")
@@ -45,7 +329,7 @@ def make_table(run: Run, spec: Spec) -> Table:
         text_columns=2,
         group_starts=starts,
         notes=[*spec.notes, *_stated(spec), *_about(run, rows, records)],
-        **_missing(records),
+        **_make_missing(records),
     )
 
 
@@ -107,7 +391,7 @@ def _about(run: Run, rows: Sequence[Row], records: Sequence[Record]) -> list[str
     return notes
 
 
-def _missing(records: Sequence[Record]) -> dict[str, Any]:
+def _make_missing(records: Sequence[Record]) -> dict[str, Any]:
     """Return which of the paper's rows lack a value, and the commands that fill them, by part of paper.yaml."""
     missing = [one for one in records if one["kind"] == PAPER and one["missing"]]
     if not missing:

@@ -1,12 +1,120 @@
-"""The specification of a table of the paper; `benchmarks.analysis.paper.load_specs` reads it from paper/tables.yaml."""
+"""The tables and figures of the paper as data: their quantities, their specification, and paper/tables.yaml."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.paper.quantity import METRIC, Quantity
 from benchmarks.core.cell import Cell
+from benchmarks.core.checks import known_keys, mapping, several
+from benchmarks.core.config_reader import read_yaml
+from benchmarks.core.record import CellResult
 from benchmarks.core.scheme_options import thaw
+from resireduce.errors import ConfigError, choose
+
+# --- The quantities that the paper's tables show of a setting, one value per seed ---
+
+
+OTHER = CellResult | None
+UNITS = {"top1": "%", "accuracy": "%", "f1": "F1", "perplexity": "ppl"}
+"""Units of metrics, as the paper writes them."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value computed from one record, or from it and the record of the same seed that it is compared with."""
+
+    name: str
+    words: str
+    """Heading of a figure's axis."""
+    of: Callable[[Any, Any], float | None]
+    """Takes the record and, if `compares`, the other one; returns None where there is no value."""
+    unit: str | None = "%"
+    """None: the unit of the model's metric."""
+    digits: int = 2
+    compares: bool = False
+    """Whether it needs the record of the same seed in another setting."""
+    exact: bool = False
+    """Whether all seeds have the same value."""
+    needs_data: bool = False
+    """Whether it means nothing if the inputs were random."""
+    higher_is_better: bool | None = None
+    """None: as for the metric, or neither direction is better."""
+
+    def by_seed(self, results: Sequence[CellResult], others: Sequence[CellResult]) -> dict[int, float]:
+        """Return the value of each seed that has one."""
+        other = {result.cell.seed: result for result in others}
+        found = {}
+        for result in results:
+            beside = other.get(result.cell.seed)
+            value = None if self.compares and beside is None else self.of(result, beside)
+            if value is not None:
+                found[result.cell.seed] = value
+        return found
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _less(name: str) -> Callable[[CellResult, CellResult], float | None]:
+    """Return a function for the per cent by which a number of a record is less than the other's."""
+
+    def less(result: CellResult, other: CellResult) -> float | None:
+        ratio = _ratio(getattr(result, name), getattr(other, name))
+        return None if ratio is None else 100 * (1 - ratio)
+
+    return less
+
+
+def _share(result: CellResult, other: OTHER) -> float | None:
+    ratio = _ratio(result.residuals_bytes, result.total_bytes)
+    return None if ratio is None else 100 * ratio
+
+
+def _better(result: CellResult, other: CellResult) -> float | None:
+    """Return the gain in per cent of the other's metric; more than 0 is better."""
+    less = _less("metric")(result, other)
+    return None if less is None else less * (-1 if result.higher_is_better else 1)
+
+
+def _difference(result: CellResult, other: CellResult) -> float | None:
+    return None if result.metric is None or other.metric is None else result.metric - other.metric
+
+
+def _worse_by(result: CellResult, other: CellResult) -> float | None:
+    """Return the loss in points of the metric; more than 0 is worse."""
+    difference = _difference(result, other)
+    return None if difference is None else difference * (-1 if result.higher_is_better else 1)
+
+
+def _apart(result: CellResult, other: OTHER) -> float | None:
+    """Return how far apart residuals of different groups are, relative to those of one group (1-Wasserstein)."""
+    seen = result.observations.get("distributions") or {}
+    within, between = (seen.get(pairs) or {} for pairs in ("within", "between"))
+    return _ratio(between.get("wasserstein"), within.get("wasserstein"))
+
+
+METRIC = Quantity("metric", "metric", lambda result, other: result.metric, unit=None, needs_data=True)
+DIFFERENCE = Quantity("metric_difference", "difference of the metric", _difference, unit=None, compares=True)
+SAVING = Quantity(
+    "saving", "model states saved, %", _less("total_bytes"), compares=True, higher_is_better=True, exact=True
+)
+SHARE = Quantity("residual_share", "residuals in the model states, %", _share, exact=True)
+SLOWER = Quantity(
+    "throughput_loss", "throughput lost, %", _less("steps_per_second"), compares=True, higher_is_better=False
+)
+GAIN = Quantity("metric_gain", "metric gained, % of it", _better, compares=True, higher_is_better=True)
+DROP = Quantity("metric_loss", "metric lost, points", _worse_by, unit=None, compares=True, higher_is_better=False)
+APART = Quantity("between_within_ratio", "distance between groups / within", _apart, unit="ratio", digits=1)
+SIZE = Quantity("size", "parameters, MiB", lambda result, other: result.parameters_bytes / 2**20, "MiB", exact=True)
+ALL = {one.name: one for one in (METRIC, DIFFERENCE, SAVING, SHARE, SLOWER, GAIN, DROP, APART, SIZE)}
+"""Quantities by their name in paper/tables.yaml."""
+
+
+# --- The specification of a table of the paper ---
+
 
 Wanted = Mapping[str, Any]
 """Fields of a cell and their values; a list means any of its values."""
@@ -75,3 +183,62 @@ def other(values: Wanted, setting: Cell) -> Cell:
     """Return the setting with these values, and with the usual density if it was without compression."""
     usual = {"density": USUAL_DENSITY} if setting.compressor == "none" else {}
     return replace(setting, **{**usual, **values})
+
+
+# --- Read paper/tables.yaml: the tables and figures of the paper as data ---
+
+
+SPECS_FILE = Path(__file__).with_name("tables.yaml")
+PLAIN = ("title", "reading", "each_once", "extra", "figure")
+LISTS = ("parts", "models", "stated", "notes")
+KEYS = (*PLAIN, *LISTS, "like", "lines", "quantity", "against", "more", "but", "compared", "columns")
+
+
+@lru_cache
+def load_specs() -> dict[str, Spec]:
+    """Return the specifications by name, in file order. Raises ConfigError, with one line, for an invalid one."""
+    values = known_keys(str(SPECS_FILE), read_yaml(SPECS_FILE), ("settings", "tables"))
+    settings, tables = (mapping(f"{SPECS_FILE}: {name}", values.get(name)) for name in ("settings", "tables"))
+    return {name: _spec(f"{SPECS_FILE}: {name}", name, entry, tables, settings) for name, entry in tables.items()}
+
+
+def _spec(where: str, name: str, entry: Any, tables: Mapping[str, Any], settings: Mapping[str, Wanted]) -> Spec:
+    entry = known_keys(where, entry, KEYS)
+    if "like" in entry:
+        entry = tables[choose(f"{where}: like", entry["like"], tables)] | entry
+    if missing := {"title", "reading", "parts", "lines", "more"} - entry.keys():
+        raise ConfigError(f"{where}: {min(missing)}: missing; give it")
+    more, but = ([merged(f"{where}: {key}", one, settings) for one in entry.get(key, [])] for key in ("more", "but"))
+    column = entry.get("compared")
+    plain: dict[str, Any] = {key: entry[key] for key in PLAIN if key in entry}
+    plain |= {key: tuple(several(f"{where}: {key}", entry[key])) for key in LISTS if key in entry}
+    return Spec(
+        name=name,
+        **plain,
+        lines=tuple(_line(where, entry, one, settings) for one in several(f"{where}: lines", entry["lines"])),
+        more=tuple(more),
+        but=tuple(but),
+        compared=(column["heading"], partial(other, merged(where, column["to"], settings))) if column else None,
+        columns=tuple((heading, text) for heading, text in entry.get("columns", [])),
+    )
+
+
+def _line(where: str, entry: Mapping[str, Any], given: Any, settings: Mapping[str, Wanted]) -> Line:
+    line = {key: entry[key] for key in ("quantity", "against") if key in entry} | mapping(f"{where}: lines", given)
+    where = f"{where}: line {line.get('label')!r}"
+    known_keys(where, line, ("label", "of", "quantity", "against", "published"))
+    return Line(
+        label=str(line.get("label")),
+        wanted=merged(f"{where}: of", line.get("of"), settings),
+        quantity=ALL[choose(f"{where}: quantity", line.get("quantity", "metric"), ALL)],
+        against=partial(other, merged(where, line["against"], settings)) if "against" in line else None,
+        published=line.get("published", ""),
+    )
+
+
+def merged(where: str, given: Any, settings: Mapping[str, Wanted]) -> Wanted:
+    """Return cell fields and their values from one mapping, or from a list of mappings and names in `settings`."""
+    found: dict[str, Any] = {}
+    for one in given if isinstance(given, list) else [given]:
+        found |= mapping(where, one) if not isinstance(one, str) else settings[choose(where, one, settings)]
+    return found

@@ -1,17 +1,32 @@
-"""The accuracy table: the metric after training, how sure it is, and its difference to the baseline, seed by seed."""
+"""The accuracy and the throughput table: metric and speed, and how both differ from the baseline's."""
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from benchmarks.analysis.grouping import first_of
-from benchmarks.analysis.labels import metric_value, short_labels, signed
+from benchmarks.analysis.labels import TIMES, metric_value, short_labels, signed
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, paired
-from benchmarks.analysis.table import SAME_WORK, Record, Table, by_model, by_seed, finished_like, setting_record
-from benchmarks.analysis.tables.sensitivity import load_tells
+from benchmarks.analysis.table import (
+    SAME_WORK,
+    Record,
+    Table,
+    baseline_results,
+    by_model,
+    by_seed,
+    finished_like,
+    setting_record,
+)
 from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json
+from benchmarks.core.paths import ROOT
 from benchmarks.core.record import CellResult
+
+# --- The accuracy table ---
+
 
 READING = (
     "Metric on held-out data after training (↑ higher is better, ↓ lower is better), mean over n seeds ± half of its "
@@ -27,6 +42,8 @@ ONE_SEED = "One seed each (n = 1): differences of the size that another seed mak
 SEVERAL = ("intervals over five seeds", "make run RUN=mini PART=table")
 """What a run with one seed lacks, and the command that measures it."""
 USUAL_DENSITY = 0.01
+TELL_FILE = ROOT / "results/reference/tell.json"
+"""The committed verdicts on which models can tell schemes apart; `python -m benchmarks summary tell` writes them."""
 
 
 def accuracy(run: Run) -> Table:
@@ -114,6 +131,14 @@ def headings(records: Sequence[Record]) -> dict[str, str]:
     return headings
 
 
+def load_tells(path: Path = TELL_FILE) -> dict[str, bool]:
+    """Return, by model, whether training without residuals ends measurably worse; {} if this was not measured."""
+    try:
+        return {model: bool(entry["tells"]) for model, entry in load_json(path)["models"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def _notes(records: Sequence[Record]) -> list[str]:
     """Return notes on which models cannot tell residual schemes apart, and for which this is not known."""
     cannot = sorted({record["model"] for record in records if record["model_tells"] is False})
@@ -127,3 +152,43 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if unknown:
         notes.append(f"Whether {', '.join(unknown)} can tell residual schemes apart has not been measured.")
     return notes
+
+
+# --- The throughput table: optimizer steps per second, and images or tokens ---
+
+
+THROUGHPUT_READING = (
+    "Optimizer steps per second after warm-up, in brackets the ratio to baseline, kept, then the images or tokens of "
+    "all ranks per second; higher is better. "
+    "On processors shared with other work these vary from run to run."
+)
+
+
+def throughput(run: Run) -> Table:
+    """Return the throughput table of a run."""
+    records = [throughput_record(run, setting, results) for setting, results in run.settings().items()]
+    head, body = by_model(run, records, _throughput_text, {})
+    figure = "benchmarks.analysis.charts.rows_chart:throughput_chart"
+    return Table("throughput", "Throughput", THROUGHPUT_READING, records, head, body, figure)
+
+
+def throughput_record(run: Run, setting: Cell, results: Sequence[CellResult]) -> Record:
+    """Return a setting's steps per second, mean over its seeds, and their ratio to the baseline's."""
+    speed, units = (mean_of(results, name) for name in ("steps_per_second", "units_per_second"))
+    base = mean_of(baseline_results(run, setting), "steps_per_second")
+    ratio = speed / base if speed is not None and base else None
+    found = {"steps_per_second": speed, "ratio_to_baseline": ratio}
+    named = {"units_per_second": units, "unit": results[0].unit if results else None}
+    return setting_record(setting, results) | found | named
+
+
+def mean_of(results: Sequence[CellResult], name: str) -> float | None:
+    """Return the mean of a number over the records that have it; None if none has."""
+    found = [float(value) for result in results if (value := getattr(result, name)) is not None]
+    return mean(found) if found else None
+
+
+def _throughput_text(record: Record) -> str:
+    ratio = record["ratio_to_baseline"]
+    text = f"{record['steps_per_second']:.2f}" + (f" ({ratio:.2f} {TIMES})" if ratio is not None else "")
+    return text + (f", {record['units_per_second']:.0f} {record['unit']}/s" if record["units_per_second"] else "")

@@ -1,4 +1,4 @@
-"""The table of compression times, for `benchmarks micro` and the one-GPU check."""
+"""The table of compression times, for `benchmarks measure micro` and the one-GPU check."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

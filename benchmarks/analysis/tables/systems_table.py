@@ -3,8 +3,15 @@
 from benchmarks.analysis.grouping import starts_of, together
 from benchmarks.analysis.labels import metric_heading
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.rivals.systems_rows import BASELINE, DENSE, are_systems, systems_rows
-from benchmarks.analysis.rivals.systems_view import COLUMNS, links_words, texts
+from benchmarks.analysis.summaries import (
+    BASELINE,
+    COLUMNS,
+    DENSE,
+    are_systems,
+    links_words,
+    system_texts,
+    systems_rows,
+)
 from benchmarks.analysis.table import Record, Table
 
 READING = (
@@ -22,7 +29,7 @@ def systems(run: Run) -> Table:
     rows = systems_rows(run) if are_systems(run) else []
     records: list[Record] = together((row["model"], row) for row in rows)
     starts = starts_of([row["model"] for row in records])
-    body = [[metric_heading(row) if i in starts else "", *texts(row)] for i, row in enumerate(records)]
+    body = [[metric_heading(row) if i in starts else "", *system_texts(row)] for i, row in enumerate(records)]
     return Table(
         name="systems",
         title="Systems beside one another",

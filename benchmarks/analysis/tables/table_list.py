@@ -4,17 +4,14 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.paper.load_specs import load_specs
-from benchmarks.analysis.paper.make import make_table
-from benchmarks.analysis.paper.more_columns import with_densities
+from benchmarks.analysis.paper.make import make_table, with_densities
+from benchmarks.analysis.paper.spec import load_specs
 from benchmarks.analysis.table import Table
-from benchmarks.analysis.tables.accuracy import accuracy
+from benchmarks.analysis.tables.accuracy import accuracy, throughput
 from benchmarks.analysis.tables.distribution_table import distributions
 from benchmarks.analysis.tables.items_table import items
-from benchmarks.analysis.tables.memory_table import memory
-from benchmarks.analysis.tables.moments_table import moments
+from benchmarks.analysis.tables.memory_table import memory, moments
 from benchmarks.analysis.tables.systems_table import systems
-from benchmarks.analysis.tables.throughput import throughput
 
 TABLES: dict[str, Callable[[Run], Table]] = {
     "systems": systems,

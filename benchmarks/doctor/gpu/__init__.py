@@ -1,1 +1,1 @@
-"""Measure what only a GPU can show, in stretches: `python -m benchmarks gpu-check`."""
+"""Measure what only a GPU can show, in stretches: `python -m benchmarks measure gpu`."""

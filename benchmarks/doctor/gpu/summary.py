@@ -52,7 +52,7 @@ def merge(folders: Sequence[Path], output: Path, replan: bool = False) -> Iterat
     if not names:
         raise ConfigError(
             f"summary: {', '.join(map(str, folders))} holds no results of a device; "
-            "run: python -m benchmarks gpu-check --everything first"
+            "run: python -m benchmarks measure gpu --everything first"
         )
     for name in names:
         groups = _groups([one / name for one in folders])

@@ -1,4 +1,4 @@
-"""`python -m benchmarks measure`: a known allocation, read at every rung of the ladder."""
+"""`python -m benchmarks measure allocation`: a known allocation, read at every rung of the ladder."""
 
 import argparse
 import gc

@@ -48,7 +48,7 @@ def test_another_number_of_threads_is_refused_with_the_cure(tmp_path: Path, caps
     (tmp_path / "micro.json").write_text(json.dumps(record(10.0, threads=1)))
     assert check(tmp_path) == 2
     said = capsys.readouterr().err
-    assert "was measured with threads 2, the run with 1" in said and "python -m benchmarks micro --threads 2" in said
+    assert "was measured with threads 2, the run with 1" in said and "make micro OPTIONS='--threads 2'" in said
 
 
 def test_a_case_that_is_there_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from benchmarks.analysis.budget.budget_command import seeds_line
+from benchmarks.analysis.budget import seeds_line
 from benchmarks.analysis.claims.claim import Book, Claim, LedgerRow, Scope
 from benchmarks.analysis.claims.ledger import adjusted, ledger
 from benchmarks.analysis.claims.load_claims import load_claims

@@ -264,7 +264,9 @@ def test_a_damaged_table_is_told_in_one_line(tmp_path: Path, text: str, monkeypa
     path = tmp_path / "table.json"
     path.write_text(text)
     monkeypatch.setattr(sound, "STATES_FILE", path)
-    with pytest.raises(ConfigError, match=r"^states: .*cannot be read .*; write it with python -m benchmarks states$"):
+    with pytest.raises(
+        ConfigError, match=r"^states: .*cannot be read .*; write it with python -m benchmarks measure states$"
+    ):
         load_planned.__wrapped__()
     monkeypatch.setattr(metric_claims, "REFERENCE", path)
     with pytest.raises(ConfigError, match=r"^reference: .*table\.json cannot be read .*; restore it"):

@@ -17,7 +17,6 @@ from benchmarks.analysis.report_command import screen_text, write_claims
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
-from benchmarks.launching.outcomes import summary
 from tests.claim_records import diverged, make, wasted
 from tests.records import path_of
 
@@ -167,37 +166,12 @@ def test_seeds_that_the_config_no_longer_names_are_told(folder: Path, capsys: py
     assert "left out" not in capsys.readouterr().err
 
 
-def test_seeds_of_which_only_logs_are_left_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Records that were removed together with their cells; a seed that was planned and never ran has no log."""
-    for name in ("specs", "logs"):
-        (folder / name).mkdir()
-    for seed in (7, 9):
-        (folder / "specs" / f"{cell_of(seed=seed).name}.json").write_text(json.dumps(cell_of(seed=seed).to_dict()))
-    (folder / "logs" / f"{cell_of(seed=7).name}.log").write_text("")
-    assert main(["claims", "--run", str(folder)]) == 0
-    told = f"seeds left out: 7 of 1 setting, e.g. {cell_of(seed=0).name}: logs has them, config.json does not name"
-    assert told in capsys.readouterr().err
-
-
-def test_ranks_that_the_config_no_longer_names_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Records of settings that the config does not have are of another matrix, and are not named."""
-    for cell in (cell_of(world_size=4), cell_of("w", world_size=4)):
-        make(cell, worse=9).save(path_of(folder, cell))
-    told = (
-        f"ranks left out: 1 setting, e.g. {cell_of(seed=0, world_size=4).name}: cells has records of them, config.json "
-        "names them with other ranks, nodes or backends only."
-    )
-    for command in (["claims"], ["report", "--show"], ["intervals"], ["check", "--reference", str(folder)]):
-        main([command[0], "--run", str(folder), *command[1:]])
-        said = capsys.readouterr()
-        assert told in said.out + said.err, command
-
-
-@pytest.mark.parametrize("command", [["intervals"], ["check", "--reference"]])
+@pytest.mark.parametrize(
+    "command", [["summary", "intervals", "--run", "RUN"], ["check", "--run", "RUN", "--reference", "RUN"]]
+)
 def test_figures_of_mixed_origin_are_told(folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A commit alone changes none, and a record that does not say differs from none."""
-    record, arguments = make(cell_of()), [command[0], "--run", str(folder), *command[1:]]
-    arguments += [str(folder)] if len(command) > 1 else []
+    record, arguments = make(cell_of()), [str(folder) if one == "RUN" else one for one in command]
     told = "Note: records of vgg-digits differ in data_hash, cpu: so may their figures, whatever their settings are"
     for change, is_told in (
         ({"commit": "c2"}, False),
@@ -217,32 +191,10 @@ def test_records_of_code_that_no_commit_has_are_told(folder: Path, capsys: pytes
     for path in (folder / "cells").glob("*.json"):
         values = json.loads(path.read_text())
         path.write_text(json.dumps(values | {"provenance": {**values["provenance"], "dirty": True}}))
-    for command in (["claims"], ["report", "--show"], ["intervals"]):
+    for command in (["claims"], ["report", "--show"], ["summary", "intervals"]):
         assert main([command[0], "--run", str(folder), *command[1:]]) == 0
         said = capsys.readouterr()
         assert "12 of 12 records are of code with changes that are not committed" in said.out + said.err
-
-
-def test_what_was_measured_again_for_its_speed_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "earlier").mkdir()
-    make(cell_of(), slower=1.2).save(folder / "earlier" / path_of(folder, cell_of()).name)
-    assert main(["claims", "--run", str(folder)]) == 0
-    assert f"run again: 1 cell, e.g. {cell_of().name}: earlier has another speed" in capsys.readouterr().err
-
-
-def test_an_earlier_result_of_the_same_code_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It may have been run again until it pleased; on other code it is another result."""
-    (folder / "earlier").mkdir()
-    old = make(cell_of(), worse=3)
-    old.save(folder / "earlier" / path_of(folder, cell_of()).name)
-    assert main(["claims", "--run", str(folder)]) == 0
-    said = capsys.readouterr().err
-    assert f"run again: 1 cell, e.g. {cell_of().name}: earlier has another result of the same code." in said
-    other = {**old.provenance, "content": {**old.provenance["content"], "resireduce": "r0"}}
-    for earlier in (make(cell_of()), replace(old, provenance=other)):
-        earlier.save(folder / "earlier" / path_of(folder, cell_of()).name)
-        assert main(["claims", "--run", str(folder)]) == 0
-        assert "run again" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", ["oom", "timeout", "node-fail", "error"])
@@ -303,23 +255,6 @@ def test_other_settings_of_malloc_leave_times_open(folder: Path) -> None:
     now = found(folder)
     assert now[SPEED].status == "inconclusive" and now[SPEED].reason.count("the cells compared differ in environment")
     assert now[ACCURACY].status == now[SAME].status == "reproduced"
-
-
-def test_a_record_that_is_not_what_its_log_ends_with_leaves_its_claims_open(folder: Path) -> None:
-    cell, log = cell_of(), folder / "logs" / f"{cell_of().name}.log"
-    log.parent.mkdir()
-    share = summary(make(cell), baseline_bytes=10**9)
-    assert ", normalised " in share
-    log.write_text(f"{cell.name}: step 1/200, loss 2.0, 5 s\n{share}, finished before, not trained again\n")
-    assert found(folder)[ACCURACY].status == "reproduced"
-    for other in (make(cell, worse=-0.3), replace(make(cell), wall_seconds=3000.0)):
-        log.write_text(summary(other, baseline_bytes=10**9) + "\n")
-        now = found(folder)
-        assert now[ACCURACY].status == now[SAVING].status == "inconclusive"
-        said = f"the log of {cell.name} ends with other figures than its record has; run it again"
-        assert said in now[ACCURACY].reason
-    log.write_bytes(b"\xff")
-    assert found(folder)[ACCURACY].status == "reproduced"
 
 
 @pytest.mark.parametrize(("fact", "value"), FACTS)

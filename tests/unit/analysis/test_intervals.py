@@ -9,8 +9,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.statistics import Interval, interval, median_interval, p_beyond, paired, t_quantile
+from benchmarks.analysis.summaries import SHOWN, intervals_table
 from benchmarks.analysis.tables.accuracy import accuracy, headings, paired_baseline
-from benchmarks.analysis.tables.intervals import SHOWN, readme_table
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from tests.records import make_result, save_run
@@ -110,32 +110,48 @@ def test_a_star_is_for_a_model_that_cannot_tell_and_not_for_one_that_was_not_mea
     assert [*headings(records).values()] == ["True, accuracy ↑", "False *, accuracy ↑", "None, accuracy ↑"]
 
 
-def test_the_command_writes_json_and_readmes_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_json_and_the_table_of_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = folder / "mini.json"
-    assert main(["intervals", "--run", str(folder), "--output", str(output)]) == 0
+    assert main(["summary", "intervals", "--run", str(folder), "--output", str(output)]) == 0
     rows = json.loads(output.read_text())["rows"]
     text = capsys.readouterr().out
-    assert readme_table(rows) in text
+    assert intervals_table(rows) in text
     assert {row["steps_per_second"] for row in rows if row["seeds"] == 3} == {3.0}, "the mean of 2, 3 and 4"
     row = "gpt2-bytes, perplexity ↓ | none (no residual), kept | 3 | 80.0 % | 5.50 ± 1.49 | +1.00 ± 0.25, higher"
     assert f"| {row} |" in text
-    assert len(readme_table(rows).splitlines()) == 2 + len(SHOWN)
+    assert len(intervals_table(rows).splitlines()) == 2 + len(SHOWN)
     (folder / f"cells/{Cell(model='gpt2-bytes').name}.json").unlink()
-    assert main(["intervals", "--run", str(folder)]) == 0
+    assert main(["summary", "intervals", "--run", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "+1.05 ± 0.64, higher (2 seeds in common)" in text
     assert "Missing: 1 of 21 cells; see: python -m benchmarks report" in text
 
 
-@pytest.mark.parametrize(
-    ("command", "run"), [("intervals", "mini PART=table"), ("precision", "precision"), ("tell", "tell")]
-)
+@pytest.mark.parametrize(("command", "run"), [("intervals", "mini PART=table"), ("tell", "tell")])
 def test_a_folder_without_records_is_refused(
     command: str, run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, "--run", str(tmp_path)]) == 2
+    assert main(["summary", command, "--run", str(tmp_path)]) == 2
     assert "holds no run (no config.json, no cells)" in capsys.readouterr().err
     (tmp_path / "cells").mkdir()
-    assert main([command, "--run", str(tmp_path)]) == 2
+    assert main(["summary", command, "--run", str(tmp_path)]) == 2
     assert f"has no finished cell; make some with: make run RUN={run}" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_shares_of_a_run_without_kept_gradients_count_them_as_the_parameters(tmp_path: Path) -> None:
+    """As in config/precision.yaml: three copies of the model of the four with kept gradients, SGD with momentum."""
+    matrix = [
+        {
+            "model": "vgg-digits",
+            "gradients": "streamed",
+            "scheme": ["baseline", "w+2d"],
+            "residual_dtype": [None, "int4"],
+        }
+    ]
+    run = save_run(tmp_path, {"matrix": matrix}, make_result)
+    assert main(["summary", "intervals", "--run", str(run)]) == 0
+    full, bits, shared, _ = json.loads((run / "intervals.json").read_text())["rows"]
+    assert full["normalised"] == pytest.approx(3 / 4) and full["difference_mean"] is None
+    assert bits["residual_dtype"] == "int4" and bits["baseline"].startswith("baseline, streamed")
+    assert shared["scheme"] == "w+2d" and shared["normalised"] < 3 / 4 and shared["difference_mean"] == 0

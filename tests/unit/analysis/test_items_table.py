@@ -12,8 +12,7 @@ from benchmarks.analysis.charts.draw import draw_all
 from benchmarks.analysis.charts.states_chart import items_chart
 from benchmarks.analysis.labels import MINUS, TIMES
 from benchmarks.analysis.load_run import Run, load_run
-from benchmarks.analysis.tables.fold_layers import fold
-from benchmarks.analysis.tables.items_table import ROWS, held, view
+from benchmarks.analysis.tables.items_table import ROWS, fold, held, view
 from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.cell import Cell

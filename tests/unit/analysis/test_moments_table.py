@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.analysis.charts.draw import draw_all
-from benchmarks.analysis.charts.moments_chart import PANELS, POINTS, moments_chart
+from benchmarks.analysis.charts.states_chart import PANELS, POINTS, moments_chart
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.page.page import render_page
-from benchmarks.analysis.tables.moments_table import moments
+from benchmarks.analysis.tables.memory_table import moments
 from benchmarks.core.cell import Cell
 from benchmarks.core.moments import BANDS, pack_moments
 from benchmarks.core.record import CellResult

@@ -15,7 +15,7 @@ from benchmarks.analysis.charts.look import PUBLISHED, SERIES
 from benchmarks.analysis.charts.rows_chart import bars_chart
 from benchmarks.analysis.labels import ABSENT, MINUS, TIMES
 from benchmarks.analysis.load_run import Run, load_run
-from benchmarks.analysis.paper.paper_rows import paper_parts
+from benchmarks.analysis.paper.make import paper_parts
 from benchmarks.analysis.published import load_published
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.table_list import PAPER_TABLES, all_tables

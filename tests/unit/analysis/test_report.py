@@ -18,7 +18,7 @@ from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.report_command import screen_text, write_report
 from benchmarks.analysis.statistics import t_quantile
 from benchmarks.analysis.tables import accuracy as accuracy_module
-from benchmarks.analysis.tables.sensitivity import load_tells
+from benchmarks.analysis.tables.accuracy import load_tells
 from benchmarks.analysis.tables.table_list import TABLES, TRADE_OFF
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.cell import Cell

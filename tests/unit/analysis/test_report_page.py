@@ -8,16 +8,21 @@ import pytest
 
 from benchmarks.analysis.charts.draw import draw_all, with_own_ids
 from benchmarks.analysis.charts.look import INK, MOST, SERIES
-from benchmarks.analysis.charts.rows_chart import accuracy_chart
+from benchmarks.analysis.charts.rows_chart import accuracy_chart, trade_off_chart
 from benchmarks.analysis.charts.states_chart import BOUNDARY, memory_chart
-from benchmarks.analysis.charts.trade_off import trade_off_chart
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow
 from benchmarks.analysis.labels import ABSENT, MINUS
 from benchmarks.analysis.load_run import Hole, Run
-from benchmarks.analysis.page.html_rows import groups_of, head_of, leading_number
-from benchmarks.analysis.page.ledger_part import by_family, by_test, number
-from benchmarks.analysis.page.page import deviations, gaps
-from benchmarks.analysis.page.sentences import sentences
+from benchmarks.analysis.page.page import (
+    by_family,
+    by_test,
+    deviations,
+    gaps,
+    groups_of,
+    head_of,
+    leading_number,
+    number,
+)
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.accuracy import accuracy
 from benchmarks.analysis.tables.memory_table import memory
@@ -164,25 +169,10 @@ def ledger_of(*ids):
     return [LedgerRow(id=name, status=status, **common) for name, status in zip(ids, STATUSES, strict=False)]
 
 
-def test_the_sentences_are_the_arithmetic_of_the_records(run):
-    spoken = dict(sentences(run, [memory(run), accuracy(run)], ledger_of("a", "b", "c", "d")))
-    assert spoken["Run"] == "5 of 5 cells finished: 3 settings on 1 model, 1 to 2 seeds each."
-    # Of 5 parts (P, G, R, 2 O) streaming leaves out G, w+2d 0.7 of R; both seeds are equally good with both.
-    assert "*w+2d, streamed* holds least, 34.0 % less than *baseline, kept*" in spoken["Memory"]
-    assert f"differs by ±0.000 perplexity on {run.cells[0].model}; one seed has no interval." in spoken["Memory"]
-    assert "leave 23.3 % less than kept ones between steps" in spoken["Streaming"]
-    assert spoken["Streaming"].endswith("the metric is the same in every digit in 1 of 1 setting.")
-    assert spoken["Messages"].startswith("Ranks waited for messages for 10.0 % of a step with topk at density 0.01;")
-    assert "1 are supported and 1 contradicted, 1 stay open and 1 cannot be tested" in spoken["Claims"]
-
-
-def test_what_is_missing_is_said_and_is_one_list_with_each_command_once(run):
+def test_what_is_missing_is_one_list_with_each_command_once(run):
     cell = run.cells[0]
     empty = replace(run, results={}, holes={cell: Hole(cell.name, "oom", "8 GiB asked", "make x")})
     tables = [memory(empty), replace(accuracy(empty), lacks=(("2 rows of x", "c"), ("3 rows of y", "make b")))]
-    first, *spoken = [text for _, text in sentences(empty, tables, [])]
-    assert first == "Nothing has been measured: none of 5 cells has finished: 1 oom."
-    assert all("was not" in text or "were not" in text or "No claim" in text for text in spoken)
     found = {gap.command: gap.name for gap in gaps(empty, tables, ledger_of(*"abcd"))}
     assert found == {"make x": cell.name, "c": "Accuracy: 2 rows of x; 1 claim: d", "make b": "Accuracy: 3 rows of y"}
 

@@ -1,7 +1,6 @@
 """Compressors beside one another: rows from records, their table, and their pictures."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import drawn
-from benchmarks.analysis.charts.name_places import NO_SPOT
-from benchmarks.analysis.charts.rivals_chart import contraction_chart, lost_chart
+from benchmarks.analysis.charts.rivals_chart import NO_SPOT, contraction_chart, lost_chart
 from benchmarks.analysis.labels import ABSENT
 from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.rivals.rivals_command import rivals_table
-from benchmarks.analysis.rivals.rivals_rows import rivals_rows
+from benchmarks.analysis.summaries import rivals_rows, rivals_table
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
@@ -89,75 +86,13 @@ def test_speeds_of_settings_that_were_timed_in_turn_take_the_place_of_the_steps_
 
 def test_the_command_writes_json_and_prints_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "cells" / "left-over.json").write_text("{}")
-    assert main(["rivals", "--run", str(folder)]) == 0
+    assert main(["summary", "rivals", "--run", str(folder)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in printed[2:7]] == ["`topk`", "`demo`", "`topk`", "`none`", "`qsgd`"]
-    assert "| 0.01 | baseline | 3 | 96.50 ± 2.15 | +0.50 ± 1.24 | 0.2 | 30.0 % | 0.600 | 0.400 |" in printed[2]
-    assert "| \N{EN DASH} | none | 3 |" in printed[5]
+    assert [line.split("|")[1].strip() for line in printed[3:8]] == ["`topk`", "`demo`", "`topk`", "`none`", "`qsgd`"]
+    assert "| 0.01 | baseline | 3 | 96.50 ± 2.15 | +0.50 ± 1.24 | 0.2 | 30.0 % | 0.600 | 0.400 |" in printed[3]
+    assert "| \N{EN DASH} | none | 3 |" in printed[6]
     values = json.loads((folder / "rivals.json").read_text())
     assert len(values["rows"]) == 5 and values["measured"]["Commit"] and values["rows"][0]["metrics"]["2"] == 96.0
-
-
-def halves(folder: Path, seeds: set[int]) -> Path:
-    """A copy of a run with the cells of some seeds."""
-    part = folder.parent / f"{folder.name}-{'-'.join(map(str, sorted(seeds)))}"
-    shutil.copytree(folder, part)
-    for path in (part / "cells").glob("*.json"):
-        if json.loads(path.read_text())["cell"]["seed"] not in seeds:
-            path.unlink()
-    return part
-
-
-@pytest.mark.parametrize("order", [[{0}, {1, 2, 7}], [{1, 7}, {2}, {0}], [{0, 1}, {0, 1, 2, 7}]])
-def test_what_is_added_run_by_run_is_as_if_measured_in_one(folder: Path, order: list[set[int]]) -> None:
-    output = folder / "added.json"
-    for seeds in order:
-        assert main(["rivals", "--run", str(halves(folder, seeds)), "--output", str(output), "--add"]) == 0
-    assert main(["rivals", "--run", str(folder)]) == 0
-    whole, added = json.loads((folder / "rivals.json").read_text()), json.loads(output.read_text())
-    assert added["measured"] == whole["measured"]
-    by_setting = {(row["compressor"], row["density"]): row for row in added["rows"]}
-    for row in whole["rows"]:
-        other = by_setting.pop((row["compressor"], row["density"]))
-        assert other["metrics"] == row["metrics"]
-        floats = {name for name, value in row.items() if isinstance(value, float)}
-        assert {name: other[name] for name in floats} == pytest.approx({name: row[name] for name in floats})
-        rest = row.keys() - floats - {"metrics"}
-        assert {name: other[name] for name in rest} == {name: row[name] for name in rest}
-    assert not by_setting
-
-
-def test_seeds_measured_twice_are_not_averaged_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = ["--output", str(folder / "added.json"), "--add"]
-    assert main(["rivals", "--run", str(halves(folder, {0, 1})), *output]) == 0
-    before = (folder / "added.json").read_text()
-    assert main(["rivals", "--run", str(halves(folder, {1, 2})), *output]) == 2
-    said = capsys.readouterr().err
-    assert "add: seeds [1] of model vgg-digits, compressor none" in said and "seeds [0] are not in" in said
-    assert (folder / "added.json").read_text() == before
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{}], "measured": {}}', '{"rows": [], "measured": 3}'])
-def test_a_file_that_is_not_of_rivals_is_not_added_to(
-    folder: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "rivals.json").write_text(text)
-    assert main(["rivals", "--run", str(folder), "--add"]) == 2
-    assert "rivals.json is no file of rivals" in capsys.readouterr().err
-    assert (folder / "rivals.json").read_text() == text
-
-
-@pytest.mark.parametrize("damage", [{"compressor": "x"}, {"density": "0.01"}, {"total_bytes": None}], ids=str)
-def test_a_file_of_damaged_rows_is_not_added_to(
-    folder: Path, damage: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["rivals", "--run", str(folder)]) == 0
-    values = json.loads((folder / "rivals.json").read_text())
-    text = json.dumps(values | {"rows": [*values["rows"], values["rows"][-1] | {"model": "gpt2-bytes"} | damage]})
-    (folder / "rivals.json").write_text(text)
-    assert main(["rivals", "--run", str(folder), "--add"]) == 2
-    assert "rivals.json is no file of rivals" in capsys.readouterr().err
-    assert (folder / "rivals.json").read_text() == text
 
 
 def test_a_run_that_did_not_observe_is_refused_with_the_cure(
@@ -166,10 +101,10 @@ def test_a_run_that_did_not_observe_is_refused_with_the_cure(
     cell = Cell(model="vgg-digits")
     (tmp_path / "config.json").write_text(json.dumps({"matrix": [{"model": "vgg-digits"}]}))
     (tmp_path / "cells").mkdir()
-    assert main(["rivals", "--run", str(tmp_path)]) == 2
-    assert "has no finished cell; make some with: make run RUN=rivals" in capsys.readouterr().err
+    assert main(["summary", "rivals", "--run", str(tmp_path)]) == 2
+    assert "has no finished cell (1 not run); make some with: make run RUN=rivals" in capsys.readouterr().err
     make_result(cell).save(tmp_path / f"cells/{cell.name}.json")
-    assert main(["rivals", "--run", str(tmp_path)]) == 2
+    assert main(["summary", "rivals", "--run", str(tmp_path)]) == 2
     assert "did not observe 'contraction'; give observe: [contraction]" in capsys.readouterr().err
 
 

@@ -9,14 +9,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import draw_all, drawn
-from benchmarks.analysis.charts.name_places import NO_SPOT, SPOTS, places
-from benchmarks.analysis.charts.rivals_chart import VIEWS, systems_chart
+from benchmarks.analysis.charts.rivals_chart import NO_SPOT, SPOTS, VIEWS, places, systems_chart
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page
-from benchmarks.analysis.readme.measured import Measured
-from benchmarks.analysis.readme.systems_block import system_paragraphs, systems, systems_over_slurm
-from benchmarks.analysis.rivals.systems_rows import systems_rows
-from benchmarks.analysis.rivals.systems_view import links_words, systems_table, texts
+from benchmarks.analysis.summaries import links_words, system_texts, systems_rows, systems_table
 from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.core.record import CellResult
 from tests.records import save_run
@@ -37,7 +33,7 @@ def systems_folder(tmp_path: Path) -> Path:
 def test_systems_are_parts_and_stand_beside_no_compression_and_the_memory_of_baseline(
     systems_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["systems", "--run", str(systems_folder)]) == 0
+    assert main(["summary", "systems", "--run", str(systems_folder)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in printed[3:6]] == ["No compression", "Baseline", "other"]
     values = json.loads((systems_folder / "systems.json").read_text())
@@ -69,7 +65,7 @@ def test_a_run_that_has_no_systems_is_refused_in_one_line(
     systems_folder: Path, capsys: pytest.CaptureFixture[str], config: str, said: str
 ) -> None:
     (systems_folder / "config.json").write_text(config)
-    assert main(["systems", "--run", str(systems_folder)]) == 2
+    assert main(["summary", "systems", "--run", str(systems_folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: run: ") and said in line
 
@@ -79,19 +75,12 @@ def test_a_system_of_several_settings_is_refused(systems_folder: Path, capsys: p
         "other": {"matrix": [MODEL | {"density": 0.01}, MODEL | {"compressor": "none", "scheme": "none"}]}
     }
     (systems_folder / "config.json").write_text(json.dumps({"parts": both}))
-    assert main(["systems", "--run", str(systems_folder)]) == 2
+    assert main(["summary", "systems", "--run", str(systems_folder)]) == 2
     assert "part other: vgg-digits has several settings; give one for each model" in capsys.readouterr().err
 
 
-def test_pages_have_a_paragraph_for_each_system_and_the_picture_a_point(systems_folder: Path) -> None:
-    main(["systems", "--run", str(systems_folder)])
-    measured = Measured(systems_folder)
-    text = system_paragraphs(measured)
-    assert len(text.split("\n\n")) == 3
-    assert "**Baseline.** Top-k. *Found:* no loss seen on vgg-digits." in text and "**No compression.**" in text
-    assert text.count("*Found:*") == 2, "nothing is lost by what all are compared with"
-    assert systems(measured) == "vgg-digits, accuracy ↑:\n\n" + systems_table(measured.load("systems")["rows"])
-    specification = systems_chart(measured.load("systems")["rows"])
+def test_the_picture_of_systems_has_a_point_for_each(systems_folder: Path) -> None:
+    specification = systems_chart(systems_rows(load_run(systems_folder)))
     assert specification is not None and "Baseline<" in drawn("systems", specification).svg
     assert systems_chart([]) is None
 
@@ -103,7 +92,7 @@ def test_the_report_has_the_rows_of_systems_and_what_each_is(systems_folder: Pat
     run = load_run(systems_folder)
     table = TABLES["systems"](run)
     assert table.records == systems_rows(run) and table.group_starts == (0,)
-    assert [row[1:] for row in table.body] == list(map(texts, table.records)), "as docs/systems.md has them"
+    assert [row[1:] for row in table.body] == list(map(system_texts, table.records)), "as docs/systems.md has them"
     assert table.body[0][0] == "vgg-digits, accuracy \N{UPWARDS ARROW}" and len(table.columns) == len(table.head)
     assert table.terms == (("Baseline", "Top-k."),)
     assert table.notes == ["Without a finished cell: Later (vgg-digits)."]
@@ -166,21 +155,19 @@ def test_it_is_said_to_what_links_were_slowed_and_where_they_were_not(
         known = CellResult.load(path)
         rates = {"node1": "100Mbit", "node2": "100Mbit"} if number else None
         replace(known, provenance=known.provenance | {"link_rates": rates, "cores": 2}).save(path)
-    assert main(["systems", "--run", str(systems_folder), "--output", str(systems_folder / "systems-slurm.json")]) == 0
+    assert (
+        main(
+            ["summary", "systems", "--run", str(systems_folder), "--output", str(systems_folder / "systems-slurm.json")]
+        )
+        == 0
+    )
     words = "not slowed (1 cell); node1 100Mbit, node2 100Mbit (7 cells)"
     assert f"Links slowed to: {words}" in capsys.readouterr().out
-    text = systems_over_slurm(Measured(systems_folder))
-    assert words in " ".join(text.split()) and "| ms a step | vgg-digits |\n|---|---:|\n| No compression | " in text
 
 
-def test_a_loss_beyond_its_interval_is_bold_and_said(systems_folder: Path) -> None:
-    main(["systems", "--run", str(systems_folder)])
-    loaded = json.loads((systems_folder / "systems.json").read_text())
-    rows = [row | {"lost_half_width": 0.25} if row["system"] == "baseline" else row for row in loaded["rows"]]
-    (systems_folder / "systems.json").write_text(json.dumps(loaded | {"rows": rows}))
-    measured = Measured(systems_folder)
-    assert "**Baseline.** Top-k. *Found:* worse on vgg-digits." in system_paragraphs(measured)
-    assert systems(measured).count("**") == 2 and "| **+0.50 ± 0.25** |" in systems(measured)
+def test_a_loss_beyond_its_interval_is_bold(systems_folder: Path) -> None:
+    rows = [row | {"lost_half_width": 0.25} for row in systems_rows(load_run(systems_folder))]
+    assert systems_table(rows).count("**") == 2 and "| **+0.50 ± 0.25** |" in systems_table(rows)
 
 
 def test_a_picture_leaves_out_who_has_few_seeds_beside_the_others(systems_folder: Path) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import t_quantile
-from benchmarks.analysis.tables.sensitivity import load_tells
+from benchmarks.analysis.tables.accuracy import load_tells
 from tests.records import make_result, save_run
 
 CONFIG = yaml.safe_load((Path(__file__).parents[3] / "benchmarks/config/tell.yaml").read_text())
@@ -35,7 +35,7 @@ def test_a_model_tells_if_no_residuals_are_worse_by_the_whole_interval(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = folder / "tell.json"
-    assert main(["tell", "--run", str(folder)]) == 0
+    assert main(["summary", "tell", "--run", str(folder)]) == 0
     assert load_tells(output) == {
         "resnet-digits": True,
         "vgg-digits": False,
@@ -51,19 +51,19 @@ def test_a_model_tells_if_no_residuals_are_worse_by_the_whole_interval(
 
 def test_a_seed_that_is_missing_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     next(folder.glob("cells/vgg-digits.topk.none.*s1.json")).unlink()
-    assert main(["tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 2
+    assert main(["summary", "tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 2
     assert "vgg-digits, none: 2 seeds are there, needed are 3" in capsys.readouterr().err
     assert not (folder / "tell.json").exists()
 
 
 def test_records_that_the_ledger_does_not_count_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rule counts these, whose steps took no time, like any other."""
-    assert main(["tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 0
+    assert main(["summary", "tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 0
     said = capsys.readouterr().err
     assert said.startswith("Note: ") and "These figures count it, the ledger does not count it." in said
 
 
-@pytest.mark.parametrize("command", ["tell", "precision"])
+@pytest.mark.parametrize("command", ["tell", "intervals"])
 def test_an_output_that_is_a_folder_is_named(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main([command, "--run", str(folder), "--output", str(folder)]) == 2
+    assert main(["summary", command, "--run", str(folder), "--output", str(folder)]) == 2
     assert f"error: output: {folder} is not a file; give the name of one" in capsys.readouterr().err

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import COMMANDS, GROUPS, main
+from benchmarks.__main__ import COMMANDS, GROUPS, MEASURES, main
 from benchmarks.core.paths import ROOT
+from tests.records import make_result, save_run
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -20,22 +21,23 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_every_command_is_listed_once_below_its_group(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = dict(re.findall(r"^(To .+):\n((?:  .+\n)+)", shown(capsys), re.MULTILINE))
+    blocks = dict(re.findall(r"^(Run|Look|Maintain):\n((?:  .+\n)+)", shown(capsys), re.MULTILINE))
     assert {name: re.findall(r"^  (\S+)", block, re.MULTILINE) for name, block in blocks.items()} == {
         name: list(commands) for name, commands in GROUPS.items()
     }
-    assert len(COMMANDS) == sum(map(len, GROUPS.values()))
+    assert len(COMMANDS) == sum(map(len, GROUPS.values())) <= 15
+    assert re.findall(r"^  (\S+)", shown(capsys, "measure"), re.MULTILINE)[: len(MEASURES)] == list(MEASURES)
 
 
 def test_the_help_of_a_command_keeps_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Measure what only a GPU can show" in shown(capsys, "gpu-check")
-    assert "of README and docs" in shown(capsys, "readme")
+    assert "What only a GPU can show" in shown(capsys, "measure", "gpu")
+    assert "docs/results.md and its pictures" in shown(capsys, "pages")
 
 
 def test_a_misspelt_command_or_option_is_told_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chekc"]) == 2
-    assert "error: command: 'chekc' is not known (did you mean 'check'?); allowed: beside, " in capsys.readouterr().err
-    assert main(["budget", "--config=--", "--", "--part=--"]) == 2
+    assert "error: command: 'chekc' is not known (did you mean 'check'?); allowed: bundle, " in capsys.readouterr().err
+    assert main(["cells", "--budget", "--config=--", "--", "--part=--"]) == 2
     assert capsys.readouterr().err == "error: --config: '--' is no value; give another one, or leave the option out\n"
     with pytest.raises(SystemExit) as ended:
         main(["claims", "--jsno"])
@@ -55,7 +57,7 @@ def test_a_misspelt_command_or_option_is_told_what_was_meant(capsys: pytest.Capt
 )
 def test_what_is_no_number_is_told_what_is(capsys: pytest.CaptureFixture[str], option: str, said: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["pace", option])
+        main(["measure", "pace", option])
     assert ended.value.code == 2 and said in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["simulate", "--most-lost", "a little"])
@@ -69,7 +71,7 @@ def test_an_interpreter_without_the_packages_is_told_the_right_one(
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr("benchmarks.__main__.import_module", lacking)
-    assert main(["states"]) == 1
+    assert main(["measure", "states"]) == 1
     assert "lacks a package; make sets up .venv/bin/python" in capsys.readouterr().err
 
 
@@ -85,8 +87,9 @@ def test_a_full_disk_is_told_with_the_file(
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    run = save_run(tmp_path / "x", {"matrix": [{"model": "vgg-digits"}]}, make_result)
     monkeypatch.setattr("benchmarks.core.files.os.fsync", full)
-    file = tmp_path / "budget.json"
-    assert main(["budget", "--config", str(ROOT / "benchmarks/config/memory.yaml"), "--output", str(file)]) == 1
+    file = tmp_path / "intervals.json"
+    assert main(["summary", "intervals", "--run", str(run), "--output", str(file)]) == 1
     assert capsys.readouterr().err == f"error: [Errno 28] No space left on device: '{file}'\n"
-    assert not [*tmp_path.iterdir()]
+    assert [*tmp_path.iterdir()] == [tmp_path / "x"]

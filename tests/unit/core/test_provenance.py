@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.analysis.bundle.contents import source_texts
+from benchmarks.analysis.bundle.pack import source_texts
 from benchmarks.core import provenance
 from benchmarks.core.paths import ROOT
 from benchmarks.launching.containers.entry import LOCK

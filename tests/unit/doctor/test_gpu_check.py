@@ -113,7 +113,7 @@ def test_parts_share_all_steps_among_them(capsys):
     steps = list_steps("cuda")
     parts = [part_of(steps, f"{number}/4") for number in (1, 2, 3, 4)]
     assert [step for several in zip_longest(*parts) for step in several if step] == steps == part_of(steps, None)
-    assert main(["gpu-check", "--everything", "--dry-run", "--part", "2/4"]) == 0
+    assert main(["measure", "gpu", "--everything", "--dry-run", "--part", "2/4"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]] == [step.name for step in parts[1]]
 
 
@@ -121,7 +121,7 @@ def test_steps_fall_into_stretches_that_end_in_time(capsys):
     falls = schedule(list_steps("cuda"), LIMIT_SECONDS)
     for number in {number for number, _ in falls}:
         assert sum(step.estimated_seconds for at, step in falls if at == number) <= LIMIT_SECONDS - MARGIN_SECONDS
-    assert main(["gpu-check", "--everything", "--dry-run"]) == 0
+    assert main(["measure", "gpu", "--everything", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == table(falls) and len(lines) == len(falls) + 2
 
@@ -132,7 +132,7 @@ def test_steps_fall_into_stretches_that_end_in_time(capsys):
 def test_without_a_gpu_it_says_so_in_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
-    assert main(["gpu-check", "--everything"]) == 2
+    assert main(["measure", "gpu", "--everything"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: device: 'cuda' is not allowed here: torch 2.") and error.count("\n") == 1
     assert "--device cpu --tiny" in error
@@ -171,7 +171,7 @@ def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first)
 )
 def test_bad_options_are_named(monkeypatch, tmp_path, capsys, options, message):
     monkeypatch.chdir(tmp_path)
-    assert main(["gpu-check", *options]) == 2
+    assert main(["measure", "gpu", *options]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
@@ -399,7 +399,7 @@ def test_a_damaged_file_is_named_in_one_line_and_no_summary_is_written(make_stre
     values = saved(stretch)
     damage(values)
     (stretch.folder / "memory.json").write_text(json.dumps(values))
-    assert main(["gpu-check", "--summary", str(tmp_path / "run"), "--output", str(tmp_path / "reference")]) == 2
+    assert main(["measure", "gpu", "--summary", str(tmp_path / "run"), "--output", str(tmp_path / "reference")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1
     assert not (tmp_path / "reference").exists()
@@ -457,7 +457,7 @@ def test_the_whole_order_runs_on_a_cpu_with_few_packages(tmp_path):
 
     def stretch(seconds: str) -> str:
         options = ["--everything", "--device", "cpu", "--tiny", "--seconds", seconds, "--output", str(tmp_path / "run")]
-        command = [sys.executable, "-m", "benchmarks", "gpu-check", *options]
+        command = [sys.executable, "-m", "benchmarks", "measure", "gpu", *options]
         done = subprocess.run(command, env=limited(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -72,10 +72,10 @@ def test_a_way_that_cannot_be_measured_says_why(
         raise Failed("ModuleNotFoundError: No module named 'bitsandbytes'")
 
     monkeypatch.setattr(cli, "measure", fails)
-    assert main(["beside", "--only", "eight-bit", "--output", str(tmp_path / "out.json")]) == 1
+    assert main(["measure", "beside", "--only", "eight-bit", "--output", str(tmp_path / "out.json")]) == 1
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert row["name"] == "eight-bit" and "bitsandbytes" in row["reason"] and row["reason"] in capsys.readouterr().out
-    assert main(["beside", "--only", "nothing"]) == 2
+    assert main(["measure", "beside", "--only", "nothing"]) == 2
 
 
 # --- the forms of others ---

@@ -1,4 +1,4 @@
-"""`python -m benchmarks counts`: what compressors send that fit a threshold, beside what they aim at."""
+"""`python -m benchmarks measure counts`: what compressors send that fit a threshold, beside what they aim at."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def test_counts_are_those_that_another_implementation_has() -> None:
 
 def test_a_tiny_table_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "counts.json"
-    assert main(["counts", "--tiny", "--densities", "0.1", "--output", str(output)]) == 0
+    assert main(["measure", "counts", "--tiny", "--densities", "0.1", "--output", str(output)]) == 0
     found, text = json.loads(output.read_text()), output.with_suffix(".md").read_text()
     cases = [case for case, _ in list_cases(0.1)]
     assert len(found["rows"]) == 3 * len(cases) and text in capsys.readouterr().out
@@ -59,5 +59,5 @@ def test_means_are_in_parts_of_the_target() -> None:
 
 
 def test_densities_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["counts", "--densities", "2"]) == 2
+    assert main(["measure", "counts", "--densities", "2"]) == 2
     assert "densities: 2.0 is not allowed" in capsys.readouterr().err

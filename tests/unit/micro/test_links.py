@@ -1,4 +1,4 @@
-"""`python -m benchmarks links`: two nodes on this machine, and every form of a step on them."""
+"""`python -m benchmarks measure links`: two nodes on this machine, and every form of a step on them."""
 
 import json
 import math
@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.readme.blocks import BLOCKS
-from benchmarks.analysis.readme.measured import Measured
 from benchmarks.analysis.statistics import median_interval
 from benchmarks.micro import links_command
 from benchmarks.micro.slow_nodes import UNSLOWED, slow_nodes
@@ -70,21 +68,13 @@ def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", str(rank))
     monkeypatch.setattr(links_command, "slow_nodes", nodes)
     output = tmp_path / "reference" / "links.json"
-    assert main(["links", "--rounds", "7", "--steps", "2", "--output", str(output)]) == 0
+    assert main(["measure", "links", "--rounds", "7", "--steps", "2", "--output", str(output)]) == 0
     found = json.loads(output.read_text())
     assert sorted((tmp_path / "where").read_text().split("\n"))[1:] == [
         "0 0 eth0", "0 1 eth0", "1 2 eth0", "1 3 eth0"
     ]  # fmt: skip
     assert [row["median"] for row in found["rows"]] == [(2.0 * number + 3) / 2 for number in range(count)]
     assert [row["messages"] for row in found["rows"]] == [*range(count)]
-    measured = Measured(output.parent)
-    table, rules = BLOCKS["links"](measured), BLOCKS["merged-links"](measured)
-    assert table is not None and rules is not None
-    assert "| no compression | 1.500 (0.000 to 3.000) | 1.0 | 2.500 (1.000 to 4.000) | 0.6 |" in table
-    assert "| `mg-wfbp` |" in rules and "| up to 32,768 bytes |" in rules
-    first = count - 2 + 1.5
-    assert f"| no compression, `dear` | {first:.3f} (" in table and table.endswith("|  |  |")
-    assert len(table.splitlines()) == 2 + 4 + 2 and len(rules.splitlines()) == 2 + len(MERGES)
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 20, 21])
@@ -100,7 +90,7 @@ def test_the_median_lies_where_tosses_of_a_coin_have_it(count: int) -> None:
 
 @pytest.mark.parametrize("rate", ["fast", "0mbit", "100", "100 mbit", "1.5gbit", "11gbit", "9" * 9999 + "kbit"])
 def test_a_rate_that_is_none(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["links", "--rate", rate]) == 2
+    assert main(["measure", "links", "--rate", rate]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: rate: {rate!r}"[:200]) and " is not allowed; give a whole number" in said
 
@@ -150,5 +140,5 @@ def test_more_nodes_than_two_reach_each_other_at_the_rate_of_each_ones_link() ->
 
 @pytest.mark.parametrize(("option", "given"), [("nodes", "1"), ("nodes", "65"), ("ranks-per-node", "0")])
 def test_numbers_of_nodes_that_cannot_be(option: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["links", f"--{option}", given]) == 2
+    assert main(["measure", "links", f"--{option}", given]) == 2
     assert f"{option.replace('-', '_')}: {given} is not allowed" in capsys.readouterr().err

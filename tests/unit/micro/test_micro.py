@@ -1,4 +1,4 @@
-"""`python -m benchmarks micro`: the compression of a gradient, case beside case."""
+"""`python -m benchmarks measure micro`: the compression of a gradient, case beside case."""
 
 import json
 import os
@@ -25,7 +25,7 @@ TIMES: dict[str, list[dict[str, Any]]] = {
 
 def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "micro.json"
-    assert main(["micro", "--tiny", "--threads", "3", "--output", str(output)]) == 0
+    assert main(["measure", "micro", "--tiny", "--threads", "3", "--output", str(output)]) == 0
     found = json.loads(output.read_text())
     assert found["threads"] == 3 and "| ms, 3 threads |" in output.with_suffix(".md").read_text()
     assert [row["case"] for row in found["rows"]] == [case.name for case in list_cases()]
@@ -39,18 +39,18 @@ def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_cases_are_chosen_by_name_and_compared_with_a_copy_and_the_naive_form(tmp_path: Path) -> None:
     output = tmp_path / "micro.json"
-    assert main(["micro", "--tiny", "--cases", "topk, w*", "dgc, *", "--output", str(output)]) == 0
+    assert main(["measure", "micro", "--tiny", "--cases", "topk, w*", "dgc, *", "--output", str(output)]) == 0
     names = [row["case"] for row in json.loads(output.read_text())["rows"]]
     assert names == ["copy", "naive", "topk, w", "topk, w+2d", "dgc, baseline"]
 
 
 def test_rounds_that_tiny_does_not_need_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["micro", "--tiny", "--rounds", "0", "--output", str(tmp_path / "micro.json")]) == 2
+    assert main(["measure", "micro", "--tiny", "--rounds", "0", "--output", str(tmp_path / "micro.json")]) == 2
     assert "rounds: 0 is not allowed; give a whole number, 1 to 10000" in capsys.readouterr().err
 
 
 def test_a_case_that_there_is_not_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["micro", "--tiny", "--cases", "topk", "--output", str(tmp_path / "micro.json")]) == 2
+    assert main(["measure", "micro", "--tiny", "--cases", "topk", "--output", str(tmp_path / "micro.json")]) == 2
     assert "error: cases: 'topk' is not known; there are: copy; torch.topk; naive" in capfd.readouterr().err
 
 
@@ -60,7 +60,7 @@ def test_a_process_that_was_killed_is_told_with_the_cure(
     code = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
     start = micro_command.helping
     monkeypatch.setattr(micro_command, "helping", lambda line, more: start(code, more))
-    assert main(["micro", "--tiny", "--output", str(tmp_path / "micro.json")]) == 2
+    assert main(["measure", "micro", "--tiny", "--output", str(tmp_path / "micro.json")]) == 2
     assert "was killed by signal 9, 9 where memory ran out" in (said := capsys.readouterr().err) and "--cases" in said
 
 
@@ -75,7 +75,7 @@ def test_without_a_number_all_forms_have_as_many_threads_as_there_are_cores(
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
     monkeypatch.setattr(micro_command, "_times", times)
-    assert main(["micro", "--output", str(tmp_path / "micro.json")]) == 0
+    assert main(["measure", "micro", "--output", str(tmp_path / "micro.json")]) == 0
     assert asked == [json.loads((tmp_path / "micro.json").read_text())["threads"]] == [3]
 
 
@@ -149,13 +149,13 @@ def test_the_naive_form_and_the_library_send_the_same() -> None:
     ],
 )
 def test_what_cannot_be_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, said: str):
-    assert main(["micro", option, value, "--output", str(tmp_path / "micro.json")]) == 2
+    assert main(["measure", "micro", option, value, "--output", str(tmp_path / "micro.json")]) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_a_gpu_that_is_not_there_is_named_in_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["micro", "--tiny", "--device", "cuda", "--output", str(tmp_path / "micro.json")]) == 2
+    assert main(["measure", "micro", "--tiny", "--device", "cuda", "--output", str(tmp_path / "micro.json")]) == 2
     said = capfd.readouterr().err
     assert said.startswith("error: device: 'cuda' is not allowed without a CUDA device; give cpu, or leave it out\n")
     assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""`python -m benchmarks pace`: cells are timed in turn, in the same processes."""
+"""`python -m benchmarks measure pace`: cells are timed in turn, in the same processes."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ def test_ratios_and_their_intervals(tmp_path: Path) -> None:
     """At the mean of the rounds' ratios, within them, and by what the two ranks took."""
     output = tmp_path / "pace.json"
     options = ["--models", "vgg-digits", "--rounds", "3", "--steps", "1", "--output", str(output)]
-    assert main(["pace", "--pairs", "streaming", *options]) == 0
+    assert main(["measure", "pace", "--pairs", "streaming", *options]) == 0
     (row,) = json.loads(output.read_text())["rows"]
     assert (row["model"], row["scheme"]) == ("vgg-digits", "baseline")
     assert (row["gradients"], row["against"]["gradients"]) == ("streamed", "kept")
@@ -62,7 +62,7 @@ def test_with_several_starts_the_interval_is_over_their_means(tmp_path: Path, mo
 def test_what_compression_costs_is_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "pace.json"
     options = ["--models", "gpt2-bytes", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
-    assert main(["pace", "--pairs", "compression", *options]) == 0
+    assert main(["measure", "pace", "--pairs", "compression", *options]) == 0
     found = json.loads(output.read_text())
     (row,) = found["rows"]
     assert (row["scheme"], row["against"]["scheme"], row["against"]["gradients"]) == ("baseline", "none", "kept")
@@ -75,7 +75,7 @@ def test_unless_told_streaming_is_timed_with_each_scheme_and_no_committed_file_i
     monkeypatch.chdir(tmp_path)
     together: list[list[Cell]] = []
     monkeypatch.setattr(pace, "compare", lambda cells, *_: together.append(cells) or [])
-    assert main(["pace"]) == 0
+    assert main(["measure", "pace"]) == 0
     assert [(first.model, first.scheme) for first, _ in together] == [
         (one.model, scheme) for one in SMALL for scheme in ("baseline", "w+2d")
     ]
@@ -90,7 +90,7 @@ def test_settings_of_a_config_are_beside_none(tmp_path: Path, capsys: pytest.Cap
     only = "{model: vgg-digits, compressor: [none, signum, topk], density: 0.01}"
     config.write_text(f"extends: {ROOT}/benchmarks/config/rivals.yaml\nonly: {only}\n")
     options = ["--models", "vgg-digits", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
-    assert main(["pace", "--config", str(config), *options]) == 0
+    assert main(["measure", "pace", "--config", str(config), *options]) == 0
     rows = json.loads(output.read_text())["rows"]
     assert [(row["compressor"], row["scheme"], row["density"]) for row in rows] == [
         ("signum", "none", 1),
@@ -102,14 +102,14 @@ def test_settings_of_a_config_are_beside_none(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_config_without_what_others_are_compared_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--models", "resnet50", "--output", str(tmp_path / "pace.json")]
-    assert main(["pace", "--config", str(ROOT / "benchmarks/config/rivals.yaml"), *options]) == 2
+    assert main(["measure", "pace", "--config", str(ROOT / "benchmarks/config/rivals.yaml"), *options]) == 2
     assert "has 0 settings of resnet50, 0 of them without compression" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--rounds 1", "--steps 0", "--ranks 0", "--starts 0"])
 def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     option, value = option.split()
-    assert main(["pace", option, value, "--output", str(tmp_path / "pace.json")]) == 2
+    assert main(["measure", "pace", option, value, "--output", str(tmp_path / "pace.json")]) == 2
     assert f"{option[2:]}: {value} is not allowed" in capsys.readouterr().err
 
 
@@ -129,7 +129,7 @@ def test_what_was_measured_before_an_interruption_is_kept_and_nothing_earlier_re
     monkeypatch.setattr(pace, "compare", interrupted)
     output = tmp_path / "pace.json"
     output.write_text("an earlier measurement")
-    assert main(["pace", "--rounds", "2", "--output", str(output)]) in (2, 130)
+    assert main(["measure", "pace", "--rounds", "2", "--output", str(output)]) in (2, 130)
     found = json.loads((tmp_path / "pace.unfinished.json").read_text())
     assert [row["ratios"] for row in found["rows"]] == [[2.0, 1.0]] * 2 and found["rounds"] == 2
     assert output.read_text() == "an earlier measurement"
@@ -143,7 +143,7 @@ def test_nothing_is_left_of_a_measurement_that_was_interrupted_at_once(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pace, "compare", interrupted)
-    assert main(["pace", "--output", str(tmp_path / "pace.json")]) == 130
+    assert main(["measure", "pace", "--output", str(tmp_path / "pace.json")]) == 130
     assert not [*tmp_path.iterdir()]
 
 
@@ -152,7 +152,7 @@ def test_ranks_without_a_gpu_say_so_in_one_line(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     options = ["--models", "vgg-digits", "--device", "cuda", "--output", str(tmp_path / "pace.json")]
-    assert main(["pace", *options]) == 2
+    assert main(["measure", "pace", *options]) == 2
     first, second, last = sorted(capfd.readouterr().err.splitlines(), key=lambda line: line.startswith("error: "))
     assert {first[:8], second[:8]} == {"rank 0: ", "rank 1: "} and last.startswith("error: ")
     assert "'cuda' is not allowed without a CUDA device; set cpu, or leave it out" in first

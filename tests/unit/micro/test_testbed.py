@@ -1,4 +1,4 @@
-"""`python -m benchmarks testbed`: steps, and apart from them what they are made of."""
+"""`python -m benchmarks measure testbed`: steps, and apart from them what they are made of."""
 
 import json
 import sys
@@ -105,7 +105,7 @@ def test_every_setting_has_its_steps_and_its_inputs(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(testbed_command, "check_that_nodes_can_be_made", lambda: None)
     output = tmp_path / "testbed.json"
     given = ["--rounds", "3", "--steps", "2", "--rates", "1gbit", "unslowed", "--output", str(output)]
-    assert main(["testbed", *given]) == 0
+    assert main(["measure", "testbed", *given]) == 0
     found = json.loads(output.read_text())["settings"]
     assert asked == [("1gbit", 2), ("unslowed", 2), ("1gbit", 4), ("unslowed", 4)]
     assert [len(one["rows"]) for one in found] == [2 * forms, 2 * forms, forms, forms], "one rank has no levels"
@@ -126,6 +126,6 @@ def test_every_setting_has_its_steps_and_its_inputs(tmp_path: Path, monkeypatch:
 def test_what_cannot_be_measured_is_one_line(
     given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["testbed", *given, "--output", str(tmp_path / "testbed.json")]) == 2
+    assert main(["measure", "testbed", *given, "--output", str(tmp_path / "testbed.json")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line

@@ -193,7 +193,7 @@ def test_what_is_no_record_of_a_testbed_is_one_line(
     for path in (tmp_path / "bad.json", tmp_path / "none.json"):
         assert main(["simulate", "--measured", str(path)]) == 2
         (said,) = capsys.readouterr().err.splitlines()
-        assert said.startswith("error: measured: ") and "make it with: python -m benchmarks testbed" in said
+        assert said.startswith("error: measured: ") and "make it with: python -m benchmarks measure testbed" in said
 
 
 def test_the_links_of_a_setting_are_those_of_a_ring_that_takes_as_long() -> None:

@@ -196,7 +196,7 @@ def test_records_are_looked_for_before_anything_is_simulated(
         (["--rules", "wfbp"], "rules: 'wfbp' is not known (did you mean 'mg-wfbp'?)"),
         (["--levels", "rack"], "levels: 'rack' is not known; allowed: flat, node"),
         (["--schemes", "w+3d"], "schemes: 'w+3d' is not known"),
-        (["--micro", "OTHER"], "is no record of speeds; make one with: python -m benchmarks micro"),
+        (["--micro", "OTHER"], "is no record of speeds; make one with: python -m benchmarks measure micro"),
         (["--micro", "nothing.json"], "micro: nothing.json cannot be read"),
         (["--record", "RECORD"], "is of 'vgg-digits', not of 'resnet-digits'; give one of the same model"),
         (["--record", "OTHER"], "; give that of a cell, as in results/runs/RUN/cells"),

@@ -90,7 +90,7 @@ def test_a_file_of_other_weights_is_refused_in_one_line(tmp_path, content, reaso
     with pytest.raises(ConfigError) as caught:
         load_given(Pair(), path)
     assert str(caught.value).startswith(f"weights: {path} does not fit: {reason}")
-    assert str(caught.value).endswith("; make them with: python -m benchmarks pretrain")
+    assert str(caught.value).endswith("; make them with: python -m benchmarks data pretrain")
     assert "\n" not in str(caught.value)
 
 

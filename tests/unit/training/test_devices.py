@@ -74,7 +74,7 @@ def test_the_place_is_known_from_other_launchers_too(monkeypatch: pytest.MonkeyP
 
 
 def test_measure_names_its_own_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["measure", "--device", "tpu"]) == 2
+    assert main(["measure", "allocation", "--device", "tpu"]) == 2
     assert capsys.readouterr().err.startswith("error: device: 'tpu' is not known")
 
 
@@ -202,12 +202,12 @@ def test_a_known_allocation_is_measured_to_within_one_per_cent(recwarn: pytest.W
 
 @pytest.mark.parametrize("size", ["63", "65", "0", "-2", "1048578"])
 def test_a_size_that_allocators_would_round_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["measure", "--mebibytes", size]) == 2
+    assert main(["measure", "allocation", "--mebibytes", size]) == 2
     assert capsys.readouterr().err.startswith(f"error: mebibytes: {size} is not allowed; give ")
 
 
 def test_an_allocation_that_no_memory_is_there_for_is_refused(monkeypatch, capsys):
     full = MagicMock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
     monkeypatch.setattr("benchmarks.training.measure.calibration.measure_known", full)
-    assert main(["measure", "--mebibytes", "1048576"]) == 2
+    assert main(["measure", "allocation", "--mebibytes", "1048576"]) == 2
     assert capsys.readouterr().err.startswith("error: mebibytes: 1048576 is more than there is memory for; give a ")

@@ -11,7 +11,7 @@ from benchmarks.training import pretrain
 
 
 def run(tmp_path, *arguments: str) -> int:
-    return main(["pretrain", *arguments, "--output", str(tmp_path / "weights" / "model.pt")])
+    return main(["data", "pretrain", *arguments, "--output", str(tmp_path / "weights" / "model.pt")])
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Estimate what a matrix will cost, from recorded runs: `python -m benchmarks budget`. Imports no torch."""

@@ -1,1 +1,0 @@
-"""Write the measured passages of README and docs from results/reference: `python -m benchmarks readme`."""

@@ -1,0 +1,237 @@
+"""`python -m benchmarks pages`: make docs/results.md and the pictures of docs/ from results/reference."""
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+
+from benchmarks.analysis import gpu_records
+from benchmarks.analysis.claims.ledger import adjusted
+from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.metric_claims import margin_and_spread, metrics_of, seeds_needed
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.labels import (
+    ABSENT,
+    metric_heading,
+    percent,
+    signed_with_half,
+    with_half,
+)
+from benchmarks.analysis.published import published_savings
+from benchmarks.analysis.statistics import interval, p_beyond, paired, power
+from benchmarks.analysis.summaries import intervals_table, rivals_table, row_labels, systems_table, usual_rows
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json, save_text
+from benchmarks.core.ways import FORMS, WAYS
+from benchmarks.core.workloads import PAPER
+from resireduce.errors import ConfigError
+from resireduce.scheme import load
+
+REFERENCE, PAGE, TEMPLATE = Path("results/reference"), Path("docs/results.md"), "docs/results.md.j2"
+Row = dict[str, Any]
+Setting = tuple[str, str, str]
+"""Compressor, scheme and gradients."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page would change")
+    parser.add_argument("--root", type=Path, default=Path(), help="the project's folder (default: the current one)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the page and its pictures, or say in which line it differs."""
+    path, new = args.root / PAGE, render(args.root)
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    if args.check:
+        pairs = zip([*old.splitlines(), ""], [*new.splitlines(), ""], strict=False)
+        differs = next(((n, *pair) for n, pair in enumerate(pairs, start=1) if pair[0] != pair[1]), None)
+        if differs:
+            print(
+                "{}:{}\n  there:    {}\n  measured: {}\nWrite it anew with: python -m benchmarks pages".format(
+                    PAGE, *differs
+                )
+            )
+        return int(old != new)
+    save_text(new, path)
+    load_rows = Reference(args.root / REFERENCE).rows
+    for name, (chart, file) in PICTURES.items():
+        rows = load_rows(file)
+        drawn = load(f"benchmarks.analysis.charts.{chart}")(*([whole_rows(rows)] * 2 if file == "mini" else [rows]))
+        save_text(load("benchmarks.analysis.charts.draw:drawn")(name, drawn).svg + "\n", args.root / f"docs/{name}.svg")
+    print(path)
+    return 0
+
+
+PICTURES: Mapping[str, tuple[str, str]] = {
+    "memory-against-accuracy": ("rows_chart:trade_off_chart", "mini"),
+    "contraction-against-bytes": ("rivals_chart:contraction_chart", "rivals"),
+    "lost-against-bytes": ("rivals_chart:lost_chart", "rivals"),
+    "systems": ("rivals_chart:systems_chart", "systems"),
+}
+"""Pictures of docs/, each with the function that draws it and the file of its rows. They are not compared, since the
+widths of letters depend on the machine."""
+
+
+def whole_rows(rows: Iterable[Row]) -> list[Row]:
+    """Return rows with the fields that cells have gained since, at their defaults."""
+    return [Cell(model=row["model"]).to_dict() | row for row in rows]
+
+
+def render(root: Path) -> str:
+    """Return the text of docs/results.md. Raises ConfigError, one line, if a measurement is missing or damaged."""
+    found = Environment(
+        loader=FileSystemLoader(root), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    found.filters |= {"where": where, "percents": "{:.1f} %".format, "left": lambda saving: 100 - saving}
+    reference = Reference(root / REFERENCE)
+    try:
+        return found.get_template(TEMPLATE).render(reference.words())
+    except (TemplateError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{root / TEMPLATE}: {REFERENCE} has values of no use ({problem}); restore it") from None
+
+
+def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """Return the rows with these values."""
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def machine(cpu: str, cores: int | str) -> str:
+    """Return the usual name of a processor, from the name that the kernel gives it."""
+    plain = re.sub(r"\((R|TM)\)| Processor| CPU", "", cpu)
+    return f"{cores} cores (" + re.sub(r" @ ([0-9.]+)GHz", r" at \1 GHz", plain) + ")"
+
+
+class Reference:
+    """The files of results/reference, and what the template says of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, Any] = {}
+
+    def words(self) -> dict[str, Any]:
+        """Return all names that the template may use."""
+        own = (self.ref, self.rows, self.one, self.by_model, self.by_name, self.origin, self.usual, self.of_models)
+        more = (self.shares, self.settled, self.powers, self.speeds, self.gpus)
+        plain = (interval, paired, power, seeds_needed, percent, rivals_table, systems_table, machine, span, mib, share)
+        return {one.__name__: one for one in (*own, *more, *plain)} | {
+            "pm": with_half,
+            "signed": signed_with_half,
+            "heading": metric_heading,
+            "published": published_savings,
+            "intervals_table": intervals_table,
+            "label": label,
+            "mean": lambda rows, name: mean(row[name] for row in rows),
+            "paper_models": [workload.model for workload in PAPER],
+            "ways": WAYS,
+            "forms": FORMS,
+        }
+
+    def ref(self, name: str) -> Any:
+        """Return the values of a file."""
+        if name not in self.files:
+            path = self.folder / f"{name}.json"
+            try:
+                self.files[name] = load_json(path)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{path} cannot be read: {error}") from None
+        return self.files[name]
+
+    def rows(self, name: str, /, **wanted: Any) -> list[Row]:
+        """Return the rows of a file with these values."""
+        return where(self.ref(name)["rows"], **wanted)
+
+    def one(self, name: str, /, **wanted: Any) -> Row:
+        """Return the first of these rows."""
+        return self.rows(name, **wanted)[0]
+
+    def by_model(self, name: str, key: str = "model") -> list[list[Row]]:
+        """Return the rows of each model."""
+        return list(grouped((row[key], row) for row in self.rows(name)).values())
+
+    def by_name(self, name: str) -> list[list[Row]]:
+        """Return the rows of each name."""
+        return self.by_model(name, "name")
+
+    def origin(self, name: str) -> str:
+        """Return with how many seeds, on which machine and from which commit a file was measured."""
+        measured, seeds = self.ref(name)["measured"], [row["seeds"] for row in self.rows(name)]
+        count = " to ".join(str(one) for one in sorted({min(seeds), max(seeds)}))
+        machines = " and ".join(machine(cpu, cores) for cpu in measured["Processor"] for cores in measured["Cores"])
+        commits = ", ".join(f"`{commit[:7]}`" for commit in measured["Commit"])
+        dirty = " with uncommitted changes" if measured.get("Uncommitted changes", ["no"]) != ["no"] else ""
+        return f"{count} seed{'' if max(seeds) == 1 else 's'} on {machines}, commit {commits}{dirty}"
+
+    def usual(self, name: str) -> dict[str, dict[Setting, Row]]:
+        """Return, by model and setting, the rows of two ranks at the usual density."""
+        return usual_rows(self.rows(name))
+
+    def of_models(self, *setting: str, field: str = "normalised") -> list[float]:
+        """Return a field of a setting of the smoke matrix, model by model."""
+        return [its[setting][field] for its in self.usual("smoke").values()]  # type: ignore[index]
+
+    def shares(self, compressor: str, scheme: str, gradients: str, field: str = "normalised") -> str:
+        """Return a setting's share of the baseline's memory, model by model."""
+        values = self.of_models(compressor, scheme, gradients, field=field)
+        return f"{' / '.join(f'{100 * one:.1f}' for one in values)} %"
+
+    def settled(self) -> list[Row]:
+        """Return the advantage of int4 over shared residuals by model, with its p-value by Holm's correction."""
+        found = []
+        for its in self.by_model("settle"):
+            bits, shared = where(its, residual_dtype="int4")[0], where(its, residual_dtype=None)[0]
+            sign = 1 if bits["higher_is_better"] else -1
+            gain = interval([sign * one for one in paired(bits["metrics"], shared["metrics"])])
+            assert gain is not None
+            found.append({"model": bits["model"], **vars(gain), "p": p_beyond(gain, 0.0) or 0.0})
+        return [row | {"p": p} for row, p in zip(found, adjusted([row["p"] for row in found]), strict=True)]
+
+    def powers(self) -> list[tuple[str, float, float]]:
+        """Return margin and spread of each small model's metric."""
+        book = load_claims()
+        return [(name, *margin_and_spread(book, one, {})) for name, one in metrics_of(self.rows("mini")).items()]
+
+    def speeds(self) -> dict[tuple[Any, ...], Row]:
+        """Return the speeds of compressors that were timed in turn, by setting."""
+        return {
+            (row["model"], row["compressor"], row["scheme"], row["density"]): row for row in self.rows("rivals-pace")
+        }
+
+    def gpus(self) -> list[gpu_records.Device]:
+        """Return the GPUs with records that count."""
+        return [one for one in gpu_records.read_devices(self.folder) if any(case.ranks for case in one.cases)]
+
+
+def label(models: Mapping[Setting, Row], setting: Setting, settings: Sequence[Setting]) -> str:
+    """Return the words for a setting among others of one model."""
+    return row_labels([models[one] for one in settings])[list(settings).index(setting)]
+
+
+def span(values: Sequence[float], whole: float, factor: float) -> str:
+    """Return "a to b" of the least and the greatest of whole + factor * value."""
+    found = sorted(whole + factor * value for value in values)
+    return " to ".join(dict.fromkeys(f"{one:.0f}" for one in (found[0], found[-1])))
+
+
+def mib(nbytes: int) -> str:
+    """Return bytes in MiB."""
+    return f"{nbytes / 2**20:,.0f}" if nbytes >= 10 << 20 else f"{nbytes / 2**20:.1f}"
+
+
+def share(gpu: gpu_records.Device, model: str, rung: str, **wanted: Any) -> str:
+    """Return what a cell takes at a rung, in per cent of the baseline; a dash if one of them was not measured."""
+    try:
+        tested, against = (
+            gpu_records.bytes_at(one, rung)
+            for fields in ({**gpu_records.USUAL, **wanted}, gpu_records.BASELINE)
+            for one in [next(one for one in gpu_records.matching(gpu, model, fields) if one.ranks)]
+        )
+        return f"{100 * tested / against:.1f} %"
+    except (gpu_records.Unread, StopIteration, RuntimeError, ValueError):
+        return ABSENT

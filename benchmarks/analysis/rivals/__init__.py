@@ -1,1 +1,0 @@
-"""Compare compressors: what each loses, sends, holds and takes."""

@@ -1,0 +1,462 @@
+"""`python -m benchmarks summary`: what the records of a run show, as JSON for results/reference and as tables.
+
+intervals: each setting's metric over seeds, and its difference from the baseline's. tell: which models tell residual
+schemes apart. rivals: what each compressor loses, sends and holds. systems: the same of the parts of a config.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.analysis import labels
+from benchmarks.analysis.claims.evidence import print_doubts
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.load_run import Part, Run, load_run
+from benchmarks.analysis.origin import provenance_rows
+from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, paired
+from benchmarks.analysis.table import CELL_COLUMNS, by_seed
+from benchmarks.analysis.tables.accuracy import USUAL_DENSITY, accuracy_record, paired_baseline
+from benchmarks.analysis.tables.memory_table import memory_record
+from benchmarks.core.cell import Cell
+from benchmarks.core.checks import is_number
+from benchmarks.core.files import save_json, writable
+from benchmarks.core.matrix import WHOLE
+from benchmarks.core.record import CellResult
+from resireduce.errors import ConfigError
+from resireduce.scheme import COMPRESSORS
+
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("kind", choices=KINDS, help="what is summed up")
+    parser.add_argument("--run", type=Path, help="the run's folder (default: that of the kind's own config)")
+    parser.add_argument("--output", type=Path, help="JSON file (default: KIND.json in the run's folder)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the values and print their tables. Raises ConfigError, one line, if the run has not what they need."""
+    make, show, usual = KINDS[args.kind]
+    folder = args.run or Path("results/runs") / usual.partition(" ")[0]
+    run, again = load_run(folder), f"make some with: make run RUN={usual}"
+    if not run.results:
+        why = ", ".join(f"{count} {status}" for status, count in run.why_missing())
+        raise ConfigError(f"run: {str(folder)!r} has no finished cell{f' ({why})' if why else ''}; {again}")
+    if run.notes:
+        raise ConfigError(f"run: {str(folder)!r}: {run.notes[0]} Copy the run's config there, or measure anew")
+    output = args.output or folder / f"{args.kind}.json"
+    writable("output", output)
+    values = make(run) | {"measured": dict(provenance_rows(run.results.values()))}
+    save_json(values, output)
+    print_doubts(run)
+    print(show(values))
+    if run.holes:
+        print(f"\nMissing: {len(run.holes)} of {len(run.cells)} cells; see: python -m benchmarks report --run {folder}")
+    print(output)
+    return 0
+
+
+# --- Metrics over seeds, and their differences from the baseline's ---
+
+
+HEAD = ("Model, metric", "Scheme, gradients", "Seeds", "Normalised", "Metric", "Against *baseline, kept*")
+SHOWN = [("none", "none", "kept"), *(("topk", scheme, "kept") for scheme in ("none", "baseline", "w+2d"))]
+SHOWN += [("topk", "w+2d", "streamed")]
+"""Compressor, scheme and gradients of the rows in docs/results.md, at the usual density; the JSON has all others."""
+USUAL: Row = {"world_size": 2, "residual_dtype": None, "options": {}, "observe": []}
+
+
+def intervals(run: Run) -> Row:
+    """Return each setting: its metrics by seed and their intervals, its share of the baseline's memory, its speed."""
+    rows = []
+    for setting, results in run.settings().items():
+        if results:
+            shares = memory_record(run, setting, results)
+            if shares["normalised"] is None:
+                shares |= _beside_streamed(run, setting, shares)
+            rows.append(
+                {
+                    **accuracy_record(run, setting, results),
+                    "metrics": by_seed(results),
+                    **{name: shares[name] for name in ("total_bytes", "normalised", "peak_normalised")},
+                    "steps_taken": results[0].steps,
+                    "steps_per_second": mean(float(one.steps_per_second or 0) for one in results),
+                    "wall_seconds": mean(float(one.wall_seconds or 0) for one in results),
+                }
+            )
+    return {"confidence": CONFIDENCE, "rows": rows}
+
+
+def _beside_streamed(run: Run, setting: Cell, shares: Row) -> Row:
+    """Return the shares of a run whose baseline has streamed gradients: kept ones take as much as the parameters."""
+    results = run.settings().get(paired_baseline(run, setting) or setting, [])
+    full = [one for one in results if (one.cell.scheme, one.cell.residual_dtype) == ("baseline", None)]
+    if not full:
+        return {}
+    whole = int(full[0].total_bytes or 0) + int(full[0].parameters_bytes or 0)
+    return {"normalised": shares["total_bytes"] / whole, "peak_normalised": shares["peak_states_bytes"] / whole}
+
+
+def intervals_table(rows: Sequence[Row]) -> str:
+    """Return the rows that docs/results.md shows as a Markdown table, grouped by model; all of them, if any has
+    residuals of another precision."""
+    shown = [[found[setting] for setting in SHOWN if setting in found] for found in usual_rows(rows).values()]
+    if any(row["residual_dtype"] for row in rows):
+        shown = list(grouped((row["model"], row) for row in rows).values())
+    lines = [_interval_texts(row, label) for its in shown for row, label in zip(its, row_labels(its), strict=True)]
+    return labels.markdown_table(HEAD, lines, "llrrrl")
+
+
+def usual_rows(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str, str], Row]]:
+    """Return, by model, the rows of two ranks at the usual density, keyed by compressor, scheme and gradients."""
+    found: dict[str, dict[tuple[str, str, str], Row]] = {}
+    for row in rows:
+        of_model = found.setdefault(row["model"], {})
+        at_usual = row["compressor"] == "none" or row["density"] == USUAL_DENSITY
+        if at_usual and all(row[name] == value for name, value in USUAL.items()):
+            of_model[row["compressor"], row["scheme"], row["gradients"]] = row
+    return found
+
+
+def row_labels(rows: Sequence[Row]) -> list[str]:
+    """Return "scheme, gradients" for each row; rows of an earlier version lack fields that cells have since gained."""
+    return labels.short_labels([Cell(**{name: row[name] for name in CELL_COLUMNS if name in row}) for row in rows])
+
+
+def _interval_texts(row: Row, label: str) -> list[str]:
+    difference = ""
+    if row["difference_mean"] is not None:
+        found = Interval(row["difference_mean"], row["difference_half_width"], row["pairs"])
+        difference = f"{labels.signed_with_half(found.mean, found.half_width, 2)}, {found.verdict}"
+        difference += f" ({row['pairs']} seeds in common)" if row["pairs"] != row["seeds"] else ""
+    metric = labels.with_half(row["metric_mean"], row["metric_half_width"], 2)
+    return [labels.metric_heading(row), label, str(row["seeds"]), labels.percent(row["normalised"]), metric, difference]
+
+
+# --- Which models tell schemes apart: where training without residuals ends as well, a metric says nothing ---
+
+
+SEEDS = 3
+"""Seeds needed of each setting."""
+SETTINGS = {
+    "dense": ("none", "none"),
+    "baseline": ("topk", "baseline"),
+    "w+2d": ("topk", "w+2d"),
+    "none": ("topk", "none"),
+}
+"""Compressor and scheme of the settings that are compared, with kept gradients."""
+
+
+def tells(run: Run) -> Row:
+    """Return by model what is lost without residuals; a model tells if the loss's whole interval is above 0."""
+    kept = grouped(((c.model, c.compressor, c.scheme), r) for c, r in run.results.items() if c.gradients == "kept")
+    models = {}
+    for model in dict.fromkeys(cell.model for cell in run.cells):
+        results = {name: kept.get((model, *setting), []) for name, setting in SETTINGS.items()}
+        for name, found in results.items():
+            if len(found) < SEEDS:
+                raise ConfigError(f"{run.folder}: {model}, {name}: {len(found)} seeds are there, needed are {SEEDS}")
+        metrics, first = {name: by_seed(found) for name, found in results.items()}, results["none"][0]
+        sign = 1 if first.higher_is_better else -1
+        loss = _summary([sign * one for one in paired(metrics["baseline"], metrics["none"])])
+        verdict = {"tells": loss["mean"] - loss["half_width"] > 0, "metric_name": first.metric_name, "loss": loss}
+        models[model] = verdict | {name: _summary(list(values.values())) for name, values in metrics.items()}
+    return {"models": models}
+
+
+def _summary(values: Sequence[float]) -> Row:
+    found = interval(values)
+    assert found is not None
+    return {"mean": found.mean, "half_width": found.half_width, "values": list(values)}
+
+
+def _tells_text(values: Row) -> str:
+    lines = []
+    for model, entry in values["models"].items():
+        texts = {name: f"{entry[name]['mean']:.3f} ± {entry[name]['half_width']:.3f}" for name in ("loss", *SETTINGS)}
+        verdict, loss = "tells" if entry["tells"] else "does not tell", texts.pop("loss")
+        means = ", ".join(f"{name} {text}" for name, text in texts.items())
+        lines.append(f"{model}: {verdict}: without residuals worse by {loss} ({means})")
+    return "\n".join(
+        [*lines, "± is half of a 95 % interval; that of the loss is paired, over its differences by seed."]
+    )
+
+
+# --- Compressors beside one another: settings of a run whose cells observed `contraction` ---
+
+
+OBSERVED = "contraction"
+SEEN = {"contraction": "contraction", "cosine": "cosine", "density": "density_sent"}
+"""Observed quantity of each step, and its column: the mean over seeds of the median over steps."""
+HELD = ("residuals_bytes", "optimizer_states_bytes", "total_bytes", "peak_states_bytes")
+RIVALS_HEAD: tuple[str, ...] = (
+    "Compressor",
+    "Density",
+    "Scheme",
+    "Seeds",
+    "Metric",
+    "Lost",
+    "KiB a step",
+    "Sent",
+    "Contraction",
+    "Cosine",
+)
+RIVALS_HEAD += ("Model states, MiB",)
+Speeds = Mapping[tuple[Any, ...], Mapping[str, Any]]
+"""Rows of `benchmarks measure pace --config` by model, compressor, scheme and density."""
+
+
+def rivals_rows(run: Run) -> list[Row]:
+    """Return a row for each finished setting. Raises ConfigError if a cell did not observe what rows need.
+
+    A row has: model, compressor, scheme, density; seeds; metric_name, higher_is_better, metrics by seed, metric_mean
+    and its half_width; lost_mean, lost_half_width and pairs, by how much the metric is worse than that of training
+    without compression, seed by seed (None where that has not finished); sent_bytes of a rank's step, dense_bytes of
+    them of small tensors; contraction, cosine and density_sent; the most bytes held; step_seconds.
+    """
+    found = run.settings().items()
+    _check_observed(result for _, results in found for result in results)
+    dense = {setting.model: by_seed(results) for setting, results in found if setting.compressor == "none"}
+    return [_rival(setting, results, dense.get(setting.model, {})) for setting, results in found if results]
+
+
+def _rival(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]) -> Row:
+    """Return the row of one setting; `dense`: metrics to compare with. What any result did not observe is None."""
+    first, metrics = results[0], by_seed(results)
+    value, sign = interval(list(metrics.values())), 1 if first.higher_is_better else -1
+    lost = interval([sign * one for one in paired(dense, metrics)])
+    assert value is not None
+    timed = [median(result.step_seconds) for result in results if result.step_seconds]
+    return {
+        **{name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density")},
+        "metric_name": first.metric_name,
+        "higher_is_better": first.higher_is_better,
+        "seeds": len(metrics),
+        "metrics": metrics,
+        "metric_mean": value.mean,
+        "metric_half_width": value.half_width,
+        "lost_mean": lost.mean if lost else None,
+        "lost_half_width": lost.half_width if lost else None,
+        "pairs": lost.n if lost else 0,
+        **_observed(results),
+        **{name: max(getattr(result, name) for result in results) for name in HELD},
+        "step_seconds": sum(timed) / len(timed) if timed else None,
+    }
+
+
+def _observed(results: Sequence[CellResult]) -> Row:
+    seen = [_points(result) for result in results]
+    if not all(seen):
+        return dict.fromkeys(("sent_bytes", "dense_bytes", *SEEN.values()))
+    found: Row = {
+        "sent_bytes": mean(median(point["bytes"] for point in points) for points in seen),
+        "dense_bytes": results[0].observations[OBSERVED]["dense_bytes"],
+    }
+    for name, column in SEEN.items():
+        known = [[point[name] for point in points if point[name] is not None] for points in seen]
+        found[column] = mean(map(median, known)) if all(known) else None
+    return found
+
+
+def _check_observed(results: Iterable[CellResult]) -> None:
+    for result in results:
+        if not _points(result):
+            raise ConfigError(
+                f"{result.cell.name}: it did not observe {OBSERVED!r}; give observe: [{OBSERVED}] in the run's config"
+            )
+
+
+def _points(result: CellResult) -> list[Row]:
+    """Return the steps that a cell observed; [] if any part is missing, since a record may hold anything."""
+    seen = result.observations.get(OBSERVED, {})
+    points = seen.get("points")
+    if not isinstance(points, list) or not is_number(seen.get("dense_bytes")):
+        return []
+    whole = all(
+        isinstance(one, dict)
+        and is_number(one.get("bytes"))
+        and all(name in one and (one[name] is None or is_number(one[name])) for name in SEEN)
+        for one in points
+    )
+    return points if whole else []
+
+
+def rivals_table(rows: Sequence[Mapping[str, Any]], speeds: Speeds | None = None) -> str:
+    """Return the rows of one model as a Markdown table, in the order of bytes sent per step.
+
+    speeds: speeds of settings timed in turn, which replace the steps' own times in the last column.
+    """
+    ordered = sorted(rows, key=lambda row: row["sent_bytes"])
+    head = (*RIVALS_HEAD, "ms a step" if speeds is None else "Speed")
+    return labels.markdown_table(head, [[*_rival_texts(row), _time(row, speeds)] for row in ordered], "lrlrrrrrrrrr")
+
+
+def _time(row: Mapping[str, Any], speeds: Speeds | None) -> str:
+    if speeds is None:
+        return f"{1000 * row['step_seconds']:.0f}"
+    timed = speeds.get(tuple(row[name] for name in ("model", "compressor", "scheme", "density")))
+    return labels.ABSENT if timed is None else labels.with_half(timed["ratio"], timed["half_width"], 2)
+
+
+def _rival_texts(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"`{row['compressor']}`",
+        f"{row['density']:g}" if COMPRESSORS[row["compressor"]].selects else labels.ABSENT,
+        row["scheme"],
+        str(row["seeds"]),
+        *_metric_texts(row),
+        f"{row['sent_bytes'] / 1024:,.1f}",
+        _share_sent(row["density_sent"]),
+        *(
+            _or_absent(row[name], lambda value: f"{value:.3f}" if value < 10 else f"{value:.1e}")
+            for name in ("contraction", "cosine")
+        ),
+        f"{row['total_bytes'] / 2**20:.2f}",
+    ]
+
+
+def _metric_texts(row: Mapping[str, Any]) -> list[str]:
+    lost = _or_absent(row["lost_mean"], lambda value: labels.signed_with_half(value, row["lost_half_width"], DIGITS))
+    return [labels.with_half(row["metric_mean"], row["metric_half_width"], DIGITS), lost]
+
+
+def _share_sent(share: float | None) -> str:
+    return _or_absent(share, lambda known: f"{100 * known:.2g} %" if known < 0.1 else labels.percent(known))
+
+
+def _or_absent(value: float | None, text: Callable[[float], str]) -> str:
+    return labels.ABSENT if value is None else text(value)
+
+
+# --- Systems beside one another: the parts of a config, each one setting of a model ---
+
+
+DENSE, BASELINE = "dense", "baseline"
+"""The parts that accuracy (DENSE) and memory (BASELINE) of the others are compared with."""
+DIGITS = 2
+"""Decimals of metrics and losses."""
+COLUMNS = {
+    "System": "title",
+    "Seeds": "seeds",
+    "Metric": "metric_mean",
+    "Lost": "lost_mean",
+    "Sent": "density_sent",
+    "KiB a step": "sent_bytes",
+    "ms a step": "step_seconds",
+    "Held between steps": "held_share",
+    "at the fullest": "peak_share",
+}
+"""Headings, and the field of a row that each column shows."""
+UNSLOWED = "not slowed"
+
+
+def systems(run: Run) -> Row:
+    """Return the rows of systems, and how slow links were. Raises ConfigError for a run without parts."""
+    if set(run.parts) <= {WHOLE}:
+        raise ConfigError(
+            f"run: {str(run.folder)!r} has no parts, which are systems; make some with: make run RUN=systems"
+        )
+    rows = systems_rows(run)
+    _check_observed(run.results.values())
+    return {"rows": rows, "links": links_words(run.results.values())}
+
+
+def are_systems(run: Run) -> bool:
+    """Say whether the parts of a run are systems: several, each with a title and one setting per model."""
+    return len(run.parts) > 1 and all(part.title and not _mixed(part) for part in run.parts.values())
+
+
+def systems_rows(run: Run) -> list[Row]:
+    """Return a row for each system (a part of the run's config) and each model with finished cells.
+
+    It is like a row of `rivals_rows`, with the part DENSE as training without compression, plus: system, title, about;
+    held_share and peak_share, the most bytes of model states between two steps and at the fullest moment of one, as
+    shares of what the part BASELINE holds between steps (None while that has not finished). Unobserved values are None.
+    Raises ConfigError for a part with several settings of a model.
+    """
+    parts = {name: part for name, part in run.parts.items() if name != WHOLE}
+    for name, part in parts.items():
+        if model := _mixed(part):
+            raise ConfigError(f"part {name}: {model} has several settings; give one for each model")
+    found = {
+        name: grouped((cell.model, run.results[cell]) for cell in part.cells if cell in run.results)
+        for name, part in parts.items()
+    }
+    plain = {model: by_seed(results) for model, results in found.get(DENSE, {}).items()}
+    rows = []
+    for name, its in found.items():
+        words = {"title": parts[name].title or name, "about": parts[name].about or name}
+        for model, results in its.items():
+            row = {"system": name, **words, **_rival(results[0].cell, results, plain.get(model, {}))}
+            whole = max((one.total_bytes or 0 for one in found.get(BASELINE, {}).get(model, [])), default=0)
+            for share, held in (("held_share", "total_bytes"), ("peak_share", "peak_states_bytes")):
+                row[share] = row[held] / whole if whole else None
+            rows.append(row)
+    return rows
+
+
+def _mixed(part: Part) -> str | None:
+    """Return the first model for which a part has several settings, apart from seeds."""
+    settings = grouped((cell.model, replace(cell, seed=0)) for cell in part.cells)
+    return next((model for model, its in settings.items() if len(set(its)) > 1), None)
+
+
+def systems_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows of one model, as from `systems_rows`, as a Markdown table; losses beyond their interval bold."""
+    body = []
+    for row in rows:
+        texts, (lost, half) = system_texts(row), (row["lost_mean"], row["lost_half_width"])
+        if None not in (lost, half) and abs(lost) > half and round(abs(lost), DIGITS) > 0:
+            texts[3] = f"**{texts[3]}**"
+        body.append(texts)
+    return labels.markdown_table(tuple(COLUMNS), body, "lrrrrrrrr")
+
+
+def system_texts(row: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a row's columns; a dash for unknown values."""
+    return [
+        row["title"],
+        str(row["seeds"]),
+        *_metric_texts(row),
+        _share_sent(row["density_sent"]),
+        _or_absent(row["sent_bytes"], lambda sent: f"{sent / 1024:,.1f}"),
+        _or_absent(row["step_seconds"], lambda seconds: f"{1000 * seconds:.0f}"),
+        *(labels.percent(row[name]) for name in ("held_share", "peak_share")),
+    ]
+
+
+def links_words(results: Iterable[CellResult]) -> str:
+    """Return the rates to which links of nodes were slowed, and in how many cells; "" if none were."""
+    rates = Counter(_rates(result.provenance.get("link_rates")) for result in results)
+    if set(rates) <= {UNSLOWED}:
+        return ""
+    return "; ".join(f"{words} ({count} cell{'s' if count > 1 else ''})" for words, count in rates.items())
+
+
+def _rates(found: Any) -> str:
+    known = found if isinstance(found, dict) else {}
+    return ", ".join(f"{host} {rate}" for host, rate in known.items()) or UNSLOWED
+
+
+def _by_model(values: Row, table: Callable[[Sequence[Row]], str]) -> str:
+    its = grouped((row["model"], row) for row in values["rows"])
+    return "\n\n".join(f"{model}\n{table(rows)}" for model, rows in its.items())
+
+
+def _systems_text(values: Row) -> str:
+    text = _by_model(values, systems_table)
+    return f"{text}\n\nLinks slowed to: {values['links']}" if values["links"] else text
+
+
+KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
+    "intervals": (intervals, lambda values: intervals_table(values["rows"]), "mini PART=table"),
+    "tell": (tells, _tells_text, "tell"),
+    "rivals": (lambda run: {"rows": rivals_rows(run)}, lambda values: _by_model(values, rivals_table), "rivals"),
+    "systems": (systems, _systems_text, "systems"),
+}
+"""By kind: what makes the values and their text, and the run that it was made for."""

@@ -1,0 +1,143 @@
+"""docs/results.md is made from results/reference; the few figures elsewhere are those of the records they name."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis import labels
+from benchmarks.analysis.results_page import PAGE, REFERENCE, TEMPLATE, render
+from benchmarks.analysis.statistics import interval
+from resireduce.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+MARK = re.compile(r"([0-9][0-9.,]*)( %)?<!-- = (\S+) (\w+) (.*?): (\S+) -->")
+"""A figure, and where it comes from: file, list, fields of the record, and the field of the figure (or a/b, or 1-a)."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the page, its template and the measurements."""
+    for path in [ROOT / PAGE, ROOT / TEMPLATE, *(ROOT / REFERENCE).rglob("*.json")]:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    return tmp_path
+
+
+def edit(project: Path, name: str, **values: Any) -> None:
+    path = project / REFERENCE / f"{name}.json"
+    found = json.loads(path.read_text())
+    found["rows"][0].update(values)
+    path.write_text(json.dumps(found))
+
+
+def test_the_page_says_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pages", "--check", "--root", str(ROOT)]) == 0, capsys.readouterr().out
+
+
+def figures() -> list[Any]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [pytest.param(*one, id=f"{page.stem}-{one[4]}") for page in pages for one in MARK.findall(page.read_text())]
+
+
+@pytest.mark.parametrize(("figure", "percent", "file", "name", "wanted", "field"), figures())
+def test_a_figure_is_that_of_its_record(
+    figure: str, percent: str, file: str, name: str, wanted: str, field: str
+) -> None:
+    fields = dict(one.split("=") for one in wanted.split())
+    rows = json.loads((ROOT / REFERENCE / f"{file}.json").read_text())[name]
+    [row] = [row for row in rows if all(str(row.get(key)) == value for key, value in fields.items())]
+    first, _, second = field.removeprefix("1-").partition("/")
+    value = row[first] / (row[second] if second else 1)
+    value = 1 - value if field.startswith("1-") else value
+    digits = len(figure.partition(".")[2])
+    assert figure == f"{value * (100 if percent or field.startswith('1-') else 1):.{digits}f}"
+
+
+def test_readme_has_at_most_ten_figures_and_each_is_marked() -> None:
+    text = (ROOT / "README.md").read_text()
+    marked = MARK.findall(text)
+    assert 1 <= len(marked) <= 10 and len(marked) == text.count("<!-- =")
+
+
+CHANGES = [
+    ("links", {"median": 9.0}, "| no compression | 9.000 (0.732 to 0.742) | 1.0 |"),
+    ("sharded", {"node_bytes_per_step": 99 * 1024}, "| 99 | 0 |"),
+    ("mini", {"normalised": 0.5}, "| 50.0 % |"),
+    ("pace", {"ratio": 0.5}, "| 0.50 ± 0.01 |"),
+    ("rivals", {"contraction": 0.456}, "| 0.456 |"),
+    ("systems", {"lost_mean": 9.0, "lost_half_width": 0.25}, "| **+9.00 ± 0.25** |"),
+    ("beside", {"sent_bytes": 1 << 30}, "| 1,024 |"),
+    ("precision", {"normalised": 0.123}, "12.3 %"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "values", "text"), CHANGES, ids=[one[0] for one in CHANGES])
+def test_a_changed_measurement_changes_the_page(project: Path, file: str, values: dict[str, Any], text: str) -> None:
+    before = render(project)
+    edit(project, file, **values)
+    after = render(project)
+    assert after != before and text in after
+
+
+def test_the_command_writes_the_page_and_check_says_where_it_differs(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(project, "links", median=9.0)
+    before = (project / PAGE).read_text()
+    assert main(["pages", "--root", str(project), "--check"]) == 1 and (project / PAGE).read_text() == before
+    line = 1 + before[: before.index("| no compression | 0.735")].count("\n")
+    said = capsys.readouterr().out
+    assert said.startswith(f"{PAGE}:{line}\n") and "measured: | no compression | 9.000 (" in said
+    assert main(["pages", "--root", str(project)]) == 0 and (project / "docs/systems.svg").exists()
+    assert main(["pages", "--root", str(project), "--check"]) == 0
+
+
+@pytest.mark.parametrize("wrong", ["9", [], None, {}], ids=str)
+def test_a_value_that_is_no_number_is_one_clear_error(project: Path, wrong: Any) -> None:
+    edit(project, "beside", sent_bytes=wrong)
+    with pytest.raises(ConfigError, match=r"results.md.j2: results/reference has values of no use .* restore it"):
+        render(project)
+
+
+def test_measurements_that_cannot_be_read_are_one_clear_error(project: Path) -> None:
+    (project / REFERENCE / "slow-links.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"slow-links.json cannot be read"):
+        render(project)
+    (project / REFERENCE / "links.json").unlink()
+    (project / REFERENCE / "slow-links.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"values of no use|cannot be read"):
+        render(project)
+
+
+def test_what_no_gpu_has_measured_is_not_in_the_table(project: Path) -> None:
+    assert "Measured: one NVIDIA H200" in render(project)
+    path = project / REFERENCE / "nvidia-h200/memory.json"
+    found = json.loads(path.read_text())
+    found["cases"] = [one for one in found["cases"] if not one["name"].startswith("gpt2-large.topk.baseline.kept.")]
+    path.write_text(json.dumps(found))
+    (row,) = [line for line in render(project).splitlines() if line.startswith("| gpt2-large | 87.3 %")]
+    assert row.count(labels.ABSENT) == 9, "there is nothing to compare it with"
+    found["provenance"] |= {"device": "cpu", "uuid": None}
+    path.write_text(json.dumps(found))
+    assert "Measured: one NVIDIA H200" not in render(project)
+
+
+MEANS = (("metrics", "metric_mean", "metric_half_width", "seeds"), ("ratios", "ratio", "half_width", "pairs"))
+
+
+def test_committed_means_are_those_of_the_values_beside_them() -> None:
+    """A mean that nobody measured would stand on a page."""
+    rows = [row for path in (ROOT / REFERENCE).glob("*.json") for row in json.loads(path.read_text()).get("rows", [])]
+    found = [(row, names) for row in rows for names in MEANS if names[0] in row and names[1] in row]
+    assert len(found) > 400
+    for row, (name, mean, half, count) in found:
+        values = row[name].values() if isinstance(row[name], dict) else row[name]
+        one = interval([*values])
+        assert one is not None and row[count] == one.n
+        assert [row[mean], row[half]] == pytest.approx([one.mean, one.half_width]), row
