@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from resireduce.errors import ConfigError, UsageError, check_given, in_one_line
 from resireduce.planning.texts import (
+    FULLEST,
     arguments_in,
     as_count,
     as_number,
     as_pair,
     figure_lines,
+    fullest_lines,
     group_lines,
     item_line,
     patterns_in,
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEFAULTS = Settings()
-NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json")
+SILENT_SECONDS = 5
+"""How long a plan says nothing of its progress."""
+NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json", "inputs")
 """What of the command line `plan` is not given by the same name."""
 
 
@@ -45,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     _add_training(plan)
     _add_residuals(plan)
     _add_ranks(plan)
+    _add_batch(plan)
     plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     return root
 
@@ -101,6 +107,31 @@ def _add_ranks(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--shards", metavar="N", type=as_count, help=text)
 
 
+def _add_batch(plan: argparse.ArgumentParser) -> None:
+    """Declare the options of `plan` about the fullest moment of a step, with activations."""
+    text = "samples of a step: also plan its fullest moment on a GPU, with activations"
+    plan.add_argument("--batch", metavar="N", type=as_count, help=text)
+    text = "module:callable of the model and N that returns the loss (default: that of a known model)"
+    plan.add_argument("--input", dest="inputs", metavar="CALLABLE", help=text)
+    text = "compute the repeated blocks anew in the backward pass"
+    plan.add_argument("--checkpoint", action="store_true", help=text)
+    text = "make so many rows of logits at a time, and anew in the backward pass"
+    plan.add_argument("--loss-chunk", metavar="ROWS", type=as_count, help=text)
+    text = "the GPU's: say what fits, and the largest batch, e.g. 24GB or 80GiB"
+    plan.add_argument("--memory", metavar="BYTES", type=as_count, help=text)
+
+
+def _progress() -> Callable[[str], None]:
+    """Return what says on stderr what is done next, once a plan has taken long enough to wonder."""
+    begun = time.monotonic()
+
+    def tell(what: str) -> None:
+        if (seconds := time.monotonic() - begun) > SILENT_SECONDS:
+            print(f"{seconds:.0f} s: {what}", file=sys.stderr, flush=True)
+
+    return tell
+
+
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
     """Return what builds the model that the command line names, with the arguments that it gives."""
     from resireduce.planning.models import find_builder, is_config_file
@@ -117,12 +148,18 @@ def _plan(args: argparse.Namespace) -> str:
     groups, of_scheme = patterns_in(args.patterns), dict(map(as_pair, args.option))
     of_optimizer = arguments_in("optimizer_args", args.optimizer_arg)
     given = {"groups": groups, "options": of_scheme, "optimizer_args": of_optimizer, **options}
-    result = plan(_builder(args), **given)
+    if args.inputs is not None:
+        from resireduce.planning import fullest, models
+
+        given["inputs"] = models.find_named("inputs", args.inputs, args.inputs, fullest.CURE)
+    result = plan(_builder(args), **given, progress=_progress())
     items = result.pop("items", ())
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
         return json.dumps(result | listed, indent=2)
-    return "\n".join([*figure_lines(result), *map(item_line, items)])
+    choices = result.pop("choices", ())
+    fullest = {key: result.pop(key) for key in [*result] if key in FULLEST or key.startswith("fullest_")}
+    return "\n".join([*figure_lines(result), *map(item_line, items), *fullest_lines(fullest, choices)])
 
 
 def _groups(args: argparse.Namespace) -> str:

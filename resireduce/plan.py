@@ -19,6 +19,7 @@ from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import compressible
 from resireduce.merging.costs import TIMED
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
+from resireduce.planning.fullest import Fits, Held, Inputs, trace_held
 from resireduce.planning.item import Item, sums
 from resireduce.planning.memory import (
     ModelStates,
@@ -52,6 +53,12 @@ def plan(
     itemised: bool = False,
     ranks_per_node: int | None = None,
     shards: int | None = None,
+    batch: int | None = None,
+    inputs: Inputs | None = None,
+    checkpoint: bool = False,
+    loss_chunk: int | None = None,
+    memory: int | str | None = None,
+    progress: Callable[[str], object] = str,
     **settings: Any,
 ) -> dict[str, Any]:
     """Return the model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
@@ -72,6 +79,15 @@ def plan(
             `resireduce.compress_fsdp`, with its keywords as `settings`, for the first of these ranks, which holds
             most. Gradients are kept, and nothing after `normalised` is planned: the fullest moment of a step depends
             on what each `fully_shard` holds.
+        batch: samples of a step on this rank: the fullest moment is then planned with activations too, as a GPU has
+            them. The next four, and `progress`, are for that.
+        inputs: called with the model and a batch size under the meta device, returns the loss; None: the attribute
+            `inputs` of `build`.
+        checkpoint: whether the model's repeated blocks are computed anew in the backward pass.
+        loss_chunk: how many rows of logits are made at a time, in the forward pass and anew in the backward pass; None:
+            all. For models with `get_output_embeddings()`, whose loss is `cross_entropy` of flattened logits.
+        memory: the bytes of the GPU, or a text such as "24GB" or "80GiB".
+        progress: told in a few words what is planned next.
         settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...). Those in UNPLANNED
             raise TypeError. With several passes, gradients that no residual can absorb are held: in flight.
 
@@ -86,27 +102,31 @@ def plan(
         in_flight: peak_states - total.
         waiting: bytes of streamed gradients that are sent without compression, and so wait for `step()`.
         peak_normalised: peak_states / baseline_total.
+        fullest_bytes, fullest_at, fullest_..._bytes, choices: with `batch`, what `resireduce.planning.fullest` says.
+        memory_bytes, fits, largest_batch: with `memory`.
         items: if itemised, every `resireduce.planning.item.Item` of parameters, gradients, residuals and
             optimizer_states, which are the sums of these.
     """
     given = _settings(settings, world_size, ranks_per_node)
+    inputs = getattr(build, "inputs", None) if inputs is None else inputs
+    fits = Fits.of(batch, inputs, checkpoint, loss_chunk, memory, compiled=compiled, shards=shards, progress=progress)
     if shards is not None:
         check_shards(shards, world_size, given, compiled)
-    model, maker = _build(build), partial(_optimizer, optimizer, dict(optimizer_args or {}), given)
+    model, arguments = _build(build), dict(optimizer_args or {})
+    maker = partial(_optimizer, optimizer, arguments, given)
     if shards is not None:
         return _of_shards(model, maker, shards, given, itemised)
     wrapped = maker([parameter for parameter in model.parameters() if parameter.requires_grad])
     # From the third on, passes find what the second has found.
     passes = min(given.backward_passes_per_step, 2)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="hierarchy: ")  # of the ranks that are pretended
-        distributed = distribute(model, wrapped, **vars(replace(given, backward_passes_per_step=passes)))
+    given = replace(given, backward_passes_per_step=passes)
+    distributed = _distribute(model, wrapped, given)
     waiting = waiting_bytes(distributed)
     with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
         items, peak = two_steps(model, distributed, compiled)
     states = ModelStates(**sums(items))
     baseline = baseline_total(model, states, given.dense)
-    return {
+    result = {
         **states.as_dict(),
         "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
         **outside_states(model, wrapped),
@@ -118,6 +138,63 @@ def plan(
         "peak_normalised": peak / baseline,
         **({"items": items} if itemised else {}),
     }
+    if fits is not None:
+        distributed.close()
+        result |= fits.plan(model, partial(_held, model, given), optimizer, arguments, given)
+    return result
+
+
+def _distribute(model: nn.Module, wrapped: torch.optim.Optimizer, given: Settings) -> DistributedOptimizer:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="hierarchy: ")  # of the ranks that are pretended
+        return distribute(model, wrapped, **vars(given))
+
+
+def _held(
+    model: nn.Module,
+    given: Settings,
+    order: list[nn.Parameter],
+    optimizer: str | Maker,
+    arguments: dict[str, Any],
+    changed: Mapping[str, Any],
+) -> list[Held]:
+    """Return what the library and the optimizer hold beside the model in each kind of step, with `changed` settings.
+
+    Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
+    """
+    given = replace(given, **changed)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    wrapped = _optimizer(optimizer, arguments, given, trained)
+    name = optimizer if isinstance(optimizer, str) else type(wrapped).__name__
+    with without_storage(wrapped, name, on_gpu=True):
+        for one in trained:
+            one.grad = torch.empty_like(one)
+        wrapped.step()
+        wrapped.zero_grad()
+        with _distribute(model, wrapped, given) as distributed:
+            distributed.start_at(0)
+            slots = {id(slot.parameter): slot for slot in distributed.slots}
+            few_bits = given.scheme == "baseline" and given.residual_dtype in ("int8", "int4")
+            alone = few_bits and distributed.streamed and given.merge in (None, "none")
+            alike = {one: (one.shape, one.dtype, slots[id(one)].dense) if alone else one for one in order}
+            some = list({key: one for one, key in alike.items()}.values())
+            _hand_over(distributed, some)
+            if distributed.feedback.states.tensors() or distributed.feedback.momentum is not None:
+                some = order
+                _hand_over(distributed, some)
+            found = [trace_held(distributed, some) for _ in range(distributed.feedback.compressor.turns)]
+    of = {alike[one]: one for one in some}
+    for held in found:
+        held.beside = {one: held.beside[of[alike[one]]] for one in order}
+    return found
+
+
+def _hand_over(optimizer: DistributedOptimizer, parameters: list[nn.Parameter]) -> None:
+    """Take a step with gradients of `parameters` alone."""
+    optimizer.zero_grad()
+    for parameter in parameters * optimizer.backward_passes_per_step:
+        parameter.sum().backward()
+    optimizer.step()
 
 
 def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | None) -> Settings:

@@ -212,7 +212,8 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
     """Return the function that builds model `name`, given `arguments`: see CURE for what `name` may be.
 
     To a configuration file, arguments are values in place of its own. Raises ConfigError if there is no such model, or
-    if it takes no such argument; so does the function if it builds none.
+    if it takes no such argument; so does the function if it builds none. The function has the attribute `inputs` of
+    what was named.
     """
     given = dict(arguments or {})
     if is_config_file(name):
@@ -222,7 +223,9 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
         raise ConfigError(f"model: {name!r} {INSTANCE.format(type(make).__name__)}")
     if not callable(make):
         raise ConfigError(f"model: {name!r} is of type {type(make).__name__} and cannot be called; {CURE}")
-    return partial(_built, name, given, check_arguments("arg", name, make, given))
+    built = partial(_built, name, given, check_arguments("arg", name, make, given))
+    vars(built)["inputs"] = getattr(make, "inputs", None)
+    return built
 
 
 def _target(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -69,15 +69,17 @@ def _found(optimizer: str | Maker) -> tuple[str, Maker]:
 
 
 @contextmanager
-def without_storage(optimizer: torch.optim.Optimizer, name: str) -> Iterator[None]:
+def without_storage(optimizer: torch.optim.Optimizer, name: str, on_gpu: bool = False) -> Iterator[None]:
     """Within it `optimizer` takes steps on tensors without storage: what it reads of values is 1 everywhere.
 
     Torch's optimizers may have their fused form: they make the states that they make on other devices, and their
     kernels, which hold nothing beside them, do nothing. What the optimizer's own code raises becomes a ConfigError of
     one line that says `name`; what others raise is passed on.
+
+    on_gpu: whether they take the form that they choose by themselves on a GPU, for all tensors of a step together.
     """
     try:
-        with _fused_forms(), _Ones():
+        with _forms("fused"), _forms("foreach") if on_gpu else nullcontext(), _Ones():
             yield
     except ConfigError:
         raise
@@ -92,15 +94,16 @@ def without_storage(optimizer: torch.optim.Optimizer, name: str) -> Iterator[Non
 
 
 @contextmanager
-def _fused_forms() -> Iterator[None]:
-    """Within it torch's optimizers do not refuse their fused form for tensors without storage."""
+def _forms(kind: str) -> Iterator[None]:
+    """Within it torch's optimizers take their form `kind`, fused or foreach, for tensors without storage too."""
     module: Any = import_module("torch.optim.optimizer")  # torch.optim has no attribute of that name
-    supported = module._get_fused_kernels_supported_devices
-    module._get_fused_kernels_supported_devices = lambda: [*supported(), "meta"]
+    name = f"_get_{kind}_kernels_supported_devices"
+    supported = getattr(module, name)
+    setattr(module, name, lambda: [*supported(), "meta"])
     try:
         yield
     finally:
-        module._get_fused_kernels_supported_devices = supported
+        setattr(module, name, supported)
 
 
 class _Ones(TorchDispatchMode):

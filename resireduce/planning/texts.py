@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resireduce.errors import ConfigError
 from resireduce.planning.item import Item
@@ -87,6 +87,49 @@ def figure_lines(result: Mapping[str, float]) -> list[str]:
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in result.items()
     ]
+
+
+FULLEST = ("memory_bytes", "fits", "largest_batch")
+"""What a plan says beside the bytes of the fullest moment, if it was given a memory."""
+WAYS = {
+    "fullest_bytes": "plain",
+    "checkpointed_fullest_bytes": "checkpointed",
+    "checkpointed_chunked_fullest_bytes": "and loss in chunks",
+}
+"""The columns of the choices, and how each is headed."""
+
+
+def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return lines about the fullest moment with activations, its `result`; nothing if it was not planned.
+
+    choices: what would be held then with others.
+    """
+    if not result:
+        return []
+    memory = result.get("memory_bytes")
+    lines = [
+        "",
+        f"The fullest moment of a step on a GPU, with activations, lies in the {_PLACES[result['fullest_at']]}",
+    ]
+    lines += [
+        f"  {key.removeprefix('fullest_').removesuffix('_bytes').replace('_', ' '):<25} {value / MIB:12,.2f} MiB"
+        for key, value in result.items()
+        if key.startswith("fullest_") and key not in ("fullest_at", "fullest_bytes")
+    ]
+    lines.append(f"  {'together':<25} {result['fullest_bytes'] / MIB:12,.2f} MiB")
+    if memory is not None:
+        fits = "fits into" if result["fits"] else "does not fit into"
+        lines.append(f"It {fits} {memory / MIB:,.2f} MiB; the largest batch that does is {result['largest_batch']}")
+    ways = [way for way in WAYS if way in choices[0]]
+    marked = "" if memory is None else " (* fits)"
+    lines += ["", f"{f'MiB then{marked}':<32}" + "".join(f"{WAYS[way]:>20}" for way in ways)]
+    for row in choices:
+        cells = [f"{row[way] / MIB:,.0f}{'' if memory is None else ' *'[row[way] <= memory]}" for way in ways]
+        lines.append(f"{row['choice']:<32}" + "".join(f"{cell:>20}" for cell in cells).rstrip())
+    return lines
+
+
+_PLACES = {"forward": "forward pass", "backward": "backward pass", "update": "update of parameters"}
 
 
 def item_line(item: Item) -> str:

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from benchmarks.training.models.example import with_inputs
+
 WORDS = 30522
 """Words of the uncased English vocabulary."""
 VOCABULARY = 30528
@@ -27,11 +29,13 @@ def _bert(head: str, vocabulary: int, positions: int, width: int, layers: int, h
     return model
 
 
+@with_inputs("bert-base")
 def bert_base() -> nn.Module:
     """Build BERT-base for question answering, 108.9 million parameters; its vocabulary is padded to 30,528 words."""
     return _bert(ANSWERING, VOCABULARY, 512, width=768, layers=12, heads=12, dropout=0.1)
 
 
+@with_inputs("bert-large")
 def bert_large() -> nn.Module:
     """Build BERT-large for question answering, 334.1 million parameters; its vocabulary is padded to 30,528 words."""
     return _bert(ANSWERING, VOCABULARY, 512, width=1024, layers=24, heads=16, dropout=0.1)
@@ -47,6 +51,7 @@ def bert_large_pretraining() -> nn.Module:
     return _bert(PRETRAINING, WORDS, 512, width=1024, layers=24, heads=16, dropout=0.1)
 
 
+@with_inputs("bert-questions")
 def bert_questions() -> nn.Module:
     """Build a BERT of 6 layers of width 128 for question answering, 1.3 million parameters.
 

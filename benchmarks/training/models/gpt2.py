@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from benchmarks.training.models.example import with_inputs
+
 
 def _gpt2(vocabulary: int, positions: int, width: int, layers: int, heads: int, dropout: float) -> nn.Module:
     """Build a GPT-2 with tied embedding and without a cache of keys and values, which only text generation needs."""
@@ -24,16 +26,19 @@ def _gpt2(vocabulary: int, positions: int, width: int, layers: int, heads: int, 
     return GPT2LMHeadModel(config)
 
 
+@with_inputs("gpt2-medium")
 def gpt2_medium() -> nn.Module:
     """Build GPT-2 medium, 354.8 million parameters."""
     return _gpt2(50257, 1024, width=1024, layers=24, heads=16, dropout=0.1)
 
 
+@with_inputs("gpt2-large")
 def gpt2_large() -> nn.Module:
     """Build GPT-2 large, 774.0 million parameters."""
     return _gpt2(50257, 1024, width=1280, layers=36, heads=20, dropout=0.1)
 
 
+@with_inputs("gpt2-bytes")
 def gpt2_bytes() -> nn.Module:
     """Build a GPT-2 of 6 layers of width 128 for bytes and byte pairs, 1.3 million parameters.
 

@@ -6,6 +6,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from benchmarks.training.models.example import with_inputs
+
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
@@ -120,6 +122,7 @@ class ResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))
 
 
+@with_inputs("resnet-digits")
 def resnet_digits() -> ResNet:
     """Build the ResNet for grey 8x8 digits, 1.3 million parameters.
 
@@ -129,26 +132,31 @@ def resnet_digits() -> ResNet:
     return ResNet(blocks=(3, 4, 1), widths=(56, 80, 160), classes=10, channels=1)
 
 
+@with_inputs("resnet50")
 def resnet50() -> ResNet:
     """Build ResNet-50 for 32x32 images of 100 classes: what the paper trained on CIFAR-100, 23.7 million parameters."""
     return ResNet(blocks=(3, 4, 6, 3), widths=(64, 128, 256, 512), classes=100)
 
 
+@with_inputs("resnet50-imagenet")
 def resnet50_imagenet() -> ResNet:
     """Build ResNet-50 for 224x224 images of 1000 classes: the size in the paper's Table 1, 25.6 million parameters."""
     return ResNet(blocks=(3, 4, 6, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)
 
 
+@with_inputs("resnet152-imagenet")
 def resnet152_imagenet() -> ResNet:
     """Build ResNet-152 for 224x224 images of 1000 classes, 60.2 million parameters."""
     return ResNet(blocks=(3, 8, 36, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)
 
 
+@with_inputs("resnet20")
 def resnet20() -> ResNet:
     """Build ResNet-20 for 32x32 images of 10 classes: CIFAR-10's, 0.27 million parameters."""
     return ResNet(blocks=(3, 3, 3), widths=(16, 32, 64), classes=10, block=BasicBlock)
 
 
+@with_inputs("resnet110")
 def resnet110() -> ResNet:
     """Build ResNet-110 for 32x32 images of 10 classes: CIFAR-10's, 1.73 million parameters."""
     return ResNet(blocks=(18, 18, 18), widths=(16, 32, 64), classes=10, block=BasicBlock)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from benchmarks.training.models.example import with_inputs
+
 POOL = "M"
 """Entry of a layer list that stands for 2x2 max pooling."""
 
@@ -94,6 +96,7 @@ class VGG(nn.Module):
         return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
+@with_inputs("vgg-digits")
 def vgg_digits() -> VGG:
     """Build the VGG for grey 8x8 digits, 1.1 million parameters.
 
@@ -105,6 +108,7 @@ def vgg_digits() -> VGG:
     return VGG(layers, grid=4, hidden=(448, 128), classes=10, channels=1, dropout=0.0)
 
 
+@with_inputs("vgg19")
 def vgg19() -> VGG:
     """Build VGG-19 with batch normalisation for 224x224 images of 1000 classes, 143.7 million parameters.
 
@@ -113,6 +117,7 @@ def vgg19() -> VGG:
     return _imagenet((2, 2, 4, 4, 4))
 
 
+@with_inputs("vgg16-imagenet")
 def vgg16_imagenet() -> VGG:
     """Build VGG-16 with batch normalisation for 224x224 images of 1000 classes, 138.4 million parameters."""
     return _imagenet((2, 2, 3, 3, 3))

@@ -1,0 +1,47 @@
+"""Inputs and loss of a step of each model, those of its recipe, without data: `plan --batch` takes them."""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.core.registry import TASKS
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.training.tasks.task import Batch, Setting, Task
+from resireduce.scheme import load
+
+Builder = Callable[[], nn.Module]
+
+
+def with_inputs(name: str) -> Callable[[Builder], Builder]:
+    """Return a decorator that gives the builder of model `name` its `inputs`: a function of model and batch size."""
+
+    def decorate(build: Builder) -> Builder:
+        vars(build)["inputs"] = partial(example_loss, name)
+        return build
+
+    return decorate
+
+
+def example_loss(name: str, model: nn.Module, batch: int) -> Tensor:
+    """Return the loss of `model`, built as `name`, of a `batch` of its recipe's samples, on the model's device.
+
+    A mask of padding is given for each pair of tokens, as the model makes it of real samples: without storage, none of
+    which is known to be padded, it would make none.
+    """
+    task, sample = _sample(name)
+    device = next(model.parameters()).device
+    inputs = {key: torch.empty((batch, *one.shape[1:]), dtype=one.dtype, device=device) for key, one in sample.items()}
+    if (mask := inputs.get("attention_mask")) is not None:
+        inputs["attention_mask"] = mask.new_empty((batch, 1, mask.shape[1], mask.shape[1]), dtype=torch.bool)
+    return task.loss(model, inputs)
+
+
+@cache
+def _sample(name: str) -> tuple[Task, Batch]:
+    workload = WORKLOADS[name]
+    setting = Setting(data=workload.data, synthetic=workload.data is not None, length=workload.length)
+    with torch.device("cpu"):
+        task: Task = load(TASKS[workload.task])(setting)
+        return task, task.batch(torch.zeros(1, dtype=torch.long))

@@ -1,0 +1,557 @@
+"""The fullest moment of a whole training step, activations included, foreseen without a GPU.
+
+Two steps on tensors without storage are put together: one of the model alone, whose every tensor is counted, with the
+operations that a GPU takes, and one of the library and the optimizer alone, which are handed the gradients in the same
+order. Neither depends on the other, so that a few of each tell what many choices would hold.
+"""
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.errors import ConfigError, check_count, is_count, short
+from resireduce.planning.item import sums
+from resireduce.planning.memory import held_items
+from resireduce.planning.models import first_line
+from resireduce.settings import Settings
+
+Inputs = Callable[[nn.Module, int], Tensor]
+"""Called with the model and a batch size, returns the loss of a forward pass on inputs that it makes."""
+
+WORKSPACES = 65 * 2**20
+"""Bytes that cuBLAS and cuBLASLt keep, as recorded on an H200 with CUBLAS_WORKSPACE_CONFIG=:4096:8."""
+BLOCK, SEGMENT, LARGE, REST = 512, 2 * 2**20, 10 * 2**20, 2**20
+"""Torch's allocator on a GPU: what sizes are rounded up to; those of segments of LARGE bytes or more; and the largest
+rest of a segment that is not used for anything else."""
+HALVES = (torch.float16, torch.bfloat16)
+CURE = (
+    "give module:callable, a function of the model and a batch size that returns the loss, such as "
+    "`def inputs(model, batch): return model(torch.zeros(batch, 3, 224, 224)).sum()`"
+)
+"""What to do about inputs that cannot be used, for messages."""
+
+
+def allocated(nbytes: int) -> int:
+    """Return what torch's allocator gives out on a GPU, of a segment of its own, for `nbytes`."""
+    rounded = -(-nbytes // BLOCK) * BLOCK
+    segment = -(-rounded // SEGMENT) * SEGMENT
+    return segment if rounded >= LARGE and segment - rounded <= REST else rounded
+
+
+# --- What is counted, and with which operations ---
+
+
+class Count(TorchDispatchMode):
+    """Within it, counts the bytes of all storages that are alive, those of `held` too.
+
+    What is read of values is 1, so that a condition on them is met: a mask of padding is found to be superfluous.
+    """
+
+    def __init__(self, held: Iterable[Tensor] = ()):
+        super().__init__()
+        self._alive: dict[int, int] = {}
+        self.now = self.most = 0
+        for tensor in held:
+            self._follow(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, then follow what it has made."""
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return torch.ones((), dtype=args[0].dtype).item()
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor):
+                self._follow(tensor)
+        return result
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._alive and tensor.is_meta:
+            self._alive[storage._cdata] = size = allocated(storage.nbytes())
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, key: int) -> None:
+        self.now -= self._alive.pop(key)
+
+    def since(self) -> int:
+        """Return the most that was alive since the last call."""
+        most, self.most = self.most, self.now
+        return most
+
+
+class OnGpu(TorchFunctionMode):
+    """Within it attention and dropout take the operations of a GPU, where others make tensors that a GPU does not.
+
+    loss_chunk: with `head`, the last layer, which must then return what it is given: the loss of so many rows at a
+        time, each computed anew in the backward pass.
+    """
+
+    def __init__(self, head: nn.Module | None = None, loss_chunk: int | None = None):
+        super().__init__()
+        self._head, self._rows = head, loss_chunk
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace the operation, or run it as it is."""
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if func is dropout:
+            return _dropout(*args, **kwargs)
+        if func is cross_entropy and self._rows is not None:
+            return self._in_chunks(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _in_chunks(self, rows: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        head, size = self._head, self._rows
+        assert head is not None and size is not None
+
+        def of(part: Tensor, wanted: Tensor) -> Tensor:
+            self._rows = None
+            try:
+                return cross_entropy(type(head).forward(head, part), wanted, *args, **kwargs)
+            finally:
+                self._rows = size
+
+        parts = zip(rows.split(size), target.split(size), strict=True)
+        anew = partial(checkpoint, of, use_reentrant=False, preserve_rng_state=False)
+        return torch.stack([anew(part, wanted) for part, wanted in parts]).sum()
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p else input
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Flash attention in half precision without a mask, else the memory-efficient one."""
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
+        key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
+    if query.dtype in HALVES and attn_mask is None:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+    if attn_mask is not None:
+        mask = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype == torch.bool else attn_mask
+        attn_mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    wanted = torch.is_grad_enabled() and query.requires_grad
+    return efficient(query, key, value, attn_mask, wanted, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks of `model`: the members of its outermost lists whose members are all of one type."""
+    found: list[nn.Module] = []
+
+    def look(module: nn.Module) -> None:
+        parts = list(module.children())
+        alike = len(parts) > 1 and len({type(part) for part in parts}) == 1 and any(parts[0].children())
+        if isinstance(module, nn.ModuleList | nn.Sequential) and alike:
+            found.extend(parts)
+        else:
+            for part in parts:
+                look(part)
+
+    look(model)
+    return found
+
+
+@contextmanager
+def _forward(modules: Iterable[nn.Module], by: Callable[[nn.Module], Any]) -> Iterator[None]:
+    """Within it the forward pass of each of `modules` is what `by` returns for it."""
+    changed = list(modules)
+    for module in changed:
+        module.forward = by(module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+def head_of(model: nn.Module) -> nn.Module:
+    """Return the layer of `model` that makes logits. Raises ConfigError if it does not say which that is."""
+    find = getattr(model, "get_output_embeddings", None)
+    if (head := find() if callable(find) else None) is None:
+        raise ConfigError(
+            f"loss_chunk: the {type(model).__name__} has no get_output_embeddings(), which tells the layer that makes "
+            "logits, as language models of transformers have it; leave the option out"
+        )
+    return head  # type: ignore[no-any-return]
+
+
+# --- A step of the model alone, and one of the library and the optimizer alone ---
+
+
+@dataclass
+class Passes:
+    """Bytes of a forward and a backward pass of the model alone, with its buffers and what is not trained."""
+
+    held: int
+    """Buffers and parameters that are not trained."""
+    forward: int = 0
+    """Most in the forward pass."""
+    handed: list[tuple[nn.Parameter, int, int]] = field(default_factory=list)
+    """Each gradient as it comes: whose, the most since the one before, and what is alive without it."""
+    after: int = 0
+    """Most after the last gradient."""
+    left: int = 0
+    """What is alive after the backward pass."""
+
+
+def trace_passes(
+    model: nn.Module, inputs: Inputs, batch: int, checkpointed: bool = False, loss_chunk: int | None = None
+) -> Passes:
+    """Return the bytes of a forward and a backward pass of `model` with a batch. Raises ConfigError if it has none.
+
+    Args:
+        model: without storage; it is left as it was.
+        inputs: returns the loss.
+        batch: how many samples.
+        checkpointed: whether each of its repeated blocks is computed anew in the backward pass.
+        loss_chunk: how many rows of logits are made at a time; None: all.
+    """
+    blocks = blocks_of(model) if checkpointed else []
+    if checkpointed and not blocks:
+        raise ConfigError(
+            f"checkpoint: the {type(model).__name__} has no nn.ModuleList or nn.Sequential of equal blocks, between "
+            "which activations could be kept; leave it out"
+        )
+    heads = [] if loss_chunk is None else [head_of(model)]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    others = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
+    count = Count(others)
+    passes = Passes(count.now)
+
+    def take(parameter: nn.Parameter) -> None:
+        most, gradient, parameter.grad = count.since(), parameter.grad, None
+        assert gradient is not None
+        count.most = count.now - allocated(gradient.nbytes)
+        passes.handed.append((parameter, most, count.most))
+
+    hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
+    training = model.training
+    anew = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    try:
+        with (
+            _forward(blocks, lambda block: partial(anew, partial(type(block).forward, block))),
+            _forward(heads, lambda _: lambda hidden: hidden),
+            torch.device("meta"),
+            OnGpu(heads[0] if heads else None, loss_chunk),
+            count,
+        ):
+            model.train()
+            for one in trained:
+                count._alive.setdefault(one.untyped_storage()._cdata, 0)
+            loss = _loss(inputs, model, batch)
+            passes.forward = count.since()
+            # Not loss.backward(), within which OnGpu would be off, where checkpoints run the forward pass again.
+            engine = torch.autograd.Variable._execution_engine
+            engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
+            passes.after, passes.left = count.since(), count.now
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    if not passes.handed:
+        raise ConfigError(f"inputs: the loss depends on no trained parameter of the {type(model).__name__}; {CURE}")
+    return passes
+
+
+def _loss(inputs: Inputs, model: nn.Module, batch: int) -> Tensor:
+    try:
+        loss = inputs(model, batch)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"inputs: no loss with a batch of {batch} on tensors without storage (the meta device): "
+            f"{first_line(error)}; {CURE}"
+        ) from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ConfigError(f"inputs: it returns {what}, no scalar that depends on the model's parameters; {CURE}")
+    return loss
+
+
+class _Made(Function):
+    """A number whose backward pass makes a gradient of the parameter that it was made of."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        ctx.like = parameter.detach()
+        return parameter.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Tensor:
+        return torch.empty_like(ctx.like)
+
+
+@dataclass
+class Held:
+    """Bytes that the library and the optimizer hold over a step, beside the model."""
+
+    states: dict[str, int]
+    """Between two steps, by kind of model state, without gradients."""
+    start: int
+    """As it begins, as the allocator counts."""
+    beside: dict[nn.Parameter, tuple[int, int]]
+    """What each gradient that is handed over, with itself, adds: at most while it is, and from then on."""
+    update: int
+    """Most while parameters are updated, beyond what was held before."""
+    kept: bool
+    """Whether what a gradient adds from then on is the gradient."""
+    earlier: int = 0
+    """What earlier passes of the step have left."""
+
+
+def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -> Held:
+    """Return the bytes that `optimizer` and its library hold in a step.
+
+    Args:
+        optimizer: made by `resireduce.distribute`, of parameters without storage, after a first step.
+        order: the parameters in the order in which the backward pass hands over their gradients.
+    """
+    optimizer.zero_grad()
+    states = held_items(optimizer)
+    count = Count(tensor for _, tensor in states)
+    held = Held(sums([item for item, _ in states]), count.now, {}, 0, not optimizer.streamed)
+    with count:
+        for _ in range(optimizer.backward_passes_per_step):
+            held.earlier = count.now - held.start
+            for parameter in order:
+                count.since()
+                before = count.now
+                _Made.apply(parameter).backward()  # type: ignore[no-untyped-call]
+                held.beside[parameter] = count.since() - before, count.now - before
+        before = count.now
+        optimizer.step()
+        held.update = count.since() - before
+    return held
+
+
+# --- The two together ---
+
+
+def fullest(passes: Passes, held: Held) -> dict[str, Any]:
+    """Return where the fullest moment of a step lies, and the bytes of what is alive then, of a model and a library."""
+    now, gradients = held.start + held.earlier, held.earlier if held.kept else 0
+    best = (passes.forward + now, "forward", passes.forward, gradients)
+    for parameter, most, rest in passes.handed:
+        during, onwards = held.beside.get(parameter, (0, 0))
+        best = max(best, (most + now, "backward", most, gradients), (rest + now + during, "backward", rest, gradients))
+        now += onwards
+        gradients += min(onwards, parameter.nbytes) if held.kept else 0
+    best = max(best, (passes.after + now, "backward", passes.after, gradients))
+    best = max(best, (passes.left + now + held.update, "update", passes.left, gradients))
+    most, where, model, gradients = best
+    states = sum(held.states.values())
+    return {
+        "fullest_bytes": most + WORKSPACES,
+        "fullest_at": where,
+        "fullest_parameters_bytes": held.states["parameters"],
+        "fullest_gradients_bytes": gradients,
+        "fullest_residuals_bytes": held.states["residuals"],
+        "fullest_optimizer_states_bytes": held.states["optimizer_states"],
+        "fullest_activations_bytes": model - passes.held,
+        "fullest_in_flight_bytes": most - model - held.start - gradients,
+        "fullest_frozen_and_buffers_bytes": passes.held,
+        "fullest_workspaces_and_rounding_bytes": WORKSPACES + held.start - states,
+    }
+
+
+# --- What a plan says of it ---
+
+
+KINDS = {
+    "as asked": {},
+    "full residuals, kept": {"scheme": "baseline", "residual_dtype": None, "gradients": "kept"},
+    "full residuals, streamed": {"scheme": "baseline", "residual_dtype": None, "gradients": "streamed"},
+    "w+2d, streamed": {"scheme": "w+2d", "residual_dtype": None, "gradients": "streamed"},
+    "int8 residuals, streamed": {"scheme": "baseline", "residual_dtype": "int8", "gradients": "streamed"},
+    "int4 residuals, streamed": {"scheme": "baseline", "residual_dtype": "int4", "gradients": "streamed"},
+    "no compression, streamed": {"compressor": "none", "scheme": "none", "gradients": "streamed"},
+}
+"""Choices that are planned beside the one that was asked for: what each changes of the settings."""
+OTHER = {"sgd": "adamw", "adamw": "sgd"}
+CHUNK = 512
+"""Rows of logits at a time, where a choice has them in parts."""
+UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}}
+UNITS |= {f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}
+MOST = 2**20
+"""Largest batch that is looked for."""
+TRIES = 8
+"""Batches after which those that are left are halved."""
+
+
+def as_bytes(memory: object) -> int:
+    """Return the bytes that `memory` says: a number of them, or a text such as "24GB" or "80GiB"."""
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(\w*)\s*", memory if isinstance(memory, str) else "")
+    found = memory if is_count(memory) else float(parts[1]) * UNITS[parts[2]] if parts and parts[2] in UNITS else 0
+    if not found:
+        raise ConfigError(
+            f"memory: {short(memory)} is not allowed; give a number of bytes, or one with a unit of "
+            f"{', '.join(unit for unit in UNITS if len(unit) > 1)}, such as 24GB"
+        )
+    return int(found)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True)
+class Fits:
+    """What was asked of the fullest moment; `resireduce.plan` says what each means."""
+
+    batch: int
+    inputs: Inputs
+    checkpoint: bool
+    loss_chunk: int | None
+    memory: int | None
+    progress: Callable[[str], object]
+
+    @classmethod
+    def of(
+        cls,
+        batch: Any,
+        inputs: Inputs | None,
+        checkpoint: bool,
+        loss_chunk: Any,
+        memory: Any,
+        compiled: bool,
+        shards: object,
+        progress: Callable[[str], object],
+    ) -> "Fits | None":
+        """Return what was asked, None without a batch. Raises ConfigError, before any work, for what cannot be."""
+        given = {"checkpoint": checkpoint or None, "loss_chunk": loss_chunk, "memory": memory}
+        if batch is None:
+            for name, value in given.items():
+                if value is not None:
+                    raise ConfigError(f"{name}: {value!r} means nothing without a batch; give batch, its samples, too")
+            return None
+        check_count("batch", batch, least=1, of="samples")
+        check_count("loss_chunk", loss_chunk, least=1, of="rows", or_none=True)
+        for name, value in {"compiled": compiled or None, "shards": shards}.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name}: {value!r} is not planned together with a batch: what torch makes then depends on the "
+                    "GPU; leave one of the two out"
+                )
+        if not callable(inputs):
+            raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
+        return cls(batch, inputs, checkpoint, loss_chunk, None if memory is None else as_bytes(memory), progress)
+
+    def plan(
+        self,
+        model: nn.Module,
+        hold: Callable[[list[nn.Parameter], Any, dict[str, Any], Mapping[str, Any]], list[Held]],
+        optimizer: Any,
+        arguments: dict[str, Any],
+        given: Settings,
+    ) -> dict[str, Any]:
+        """Return the fullest moment, what other choices would hold then, and with a memory what fits into it.
+
+        Args:
+            model: without storage.
+            hold: returns what the library holds, of an order of parameters, an optimizer with its arguments, and
+                changed settings.
+            optimizer: the one that was asked for.
+            arguments: its own.
+            given: the settings.
+        """
+        trace = partial(trace_passes, model, self.inputs)
+        self.progress(f"the model's own step with a batch of {self.batch}")
+        passes = trace(self.batch, self.checkpoint, self.loss_chunk)
+        order = [parameter for parameter, _, _ in passes.handed]
+        ways = {"": passes} | self._ways(trace)
+        rows: list[dict[str, Any]] = []
+        for kind, other, of_other, changed in choices(optimizer, arguments, given):
+            self.progress(kind)
+            try:
+                held = hold(order, other, of_other, changed)
+            except ConfigError:
+                if not rows:
+                    raise
+                continue  # what was asked for does not go together with it
+            peaks = {way: most_of(one, held) for way, one in ways.items()}
+            if not rows:
+                asked, result = held, peaks[""]
+            rows.append({"choice": kind} | {f"{way}fullest_bytes": one["fullest_bytes"] for way, one in peaks.items()})
+        result["choices"] = rows
+        if self.memory is not None:
+            result |= {"memory_bytes": self.memory, "fits": result["fullest_bytes"] <= self.memory}
+
+            def fullest_of(batch: int) -> int:
+                self.progress(f"the model's own step with a batch of {batch}")
+                one = trace(batch, self.checkpoint, self.loss_chunk)
+                return int(most_of(one, asked)["fullest_bytes"])
+
+            result["largest_batch"] = largest_batch(fullest_of, self.batch, result["fullest_bytes"], self.memory)
+        return result
+
+    def _ways(self, trace: Callable[..., Passes]) -> dict[str, Passes]:
+        """Return the model's passes with checkpointing, and with the loss in chunks too, as far as it has them."""
+        found: dict[str, Passes] = {}
+        for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", self.loss_chunk or CHUNK):
+            try:
+                self.progress(f"the model's own step, {way.strip('_').replace('_', ' and ')}")
+                found[way] = trace(self.batch, True, chunk)
+            except ConfigError:
+                break
+        return found
+
+
+def choices(
+    optimizer: Any, arguments: dict[str, Any], given: Settings
+) -> Iterator[tuple[str, Any, dict[str, Any], Mapping[str, Any]]]:
+    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings."""
+    for kind, changed in KINDS.items():
+        if kind == "as asked" or any(getattr(given, name) != value for name, value in changed.items()):
+            yield kind, optimizer, arguments, changed
+    if optimizer in OTHER:
+        if not arguments.get("fused"):
+            yield f"as asked, {optimizer} with fused=True", optimizer, arguments | {"fused": True}, {}
+        yield f"as asked, {OTHER[optimizer]}", OTHER[optimizer], {}, {}
+
+
+def most_of(passes: Passes, held: list[Held]) -> dict[str, Any]:
+    """Return the fullest of the moments that `fullest` says of each kind of step."""
+    return max((fullest(passes, one) for one in held), key=lambda one: int(one["fullest_bytes"]))
+
+
+def largest_batch(fullest_of: Callable[[int], int], batch: int, nbytes: int, memory: int) -> int:
+    """Return the largest batch whose fullest moment is at most `memory` bytes; 0 if none is.
+
+    fullest_of: the bytes of a batch; `nbytes` are those of `batch`. They grow, most of them in proportion.
+    """
+    known = {batch: nbytes, 2 * batch: fullest_of(2 * batch)}
+    while True:
+        low = max((size for size, most in known.items() if most <= memory), default=0)
+        high = min((size for size, most in known.items() if most > memory), default=MOST + 1)
+        if high - low <= 1:
+            return low
+        first, last = sorted(sorted(known, key=lambda size: abs(known[size] - memory))[:2])
+        slope = (known[last] - known[first]) / (last - first)
+        guess = first + (memory - known[first]) / slope if slope > 0 else high
+        if len(known) > TRIES:  # the line through two sizes does not lead there
+            guess = (low + high) / 2
+        guess = min(max(int(guess), low + 1), high - 1)
+        known[guess] = fullest_of(guess)

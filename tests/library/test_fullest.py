@@ -1,0 +1,317 @@
+"""The fullest moment of a whole step, planned: beside a GPU's allocator, torch's own tracker, and a step run whole."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from benchmarks.core.registry import MODELS
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.training.optimizers import make_optimizer
+from resireduce import distribute
+from resireduce.__main__ import main
+from resireduce.comm.local import PretendCommunicator
+from resireduce.errors import ConfigError
+from resireduce.plan import _held, plan
+from resireduce.planning import fullest
+from resireduce.planning.fullest import Count, Held, OnGpu, Passes, as_bytes, largest_batch, most_of, trace_passes
+from resireduce.planning.optimizers import without_storage
+from resireduce.scheme import load
+from resireduce.settings import Settings
+
+RECORD = Path(__file__).parents[3] / "results/reference/nvidia-h200/memory.json"
+WITHIN = 0.05
+OUTSIDE = {
+    "vgg19.topk.baseline.streamed.int4.d0.01.s0.n1.local.steps5.synthetic": (
+        0.053,
+        "the plan counts plain torch's decoding of int4 on the largest tensor, of which the GPU's kernel holds less",
+    )
+}
+"""Records that the plan misses by more than WITHIN: by how much, at most 0.001 beside it, and why."""
+SLICES = ".slices."
+"""Records of gradients in slices of rows, which the library cannot make any more."""
+
+
+def built(model: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return model()
+
+
+class Block(nn.Module):
+    """A part that holds two activations of (batch, 4 * width) and one of (batch, width)."""
+
+    def __init__(self, width: int = 128):
+        super().__init__()
+        self.wide, self.narrow, self.drop = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(self.narrow(torch.tanh(self.wide(x))))
+
+
+class Net(nn.Module):
+    """Blocks in a list, and a last layer that makes logits."""
+
+    def __init__(self, count: int = 6):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(count)])
+        self.head = nn.Linear(128, 2000)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def inputs(model: nn.Module, batch: int) -> Tensor:
+    return nn.functional.cross_entropy(model(torch.zeros(batch, 128)), torch.zeros(batch, dtype=torch.long))
+
+
+def whole(options: dict[str, Any], batch: int, optimizer: str = "adamw", **of_optimizer: object) -> dict[str, Any]:
+    """The fullest moment alone, without other choices, which take most of the time."""
+    model = built(Net)
+    passes = trace_passes(model, inputs, batch)
+    order = [one for one, _, _ in passes.handed]
+    given = Settings(backend=PretendCommunicator(2), **options)
+    return most_of(passes, _held(model, given, order, optimizer, of_optimizer, {}))
+
+
+def test_what_a_builder_offers_is_a_step_of_its_recipe() -> None:
+    offered = {name: getattr(load(MODELS[name]), "inputs", None) for name in MODELS}
+    assert {name for name, found in offered.items() if found is not None} == WORKLOADS.keys()
+    assert all(found.args == (name,) for name, found in offered.items() if found is not None)
+
+
+@pytest.mark.parametrize("model", sorted({case["cell"]["model"] for case in json.loads(RECORD.read_text())["cases"]}))
+def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(model: str) -> None:
+    cases = [case for case in json.loads(RECORD.read_text())["cases"] if case["cell"]["model"] == model]
+    build, recipe = load(MODELS[model]), WORKLOADS[model]
+    module = built(build)
+    passes = trace_passes(module, build.inputs, recipe.batch_per_rank)
+    order, missed, compared = [one for one, _, _ in passes.handed], {}, 0
+    for case in cases:
+        cell = case["cell"]
+        if SLICES in case["name"]:
+            continue
+        given = Settings(
+            scheme=cell["scheme"],
+            gradients=cell["gradients"],
+            residual_dtype=cell["residual_dtype"],
+            compressor=cell["compressor"],
+            density=cell["density"],
+            overlap=True,
+            backend=PretendCommunicator(cell["world_size"]),
+        )
+
+        def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            return make_optimizer(recipe, nn.ParameterList(parameters))
+
+        planned = most_of(passes, _held(module, given, order, make, {}, {}))["fullest_bytes"]
+        for rank in case["ranks"]:
+            held = {rung["name"]: rung["bytes"] for rung in rank["memory"]["ladder"]}["peak_allocated"]
+            compared += 1
+            if abs(planned / held - 1) > WITHIN:
+                missed[case["name"]] = planned / held - 1
+    assert compared >= 4
+    expected = {name: off for name, (off, _) in OUTSIDE.items() if name in {case["name"] for case in cases}}
+    assert missed.keys() == expected.keys() and missed == pytest.approx(expected, abs=0.001), missed
+
+
+def test_passes_are_to_the_byte_what_torch_s_own_tracker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fullest, "allocated", lambda nbytes: nbytes)
+    layers = [nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 300), nn.Tanh(), nn.Linear(300, 40)]
+    model = built(lambda: nn.Sequential(*layers)).to("meta")
+
+    def loss(model: nn.Module, batch: int) -> Tensor:
+        out: Tensor = model(torch.zeros(batch, 64)).square().mean()
+        return out
+
+    passes = trace_passes(model, loss, 500)
+    bytes_of = sum(one.nbytes for one in model.parameters())
+    states = {"parameters": bytes_of, "residuals": 0, "optimizer_states": 0}
+    held = Held(states, bytes_of, {one: (one.nbytes, one.nbytes) for one, _, _ in passes.handed}, 0, True)
+    found = most_of(passes, [held])
+    tracker = MemTracker()
+    tracker.track_external(model)
+    with torch.device("meta"), tracker:
+        loss(model, 500).backward()
+    (counted,) = tracker.get_tracker_snapshot("peak").values()
+    assert found["fullest_bytes"] - fullest.WORKSPACES == counted["Total"]
+    assert found["fullest_gradients_bytes"] > 0 and found["fullest_at"] == "backward"
+
+
+@pytest.mark.parametrize("batch", [8, 4000])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheme": "baseline", "gradients": "kept"},
+        {"scheme": "baseline", "gradients": "streamed"},
+        {"scheme": "w+2d", "gradients": "streamed"},
+        {"scheme": "baseline", "gradients": "streamed", "residual_dtype": "int8"},
+        {"compressor": "none", "scheme": "none", "gradients": "streamed"},
+    ],
+    ids=str,
+)
+def test_two_halves_of_a_step_hold_what_the_whole_holds(options: dict[str, Any], batch: int) -> None:
+    planned = whole(options, batch)
+    model = built(Net)
+    adamw = torch.optim.AdamW(model.parameters())
+    optimizer = distribute(model, adamw, backend=PretendCommunicator(2), **options)
+    with without_storage(adamw, "adamw", on_gpu=True), torch.device("meta"), OnGpu():
+        inputs(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        states = [value for state in adamw.state.values() for value in state.values()]
+        count = Count([*model.parameters(), *states, *optimizer.feedback.residual.tensors().values()])
+        with count:
+            inputs(model, batch).backward()
+            optimizer.step()
+    one_gradient = 4 * 128 * 512  # of the last layer, which may be let go before the update or in it
+    assert abs(planned["fullest_bytes"] - fullest.WORKSPACES - count.most) <= 0.01 * count.most + one_gradient
+    parts = [value for key, value in planned.items() if key.startswith("fullest_") and key.endswith("s_bytes")]
+    together = planned["fullest_bytes"]
+    assert (
+        sum(parts) + sum(planned[f"fullest_{key}_bytes"] for key in ("in_flight", "workspaces_and_rounding"))
+        == together
+    )
+
+
+def test_attention_and_dropout_hold_what_a_gpu_s_do() -> None:
+    """Beside the input: no matrix of scores, but its logarithms of sums, and masks of a byte an element."""
+    batch, heads, length, width = 2, 4, 256, 64
+    query = torch.empty(batch, heads, length, width, device="meta", requires_grad=True)
+    count = Count([query])
+    with OnGpu(), count:
+        out = nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=0.1, is_causal=True)
+        held = count.now
+        dropped = nn.functional.dropout(out, 0.1)
+    assert held - query.nbytes == pytest.approx(out.nbytes + 4 * batch * heads * length, abs=4096)
+    assert count.now - held == dropped.nbytes + dropped.numel()
+
+
+def test_checkpoints_keep_the_inputs_of_blocks_and_chunks_some_rows_of_logits() -> None:
+    batch, model = 4000, built(Net)
+    plain, anew = (trace_passes(model, inputs, batch, checkpointed) for checkpointed in (False, True))
+    chunked = trace_passes(model, inputs, batch, True, 100)
+    row, logits = 4 * batch * 128, 4 * batch * 2000
+    # A block keeps its input, tanh's output of four rows, and a mask of a quarter; a checkpoint keeps the input alone.
+    assert plain.forward - anew.forward == pytest.approx(6 * (4 + 1 / 4) * row, rel=0.01)
+    assert anew.forward == pytest.approx(7 * row + 2 * logits, rel=0.01), "logits, and their logarithms"
+    assert chunked.forward == pytest.approx((6 + 4 + 4) * row, rel=0.01), "the last block, with what tanh is given"
+    assert model.blocks[0].forward.__self__ is model.blocks[0], "the model is left as it was"
+
+
+def test_a_plan_with_a_batch_says_what_fits_and_what_other_choices_hold() -> None:
+    """Each as if it had been asked for, and all that a plan without a batch says."""
+    plain = plan(Net, optimizer="adamw", world_size=2)
+    found = plan(Net, optimizer="adamw", world_size=2, inputs=inputs, batch=64, memory="200MB")
+    assert plain == {key: found[key] for key in plain}
+    more = {key for key in found.keys() - plain.keys() if not key.startswith("fullest_")}
+    assert more == {"choices", "memory_bytes", "fits", "largest_batch"}
+    assert found["fits"] and found["memory_bytes"] == 200_000_000
+    near = [whole({}, found["largest_batch"] + one)["fullest_bytes"] for one in (0, 1)]
+    assert near[0] <= 200_000_000 < near[1]
+    rows = {row["choice"]: row["fullest_bytes"] for row in found["choices"]}
+    assert rows["as asked"] == found["fullest_bytes"] == whole({}, 64)["fullest_bytes"]
+    for kind in ("full residuals, kept", "int4 residuals, streamed", "no compression, streamed"):
+        assert rows[kind] == whole(fullest.KINDS[kind], 64)["fullest_bytes"], kind
+    assert rows["as asked, adamw with fused=True"] == whole({}, 64, fused=True)["fullest_bytes"]
+    assert rows["as asked, sgd"] == whole({}, 64, "sgd")["fullest_bytes"]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7, 1000, 10**7])
+def test_the_largest_batch_of_any_growth(limit: int) -> None:
+    """Flat at first, as where an update is the fullest moment."""
+    calls: list[int] = []
+
+    def of(batch: int) -> int:
+        calls.append(batch)
+        return max(700, 100 + 3 * batch)
+
+    memory = max(699, 100 + 3 * limit) if limit else 699
+    expected = 0 if memory < 700 else min(fullest.MOST, (memory - 100) // 3)
+    assert largest_batch(of, 4, of(4), memory) == expected
+    assert len(calls) < 40
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("24GB", 24 * 10**9), ("80GiB", 80 * 2**30), ("1.5 MB", 1_500_000), (7, 7), ("512", 512), ("3KiB", 3072)],
+)
+def test_a_memory_is_a_number_with_a_unit(text: object, expected: int) -> None:
+    assert as_bytes(text) == expected
+
+
+def nothing_of_the_model(model: nn.Module, batch: int) -> Tensor:
+    return torch.zeros(batch)
+
+
+def wrong_width(model: nn.Module, batch: int) -> Tensor:
+    out: Tensor = model(torch.zeros(batch, 3)).sum()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"memory": "24GB"}, "memory: '24GB' means nothing without a batch"),
+        ({"checkpoint": True}, "checkpoint: True means nothing without a batch"),
+        ({"batch": 0}, "batch: 0 is not allowed; give a number of samples, 1 or more"),
+        ({"batch": 2, "inputs": None}, "inputs: None is not allowed: the model is known without inputs; give module:"),
+        ({"batch": 2, "memory": "24 bananas"}, "memory: '24 bananas' is not allowed; give a number of bytes"),
+        ({"batch": 2, "memory": "0GB"}, "memory: '0GB' is not allowed"),
+        ({"batch": 2, "loss_chunk": 0}, "loss_chunk: 0 is not allowed; give a number of rows, 1 or more"),
+        ({"batch": 2, "compiled": True}, "compiled: True is not planned together with a batch"),
+        ({"batch": 2, "shards": 2}, "shards: 2 is not planned together with a batch"),
+        ({"batch": 2, "inputs": nothing_of_the_model}, "inputs: it returns a tensor of shape (2,), no scalar"),
+        ({"batch": 2, "inputs": wrong_width}, "inputs: no loss with a batch of 2 on tensors without storage"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_planned_is_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(Net, **{"inputs": inputs} | given)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"checkpoint": True}, "checkpoint: the Sequential has no nn.ModuleList or nn.Sequential of equal blocks"),
+        ({"loss_chunk": 64}, "loss_chunk: the Sequential has no get_output_embeddings()"),
+    ],
+    ids=str,
+)
+def test_a_model_without_the_parts_that_an_option_needs(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        plan(partial(nn.Sequential, nn.Linear(128, 9)), inputs=inputs, batch=2, **option)
+
+
+def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    here = "tests.unit.library.test_fullest"
+    command = ["plan", "--model", f"{here}:Net", "--optimizer", "adamw", "--batch", "64", "--input", f"{here}:inputs"]
+    assert main([*command, "--memory", "70MiB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "It does not fit into 70.00 MiB; the largest batch that does is 0" in lines
+    assert main([*command, "--memory", "1GB", "--checkpoint", "--loss-chunk", "16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] and found["largest_batch"] > 64
+    assert found["choices"][0]["checkpointed_chunked_fullest_bytes"] == found["fullest_bytes"]
+
+
+def test_a_known_model_has_its_own_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "resnet-digits", "--batch", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fullest_activations_bytes"] > 0 and found["fullest_at"] in ("forward", "backward", "update")
+    assert isinstance(
+        trace_passes(built(load(MODELS["bert-questions"])), load(MODELS["bert-questions"]).inputs, 2), Passes
+    )
