@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.analysis.write import to_markdown
-from benchmarks.simulation.beside_measured import measured_table, sentence, shares
-from benchmarks.simulation.measured_parts import read_measured
+from benchmarks.simulation.beside_measured import measured_table, read_measured, sentence, shares
 from benchmarks.simulation.model_layers import layers_of
 
 PAGE = Path(__file__).parent / "simulate.md"

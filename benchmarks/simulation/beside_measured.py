@@ -1,21 +1,316 @@
 """Compare steps measured by a testbed with simulations from parts that were measured separately."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from benchmarks.analysis.table import Table
-from benchmarks.simulation.grid import LOSSLESS, Case
-from benchmarks.simulation.measured_parts import REDUCE, Measured
-from benchmarks.simulation.measured_rows import measured_rows
+from benchmarks.core.checks import Check, is_number, is_text
+from benchmarks.core.files import load_json
+from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths, steps_of
 from benchmarks.simulation.model_layers import Layers
-from benchmarks.simulation.rows import Settings, rows_of
-from benchmarks.simulation.step_time import merged, timed
-from benchmarks.simulation.wire import works
+from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
+from benchmarks.simulation.wire import HIERARCHIES, LOSSLESS, Case, Curve, Key, Work, works
+from resireduce.errors import ConfigError, is_count, short
 from resireduce.merging import RULES, Rule
-from resireduce.merging.rules import size
+from resireduce.merging.costs import line_through
+from resireduce.merging.rules import Array, size
+
+# --- The form of a testbed's record ---
+
+
+MAKE = "make it with: python -m benchmarks testbed"
+
+
+class One(NamedTuple):
+    """The form of one value in a record: what is allowed, in words, and a function that says whether a value is."""
+
+    allowed: str
+    is_allowed: Check
+
+
+class Each(NamedTuple):
+    """A mapping from any names to values of one form."""
+
+    form: Any
+
+
+COUNT = One("a whole number, 1 or more", lambda value: is_count(value) and 0 < value < 10**9)
+NUMBER = One("a number, 0 or more", lambda value: is_number(value) and 0 <= value < math.inf)
+POSITIVE = One("a number, more than 0", lambda value: is_number(value) and 0 < value < math.inf)
+TEXT = One("a text", is_text)
+RULES_OF = (*RULES, "hybrid")
+MERGE = One(
+    f"a size in bytes, or one of {', '.join(RULES_OF)}",
+    lambda value: value in RULES_OF if is_text(value) else is_count(value) and value > 0,
+)
+LEVEL = One(" or ".join(HIERARCHIES), lambda value: is_text(value) and value in HIERARCHIES)
+PASSES = {"forward_seconds": NUMBER, "step_seconds": NUMBER, "arrived_seconds": Each(NUMBER)}
+MESSAGES = [{"bytes": POSITIVE, "in_turn": NUMBER, "at_once": NUMBER, "processor": NUMBER}]
+TENSORS = {"compressor": TEXT, "density": NUMBER, "elements": POSITIVE, "compress_seconds": NUMBER}
+ROW = {"compressor": TEXT, "density": NUMBER, "hierarchy": LEVEL, "merge": MERGE}
+ROW |= dict.fromkeys(("median", "low", "high"), POSITIVE)
+INPUTS = {
+    "cores": COUNT,
+    "copied_bytes_per_second": POSITIVE,
+    "passes": Each(PASSES),
+    "compression": [TENSORS | {"average_seconds": Each(NUMBER)}],
+    "messages": Each(MESSAGES),
+}
+SETTING = {"nodes": COUNT, "ranks_per_node": COUNT, "rate": TEXT, "inputs": INPUTS, "rows": [ROW]}
+FORM = {"model": TEXT, "rounds": COUNT, "steps": COUNT, "settings": [SETTING]}
+FLAT = tuple(f"flat {kind}" for kind in ("all_reduce", "all_reduce_half", "all_gather"))
+BY_NODES = tuple(f"between {kind}" for kind in ("all_reduce", "all_reduce_half", "all_gather"))
+BY_NODES += ("in_node all_reduce", "in_node all_gather")
+"""Messages that a setting must have, and further ones for nodes with several ranks."""
+
+
+def check_form(found: Any, where: str) -> None:
+    """Raise ConfigError, one line with field, value and cure, for the first unusable value in a record.
+
+    where: the beginning of that line.
+    """
+    _check(where, found, FORM)
+    for number, setting in enumerate(found["settings"]):
+        inputs = f"{where}: settings {number}: inputs"
+        needed = {"messages": [*FLAT, *(BY_NODES if setting["ranks_per_node"] > 1 else ())]}
+        needed["passes"] = [row["hierarchy"] for row in setting["rows"]]
+        for part, names in needed.items():
+            if missing := next((name for name in names if name not in setting["inputs"][part]), None):
+                raise ConfigError(f"{inputs}: {part}: {missing}: missing; {MAKE}")
+
+
+def _check(where: str, value: Any, form: Any) -> None:
+    if isinstance(form, One):
+        if not form.is_allowed(value):
+            raise ConfigError(f"{where}: {short(value)} is not allowed, but {form.allowed}; {MAKE}")
+    elif isinstance(form, list):
+        if not isinstance(value, list) or not value:
+            raise ConfigError(f"{where}: {short(value)} is not allowed, but a list of at least one; {MAKE}")
+        for number, one in enumerate(value):
+            _check(f"{where} {number}", one, form[0])
+    else:
+        if not isinstance(value, Mapping) or not value:
+            raise ConfigError(f"{where}: {short(value)} is not allowed, but values by name; {MAKE}")
+        for name in value if isinstance(form, Each) else form:
+            if name not in value:
+                raise ConfigError(f"{where}: {name}: missing; {MAKE}")
+            _check(f"{where}: {name}", value[name], form.form if isinstance(form, Each) else form[name])
+
+
+# --- The parts of steps ---
+
+
+REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"
+
+
+@dataclass(frozen=True)
+class Sending:
+    """The cost of one kind of collective on one level."""
+
+    in_turn: Cost
+    """From launch to completion, one at a time."""
+    at_once: Cost
+    """Delay of a collective for each other one under way."""
+    processor: Cost
+    """Time of one rank's processor."""
+    curve: Curve
+    """The cost at once, piecewise through the measured sizes, so that small messages are not slowed like large ones."""
+
+    @property
+    def trailing(self) -> float:
+        """Seconds for which a message is still under way when the next may follow."""
+        return max(self.in_turn.latency - self.at_once.latency, 0.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One setting's inputs. Ranks shared their processors while these were measured, as in the steps."""
+
+    nodes: int
+    ranks_per_node: int
+    rate: str
+    values: Mapping[str, Any]
+    """Plain values, as saved."""
+
+    def passes(self, layers: Layers, hierarchy: str) -> tuple[float, Array, float]:
+        """Return the forward pass, the backward pass before each gradient of `layers`, and the rest of a step.
+
+        hierarchy: flat or node; includes the library's work for it apart from messages and compression. Raises
+        ConfigError if the record is of another model.
+        """
+        measured = self.values["passes"][hierarchy]
+        arrived = measured["arrived_seconds"]
+        if missing := set(layers.names) ^ set(arrived):
+            raise ConfigError(f"measured: {min(missing)!r} is not in both the record and {layers.model}; {MAKE}")
+        ready = np.maximum.accumulate([arrived[name] for name in layers.names])
+        forward = float(measured["forward_seconds"])
+        backward = np.maximum(np.diff(ready, prepend=forward), 0.0)
+        return forward, backward, float(measured["step_seconds"]) - float(ready[-1])
+
+    def compression(self, compressor: str, density: float, peers: int) -> tuple[Curve, Curve]:
+        """Return the seconds, by elements, to compress a tensor and to average what `peers` ranks have sent of it.
+
+        Raises ConfigError for a compressor that was not measured.
+        """
+        rows = [
+            row for row in self.values["compression"] if (row["compressor"], row["density"]) == (compressor, density)
+        ]
+        if not rows:
+            raise ConfigError(f"measured: compressor {compressor!r} at {density:g} is not in the record; {MAKE}")
+        sizes = [row["elements"] for row in rows]
+        averaging = [row["average_seconds"].get(str(peers), row["average_seconds"].get("1")) for row in rows]
+        return Curve.through(sizes, [row["compress_seconds"] for row in rows]), Curve.through(sizes, averaging)
+
+    def sending(self, level: str, kind: str) -> Sending:
+        """Return the cost of collectives of a `kind` on a `level` (flat, between or in_node), per byte of a rank."""
+        rows = self.values["messages"][f"{level} {kind}"]
+        sizes = np.array([row["bytes"] for row in rows], dtype=float)
+        seconds = {key: np.array([row[key] for row in rows]) for key in ("in_turn", "at_once", "processor")}
+        in_turn, at_once, processor = (Cost(*line_through(sizes, one)) for one in seconds.values())
+        rising = np.maximum.accumulate(seconds["at_once"])
+        curve = Curve.through([row["bytes"] for row in rows], [float(one) for one in rising])
+        return Sending(in_turn, at_once, processor, curve)
+
+    @property
+    def busy_share(self) -> float:
+        """Delay of all ranks' computing, in seconds per second of processor time of each rank.
+
+        It is ranks / processors if there are no more processors than ranks, else 0.
+        """
+        share = self.nodes * self.ranks_per_node / self.values["cores"]
+        return share if share >= 1 else 0.0
+
+    def cluster(self) -> Cluster:
+        """Return the cluster of these nodes, with the links of a ring that takes the measured time."""
+        between = self._link("between" if self.ranks_per_node > 1 else "flat", self.nodes)
+        in_node = self._link("in_node", self.ranks_per_node) if self.ranks_per_node > 1 else None
+        copied = float(self.values["copied_bytes_per_second"])
+        # Operations and memory do not matter, as passes are measured.
+        device = Device(name="measured", flops_per_second=1.0, memory_bytes_per_second=copied, memory_bytes=1.0)
+        name = f"{self.nodes} x {self.ranks_per_node}, {self.rate}"
+        return Cluster(
+            name=name,
+            nodes=self.nodes,
+            ranks_per_node=self.ranks_per_node,
+            device=device,
+            in_node=in_node,
+            between_nodes=between,
+        )
+
+    def _link(self, level: str, ranks: int) -> Link:
+        cost, sharing = self.sending(level, REDUCE).in_turn, self.ranks_per_node if level == "between" else 1
+        return Link(
+            latency_seconds=cost.latency / (2 * steps_of(ranks, "ring")),
+            bandwidth_bytes_per_second=sharing * 2 * (ranks - 1) / ranks / max(cost.per_byte, 1e-15),
+        )
+
+
+def read_measured(path: Path) -> Mapping[str, Any]:
+    """Return a record of `python -m benchmarks testbed`. Raises ConfigError, with one line, for any other file."""
+    try:
+        found: Mapping[str, Any] = load_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"measured: {path} cannot be read: {error}; {MAKE}") from None
+    check_form(found, f"measured: {path}")
+    return found
+
+
+# --- Rows of cases from these parts ---
+
+
+def measured_rows(rows: Rows, cases: Sequence[Case], settings: Settings, known: Any, measured: Measured) -> Rows:
+    """Return `rows` of `cases`, all of one setting of a testbed, with the measured values put in.
+
+    `known` has the data sent, by key. Raises ConfigError for values that were not measured.
+    """
+    passes = [measured.passes(settings.layers, case.hierarchy) for case in cases]
+    forward, backward, rest = map(np.array, zip(*passes, strict=True))
+    found = [_of_case(case, known[_key(case)], measured) for case in cases]
+    curves: Any = {name: Curve.together([one.pop(name) for one in found]) for name in ("compress", "sending")}
+    numbers: Any = {name: np.stack([one[name] for one in found]) for name in found[0]}
+    return replace(
+        rows,
+        forward=forward,
+        backward=backward,
+        update=rest,
+        more=np.zeros_like(rows.more),
+        **curves,
+        **numbers,
+    )
+
+
+def _key(case: Case) -> Key:
+    return case.cluster.device, case.compressor, case.density, case.scheme
+
+
+def _of_case(case: Case, work: Work, measured: Measured) -> dict[str, Any]:
+    """Return the row fields that depend on the data that one case sends."""
+    place, by_node = paths(case.cluster, case.ranks, case.hierarchy), case.hierarchy == "node"
+    if work.ragged:
+        raise ConfigError(f"measured: {case.compressor!r} sends payloads of unequal sizes, which are not measured")
+    level = "between" if by_node else "flat"
+    dense = measured.sending(level, REDUCE)
+    own = dense
+    if work.lossy:
+        own = measured.sending(level, GATHER if work.gathered else REDUCE_HALF)
+    compress, unpack = _compression(case, work, place.peers, measured)
+    payload, beside = work.payload / place.slices, work.dense_bytes / place.slices
+    bucket = dense.curve(beside[None])[0]
+    return {
+        "compress": compress,
+        "unpack": unpack(work.elements / place.slices) * work.lossy,
+        "payload": payload,
+        "nbytes": payload + beside,
+        "beside": bucket,
+        "latency": own.at_once.latency * (payload > 0),
+        "sending": own.curve,
+        "transfer": own.at_once.per_byte * payload + bucket,
+        "trailing": own.trailing,
+        "busy_latency": measured.busy_share * own.processor.latency * (payload > 0),
+        "busy_transfer": measured.busy_share * (own.processor.per_byte * payload + _whole(dense.processor, beside)),
+        **_in_node(work, place.slices, measured if by_node else None),
+        "settle": measured.sending("flat", REDUCE).in_turn.latency
+        + (measured.sending("in_node", REDUCE).in_turn.latency if by_node else 0.0),
+    }
+
+
+def _compression(case: Case, work: Work, peers: int, measured: Measured) -> tuple[Curve, Curve]:
+    """Return the times of compression and of decompression of what `peers` have sent; zero without compression."""
+    if not work.lossy:
+        return Curve.line(0.0, 0.0), Curve.line(0.0, 0.0)
+    return measured.compression(case.compressor, case.density, peers if work.gathered else 1)
+
+
+def _in_node(work: Work, slices: int, measured: Measured | None) -> dict[str, Any]:
+    """Return the time and the delay of summing and gathering within a node; zero without `measured`."""
+    moved = np.where(work.elements > 0, 4 * work.elements, work.dense_bytes)
+    if measured is None:
+        nothing = dict.fromkeys(("in_node_latency", "in_node_per_byte", "gather_latency", "gather_per_byte"), 0.0)
+        return nothing | {"in_node_busy": np.zeros_like(moved)}
+    summing, gathering = (measured.sending("in_node", kind) for kind in (REDUCE, GATHER))
+    return {
+        "in_node_latency": summing.in_turn.latency,
+        "in_node_per_byte": summing.in_turn.per_byte,
+        "gather_latency": gathering.in_turn.latency,
+        "gather_per_byte": gathering.in_turn.per_byte / slices,
+        "in_node_busy": measured.busy_share * _whole(summing.processor, moved),
+    }
+
+
+def _whole(cost: Cost, nbytes: Array) -> Array:
+    """Return the time of a separate collective for each of `nbytes`; 0 where there are no bytes."""
+    return np.where(nbytes > 0, cost.latency + cost.per_byte * nbytes, 0.0)
+
+
+# --- The comparison ---
+
 
 NEAR, APART = 0.15, 0.20
 """A simulated step is NEAR within this share; two steps are APART, and so ranked, if they differ by more."""

@@ -9,11 +9,10 @@ from benchmarks.analysis.labels import ABSENT, TIMES
 from benchmarks.analysis.published import load_published
 from benchmarks.analysis.table import Table
 from benchmarks.core.paths import ROOT
-from benchmarks.simulation.grid import Case
+from benchmarks.simulation.cluster import find_cluster
 from benchmarks.simulation.model_layers import Layers, layers_of
-from benchmarks.simulation.read_cluster import find_cluster
-from benchmarks.simulation.rows import Settings
-from benchmarks.simulation.sweep import simulate
+from benchmarks.simulation.step_time import Settings, simulate
+from benchmarks.simulation.wire import Case
 
 FILE = ROOT / "benchmarks/simulation/published.yaml"
 RULE = "horovod"

@@ -1,10 +1,15 @@
-"""A cluster as validated values: its device, links and number of ranks."""
+"""A cluster as validated values, read from YAML, and what collectives take on it."""
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from benchmarks.core.checks import allow, integer, is_number
+from benchmarks.core.checks import allow, integer, is_number, is_text, known_keys, mapping, within
+from benchmarks.core.config_reader import read_yaml
+from benchmarks.core.paths import ROOT
 from resireduce.errors import ConfigError, check_share, choose
 
 MOST_RANKS = 4096
@@ -131,3 +136,159 @@ def _check_values(given: Any) -> None:
         is_there = is_number(value) and math.isfinite(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
         lowest = "0 or more" if name in MAY_BE_ZERO else "more than 0"
         allow(name, value, is_there, f"{EXAMPLES.get(name, 'seconds, such as 1e-5')}, {lowest}")
+
+
+# --- From YAML ---
+
+
+PRESETS = ROOT / "benchmarks/simulation/clusters.yaml"
+ENDINGS = (".yaml", ".yml")
+HOLDS, EXAMPLE = "the fields of a cluster, as nodes: 4", "benchmarks/simulation/clusters.yaml"
+PARTS: tuple[tuple[str, Any, str], ...] = (
+    ("device", Device, "devices"),
+    ("in_node", Link, "links"),
+    ("between_nodes", Link, "links"),
+)
+"""Fields of a cluster that are mappings, or names of mappings in the presets."""
+
+
+def presets() -> dict[str, Cluster]:
+    """Return the clusters that come with the suite, by name."""
+    known = read_yaml(PRESETS)
+    with within(PRESETS.name):
+        return {name: _cluster(one, name, known) for name, one in known["clusters"].items()}
+
+
+def find_cluster(given: str) -> Cluster:
+    """Return the preset called `given`, or the cluster in the YAML file at that path. Raises ConfigError, one line."""
+    if given.endswith(ENDINGS):
+        values = read_yaml(Path(given), "cluster", "a preset's name, or the file of a cluster", HOLDS, EXAMPLE)
+        with within(given):
+            return _cluster(values, Path(given).stem, read_yaml(PRESETS))
+    try:
+        return presets()[choose("cluster", given, read_yaml(PRESETS)["clusters"])]
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or give a file of your own, *.yaml") from None
+
+
+def _cluster(given: Any, name: str, known: Mapping[str, Any]) -> Cluster:
+    """Return the cluster from plain values; `known` has the devices and links that it may name."""
+    values = known_keys("cluster", given, (field.name for field in fields(Cluster)))
+    parts = {
+        key: _part(key, values[key], kind, known[listed]) for key, kind, listed in PARTS if values.get(key) is not None
+    }
+    found: Cluster = _made(Cluster, {"name": name, **values, **parts})
+    return found
+
+
+def _part(key: str, given: Any, kind: Any, known: Mapping[str, Any]) -> Any:
+    """Return the device or link under a cluster's `key`, given by a known name or as its own mapping."""
+    with within(key):
+        named = is_text(given)
+        values = mapping(key, known[choose(key, given, known)] if named else given)
+        known_keys(key, values, (field.name for field in fields(kind)))
+        return _made(kind, ({"name": given if named else "own"} if kind is Device else {}) | values)
+
+
+def _made(kind: Any, given: Mapping[str, Any]) -> Any:
+    """Return a dataclass from values by field. Raises ConfigError if one is missing or invalid."""
+    values = {name: value for name, value in given.items() if value is not None}
+    for field in fields(kind):
+        if field.name not in values and field.default is MISSING:
+            raise ConfigError(f"{field.name}: missing; give {EXAMPLES.get(field.name, 'it')}")
+        if field.type is float and isinstance(values.get(field.name), str):
+            with suppress(ValueError):  # YAML reads 3.125e9, whose exponent has no sign, as text
+                values[field.name] = float(values[field.name])
+    return kind(**values)
+
+
+# --- Collectives ---
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one collective: `latency` + `per_byte` x bytes."""
+
+    latency: float
+    per_byte: float
+
+    def __add__(self, other: "Cost") -> "Cost":
+        """Return the cost of two collectives in sequence, with the same bytes."""
+        return Cost(self.latency + other.latency, self.per_byte + other.per_byte)
+
+
+FREE = Cost(0.0, 0.0)
+
+
+def steps_of(ranks: int, algorithm: str) -> int:
+    """Return the number of steps in which one rank's part reaches all `ranks`, for a cluster's `algorithm`."""
+    return ranks - 1 if algorithm == "ring" else math.ceil(math.log2(ranks))
+
+
+def reduce_scatter(ranks: int, link: Link, algorithm: str) -> Cost:
+    """Return the cost of a reduce-scatter among `ranks`, per byte of the whole tensor."""
+    latency = steps_of(ranks, algorithm) * link.latency_seconds
+    return Cost(latency, (ranks - 1) / ranks / link.bandwidth_bytes_per_second)
+
+
+def all_reduce(ranks: int, link: Link, algorithm: str) -> Cost:
+    """Return the cost of an all-reduce among `ranks`, per byte of the tensor: the cost of its two halves."""
+    half = reduce_scatter(ranks, link, algorithm)
+    return half + half
+
+
+def all_gather(ranks: int, link: Link, algorithm: str) -> Cost:
+    """Return the cost of an all-gather among `ranks`, per byte of one rank's payload, the largest."""
+    latency = steps_of(ranks, algorithm) * link.latency_seconds
+    return Cost(latency, (ranks - 1) / link.bandwidth_bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The costs of a message among some ranks of a cluster."""
+
+    gather: Cost
+    """Per byte of a rank's payload; by node, of the payloads of all its ranks together."""
+    reduce: Cost
+    """Per byte of a dense tensor."""
+    in_node: Cost
+    """Per byte of a dense tensor: before the message to sum a node's gradients, and after it to gather their averages.
+    Nothing if ranks are flat."""
+    peers: int
+    """Payloads that a rank receives, including its own."""
+    slices: int
+    """Number of slices in which a node's ranks share a tensor."""
+
+
+def paths(cluster: Cluster, ranks: int, hierarchy: str) -> Paths:
+    """Return the costs of messages among `ranks` of a cluster; `hierarchy`: flat, or node.
+
+    Flat: all ranks form one ring in the order of nodes, which is as fast as its slowest link. Node: a node's ranks
+    first sum their gradients, in slices; each rank compresses one slice and exchanges it with its counterparts on other
+    nodes, over the node's one link; then each node gathers the averages, dense.
+    """
+    in_node = min(ranks, cluster.ranks_per_node)
+    nodes = ranks // in_node
+    inner, outer = cluster.in_node, cluster.between_nodes
+    message = Cost(cluster.message_seconds, 0.0)
+    if hierarchy == "flat":
+        link = _slowest([one for one in (inner if in_node > 1 else None, outer if nodes > 1 else None) if one])
+        if link is None:
+            return Paths(message, message, FREE, 1, 1)
+        gather = message + all_gather(ranks, link, cluster.algorithm)
+        return Paths(gather, message + all_reduce(ranks, link, cluster.algorithm), FREE, ranks, 1)
+    scatter = FREE if inner is None or in_node == 1 else message + reduce_scatter(in_node, inner, cluster.algorithm)
+    if outer is None or nodes == 1:
+        return Paths(FREE, FREE, scatter, 1, in_node)
+    gather = message + all_gather(nodes, outer, cluster.algorithm)
+    return Paths(gather, message + all_reduce(nodes, outer, cluster.algorithm), scatter, nodes, in_node)
+
+
+def _slowest(links: list[Link]) -> Link | None:
+    """Return a link with the slowest latency and the slowest bandwidth of the links; None if there are none."""
+    if not links:
+        return None
+    return Link(
+        latency_seconds=max(link.latency_seconds for link in links),
+        bandwidth_bytes_per_second=min(link.bandwidth_bytes_per_second for link in links),
+    )

@@ -1,14 +1,196 @@
-"""The time of one training step: tensors pass from stream to stream, and each stream serves one message at a time."""
+"""The time of training steps, many cases at once: arrays of cases, streams that serve messages, and results."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.simulation.rows import Rows
+from benchmarks.analysis.grouping import grouped
+from benchmarks.simulation.cluster import Paths, paths
+from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.wire import FLOAT_BYTES, Case, Curve, Key, Work, works
 from resireduce.merging import RULES, Rule
 from resireduce.merging.rules import Array, Arrivals, Ends
+
+# --- Cases as arrays: one row per case, one column per tensor, in the order of gradients ---
+
+
+MEMORY = ("bytes_per_second", "launch_seconds")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that all cases share."""
+
+    layers: Layers
+    micro: Sequence[Mapping[str, Any]] = ()
+    """Rows of `make micro`'s record; without them, compression takes the time of its memory bytes."""
+    compute_seconds: float | None = None
+    """Measured time of forward and backward pass; None: computed from operations."""
+    own_stream: bool = False
+    """Whether compression has its own stream and does not delay the backward pass."""
+    ragged_largest: float = 1.0
+    """Largest payload of the ranks / the planned one, if payloads differ in size, as all ranks wait for the largest."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Seconds and bytes of cases, of shape (cases,) or (cases, tensors)."""
+
+    forward: Array
+    update: Array
+    late: Array
+    """Delay of the latest rank."""
+    backward: Array
+    compressed: Array
+    """Elements of each tensor that a rank compresses."""
+    compress: Curve
+    more: Array
+    """Seconds that the scheme adds to that."""
+    inline: NDArray[np.bool_]
+    """(cases,): whether compression delays the backward pass."""
+    moved: Array
+    """Bytes of dense gradients that a node sums before anything is sent."""
+    in_node_latency: Array
+    in_node_per_byte: Array
+    latency: Array
+    """Seconds before the first byte of a message with only this tensor."""
+    transfer: Array
+    payload: Array
+    """Bytes of each tensor sent in messages."""
+    nbytes: Array
+    """Bytes of each tensor sent in messages, with those of the bucket of small tensors that ends with it."""
+    dense: Array
+    """Seconds to send the tensor uncompressed in a message of its own."""
+    copied: Array
+    """Seconds to copy each tensor into a merged message and out of it."""
+    unpack: Array
+    """Seconds to decompress what all ranks sent of the tensor."""
+    gather_latency: Array
+    """(cases,): of the subsequent gather within a node."""
+    gather_per_byte: Array
+    """(cases,): per byte of a dense tensor."""
+    trailing: Array
+    """(cases,): seconds for which a message is still under way when the link is free for the next."""
+    busy_latency: Array
+    """Seconds by which a message with only this tensor delays concurrent computing, if processors are shared."""
+    busy_transfer: Array
+    """Seconds by which the bytes of each tensor delay concurrent computing, if processors are shared."""
+    in_node_busy: Array
+    """Seconds by which summing each tensor within a node delays concurrent computing, if processors are shared."""
+    beside: Array
+    """Seconds of the bucket of small tensors that ends with each tensor; included in its transfer."""
+    sending: Curve | None
+    """Measured seconds of a message by its bytes, without buckets; None: from latency and transfer."""
+    settle: Array
+    """(cases,): seconds of the small collectives with which ranks end a step."""
+
+
+def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]) -> Rows:
+    """Return the rows of `cases`, with the data to send from `known`. Raises ConfigError if too little is known of the
+    model."""
+    work = [known[case.cluster.device, case.compressor, case.density, case.scheme] for case in cases]
+    place_of = cache(paths)
+    places = [place_of(case.cluster, case.ranks, case.hierarchy) for case in cases]
+    slices = _each(lambda one: one.slices, places)[:, None]
+    lossy = _each(lambda one: one.lossy, work)[:, None] > 0
+    whole = np.stack([one.elements for one in work])
+    passes: Any = _passes(cases, settings)
+    messages: Any = _messages(cases, work, places, settings.ragged_largest)
+    return Rows(
+        **passes,
+        compressed=np.where(lossy, whole / slices, 0.0),
+        compress=Curve.together([one.curve for one in work]),
+        more=np.stack([one.more for one in work]) / slices,
+        inline=np.full(len(cases), not settings.own_stream),
+        in_node_latency=_each(lambda one: one.in_node.latency, places),
+        in_node_per_byte=_each(lambda one: one.in_node.per_byte, places),
+        gather_latency=_each(lambda one: one.in_node.latency, places),
+        gather_per_byte=_each(lambda one: one.in_node.per_byte, places),
+        **_measured_only(whole),
+        **messages,
+    )
+
+
+def _measured_only(whole: Array) -> Any:
+    """Return zeros for the fields that only a testbed's measurements fill."""
+    single, nothing = np.zeros(len(whole)), np.zeros_like(whole)
+    each = {"busy_latency": nothing, "busy_transfer": nothing, "in_node_busy": nothing}
+    return each | {"trailing": single, "settle": single, "sending": None}
+
+
+def _each(read: Callable[[Any], float], of: Sequence[Any]) -> Array:
+    return np.array([read(one) for one in of], dtype=float)
+
+
+def _passes(cases: Sequence[Case], settings: Settings) -> dict[str, Array]:
+    """Return the passes that ranks compute, and how late ranks are."""
+    times = cache(lambda device: settings.layers.seconds(device, settings.compute_seconds))
+    update = cache(settings.layers.update_seconds)
+    devices = [case.cluster.device for case in cases]
+    return {
+        "forward": _each(lambda device: times(device)[0], devices),
+        "update": _each(update, devices),
+        "late": _each(_late, cases),
+        "backward": np.stack([times(device)[1] for device in devices]),
+    }
+
+
+def _late(case: Case) -> float:
+    """Return the mean of the largest of N exponentially distributed delays, N being the number of ranks."""
+    return case.cluster.jitter_seconds * float((1 / np.arange(1, case.ranks + 1)).sum())
+
+
+def _messages(
+    cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], ragged_largest: float
+) -> dict[str, Array]:
+    """Return the cost of sending each tensor, and of what follows it; for dense buckets all of it is in their transfer.
+
+    A gather of unequal sizes is two collectives: of the sizes, then of the payloads, for the largest of which all wait.
+    """
+    reduce, gather = (
+        np.array([(cost.latency, cost.per_byte) for cost in costs])
+        for costs in ([one.reduce for one in places], [one.gather for one in places])
+    )
+    gathered = _each(lambda one: one.gathered, work)[:, None] > 0
+    ragged = _each(lambda one: one.ragged, work)[:, None]
+    dense, whole = (np.stack([getattr(one, name) for one in work]) for name in ("dense_bytes", "elements"))
+    payload = np.stack([one.payload for one in work]) * np.where(ragged > 0, ragged_largest, 1.0)
+    own = np.where(gathered, gather, reduce)
+    beside = np.where(dense > 0, reduce[:, :1] + reduce[:, 1:] * dense, 0.0)
+    memory = _each(lambda case: case.cluster.device.bytes_per_second, cases)[:, None]
+    return {
+        "moved": np.where(whole > 0, FLOAT_BYTES * whole, dense),
+        "latency": own[:, :1] * (1 + ragged) * (payload > 0),
+        "transfer": own[:, 1:] * payload + beside,
+        "beside": beside,
+        "payload": payload,
+        "nbytes": payload + dense,
+        "dense": reduce[:, :1] + reduce[:, 1:] * FLOAT_BYTES * whole,
+        "copied": np.where(gathered, 2, 4) * (payload + dense) / memory,
+        "unpack": _unpack(cases, work, places, payload),
+    }
+
+
+def _unpack(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], payload: Array) -> Array:
+    """Return the seconds to decompress: a launch for each received payload, and all data read and added."""
+    peers = [one.peers if its.gathered else 1 for one, its in zip(places, work, strict=True)]
+    received, slices = np.array(peers, dtype=float)[:, None], _each(lambda one: one.slices, places)[:, None]
+    devices = [case.cluster.device for case in cases]
+    memory, launch = (np.array([getattr(one, name) for one in devices])[:, None] for name in MEMORY)
+    whole = np.stack([one.elements for one in work])
+    touched = payload + 2 * FLOAT_BYTES * np.stack([one.touched for one in work])
+    seconds = launch * received + (FLOAT_BYTES * whole + received * touched) / slices / memory
+    lossy = _each(lambda one: one.lossy, work)[:, None] > 0
+    return np.where(lossy & (whole > 0), seconds, 0.0)
+
+
+# --- One step: tensors pass from stream to stream, and each stream serves one message at a time ---
+
 
 COMPUTING = ("backward", "compress", "next forward")
 """Streams that compute, whose time need not be hidden; compression that delays the backward pass is part of it."""
@@ -177,3 +359,84 @@ def _in_halves(
     later = {"communicate": (scattered - half, scattered), "all-gather": (gathered - half, gathered)}
     busy = busy | later | {"next forward": (forward - layers, forward)}
     return Timed(ends, MappingProxyType(busy), computed, step, step - computed - rows.forward - rows.update)
+
+
+# --- All cases of a grid ---
+
+
+NUMBERS_AT_ONCE = 300_000
+"""Cases x tensors of a chunk, small enough for its arrays to stay in the processor's caches."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The simulated results of one case; nothing was measured."""
+
+    case: Case
+    step_seconds: float
+    exposed_seconds: float
+    """The part of the step outside of forward pass, backward pass and update."""
+    messages: int
+    sent_bytes: float
+    """Bytes that a rank sends in messages; by node, those of all its ranks."""
+    basis: str
+    """Source of the compression times."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: those of the case, with its cluster's name, and its results."""
+        case = asdict(self.case) | {"cluster": self.case.cluster.name}
+        own = {name: value for name, value in vars(self).items() if name != "case"}
+        return case | own
+
+
+def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
+    """Return the results of `cases`, in order. Raises ConfigError for a model of which too little is known."""
+    found: list[Result | None] = [None] * len(cases)
+    count = max(1, NUMBERS_AT_ONCE // len(settings.layers.names))
+    known = works(cases, settings.layers, settings.micro)
+    for rule, places in grouped((case.rule, place) for place, case in enumerate(cases)).items():
+        for start in range(0, len(places), count):
+            chosen = places[start : start + count]
+            some = [cases[place] for place in chosen]
+            rows = where_it_pays(rows_of(some, settings, known), np.array([case.where_it_pays for case in some]))
+            times = timed(rows, merged(rows, RULES[rule]), RULES[rule])
+            sent = rows.nbytes.sum(axis=-1)
+            messages = (in_message(rows.nbytes, times.ends) > 0).sum(axis=-1)  # those that are not empty
+            for number, (place, case) in enumerate(zip(chosen, some, strict=True)):
+                work = known[case.cluster.device, case.compressor, case.density, case.scheme]
+                step, exposed = float(times.step[number]), float(times.exposed[number])
+                found[place] = Result(case, step, exposed, int(messages[number]), float(sent[number]), work.basis)
+    return [one for one in found if one is not None]
+
+
+def where_it_pays(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
+    """Return `rows` in which, for the `chosen` cases, tensors are sent uncompressed if that takes no longer.
+
+    The comparison is with compressing, sending and decompressing the tensor by itself, with nothing hidden. An
+    uncompressed tensor has a message of its own.
+    """
+    compressing = rows.compress(rows.compressed) + rows.more
+    takes = compressing + rows.latency + rows.transfer + rows.unpack
+    dense = chosen[:, None] & (rows.compressed > 0) & (takes >= rows.dense)
+    return replace(
+        rows,
+        compressed=np.where(dense, 0.0, rows.compressed),
+        more=np.where(dense, 0.0, rows.more),
+        latency=np.where(dense, 0.0, rows.latency),
+        transfer=np.where(dense, rows.dense, rows.transfer),
+        nbytes=np.where(dense, rows.moved, rows.nbytes),
+        copied=np.where(dense, 0.0, rows.copied),
+        unpack=np.where(dense, 0.0, rows.unpack),
+    )
+
+
+def fastest_first(results: Iterable[Result]) -> list[Result]:
+    """Return `results` ordered by step time; equal ones, to a millionth, by number of messages."""
+    return sorted(results, key=lambda one: (float(f"{one.step_seconds:.6e}"), one.messages))
+
+
+def one_step(case: Case, settings: Settings) -> Timed:
+    """Return the step of one case, with the busy times of its streams."""
+    rows = rows_of([case], settings, works([case], settings.layers, settings.micro))
+    rows = where_it_pays(rows, np.array([case.where_it_pays]))
+    return timed(rows, merged(rows, RULES[case.rule]), RULES[case.rule])

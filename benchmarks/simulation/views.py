@@ -11,10 +11,8 @@ from benchmarks.analysis.labels import TIMES
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.files import finite, save_json, save_text, writable
-from benchmarks.simulation.grid import LOSSLESS, Case
-from benchmarks.simulation.rows import Settings
-from benchmarks.simulation.step_time import COMPUTING, Timed
-from benchmarks.simulation.sweep import Result, one_step
+from benchmarks.simulation.step_time import COMPUTING, Result, Settings, Timed, one_step
+from benchmarks.simulation.wire import LOSSLESS, Case
 from resireduce.merging import RULES
 from resireduce.scheme import COMPRESSORS
 

@@ -1,17 +1,197 @@
 """Answers from a simulation: the fastest, the fastest that fits, and how far compression pays."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from benchmarks.analysis.labels import TIMES
-from benchmarks.simulation.break_even import break_even_bandwidth, break_even_density
-from benchmarks.simulation.fitting import fastest_that_fits, needed_bytes
-from benchmarks.simulation.grid import LOSSLESS
-from benchmarks.simulation.rows import Settings
-from benchmarks.simulation.sweep import Result, fastest_first
+from benchmarks.core.record import CellResult, try_load
+from benchmarks.simulation.cluster import Cluster
+from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.step_time import Result, Settings, fastest_first, simulate
 from benchmarks.simulation.views import fastest_dense, name_of
-from resireduce.scheme import COMPRESSORS
+from benchmarks.simulation.wire import LOSSLESS, Case, grid, payload_of
+from resireduce.errors import ConfigError
+from resireduce.merging.rules import Array
+from resireduce.scheme import COMPRESSORS, load
+
+# --- Where compression's step equals the best without it ---
+
+
+DENSITIES = tuple(float(one) for one in np.geomspace(1e-4, 1, 25))
+FACTORS = tuple(float(one) for one in np.geomspace(1e-3, 1e3, 37))
+"""Multiples of the slowest link's bandwidth that are tried."""
+
+
+def break_even_density(
+    cluster: Cluster, ranks: int, compressor: str, given: Sequence[Case], settings: Settings
+) -> float:
+    """Return the density up to which `compressor` is faster than none on `ranks` of a cluster; 0 if it never is.
+
+    Both use the best of the merging rules, hierarchies and schemes in the cases `given`. 1: at any density.
+    """
+    results = simulate(_cases(cluster, ranks, LOSSLESS, [1.0], given), settings)
+    dense = min(one.step_seconds for one in results)
+    cases = _cases(cluster, ranks, compressor, DENSITIES, given)
+    steps = _lowest(simulate(cases, settings), [case.density for case in cases], DENSITIES)
+    return _crossing(DENSITIES, steps - dense)
+
+
+def break_even_bandwidth(
+    cluster: Cluster, ranks: int, compressor: str, density: float, given: Sequence[Case], settings: Settings
+) -> float:
+    """Return the bandwidth of the slowest level, bytes per second, up to which `compressor` at `density` is faster than
+    none on `ranks` of a cluster; 0 if it is slower even at a thousandth of the bandwidth, infinite if it is faster even
+    at a thousand times. Both use the best of the merging rules, hierarchies and schemes in the cases `given`."""
+    clusters = [_with_bandwidth(cluster, ranks, factor) for factor in FACTORS]
+    own = density if COMPRESSORS[compressor].selects else 1.0
+    differences = []
+    for one in (LOSSLESS, compressor):
+        cases = [case for faster in clusters for case in _cases(faster, ranks, one, [own], given)]
+        names = [case.cluster.name for case in cases]
+        differences.append(_lowest(simulate(cases, settings), names, [faster.name for faster in clusters]))
+    found = _crossing(FACTORS, differences[1] - differences[0])
+    return float("inf") if found == FACTORS[-1] else found * _slowest(cluster, ranks)
+
+
+def _cases(
+    cluster: Cluster, ranks: int, compressor: str, densities: Sequence[float], given: Sequence[Case]
+) -> list[Case]:
+    """Return all cases of one compressor with the rules, hierarchies, schemes and choices of the `given` cases."""
+    axes = ("rule", "hierarchy", "scheme", "where_it_pays")
+    found = [list(dict.fromkeys(getattr(case, name) for case in given)) for name in axes]
+    return list(grid([cluster], [ranks], [compressor], densities, *found))
+
+
+def _lowest(results: Sequence[Result], keys: Sequence[object], wanted: Sequence[object]) -> Array:
+    """Return the shortest step for each of the `wanted` keys; `keys` has one key per result."""
+    found: dict[object, float] = {}
+    for key, one in zip(keys, results, strict=True):
+        found[key] = min(found.get(key, np.inf), one.step_seconds)
+    return np.array([found.get(key, np.inf) for key in wanted])
+
+
+def _crossing(values: Sequence[float], differences: Array) -> float:
+    """Return the point in the rising `values` up to which differences are below 0, interpolated over the logarithm; 0
+    if the first difference is not below 0."""
+    slower = np.flatnonzero(differences >= 0)
+    if not slower.size:
+        return float(values[-1])
+    place = int(slower[0])
+    if not place:
+        return 0.0
+    share = differences[place - 1] / (differences[place - 1] - differences[place])
+    return float(values[place - 1] * (values[place] / values[place - 1]) ** share)
+
+
+def _level(cluster: Cluster, ranks: int) -> str:
+    return "in_node" if ranks <= cluster.ranks_per_node else "between_nodes"
+
+
+def _slowest(cluster: Cluster, ranks: int) -> float:
+    return float(getattr(cluster, _level(cluster, ranks)).bandwidth_bytes_per_second)
+
+
+def _with_bandwidth(cluster: Cluster, ranks: int, factor: float) -> Cluster:
+    """Return the cluster, renamed, with another bandwidth of the level over which its ranks communicate."""
+    level = _level(cluster, ranks)
+    link = replace(getattr(cluster, level), bandwidth_bytes_per_second=_slowest(cluster, ranks) * factor)
+    return replace(cluster, name=f"{cluster.name} x {factor:.6g}", **{level: link})
+
+
+# --- What fits in the device's memory, and whose accuracy records support ---
+
+
+Key = tuple[str, float, str]
+"""Compressor, density and scheme."""
+PLANNED_RANKS = 64
+"""Up to this many ranks the plan is exact; more would take longer."""
+PLANNED = {"bert-adam": "adamw"}
+"""Optimizers of recipes, mapped to a name that a plan knows and that has the same states."""
+
+
+def needed_bytes(layers: Layers, gradients: str) -> Callable[[Result], int]:
+    """Return a function from a result to the bytes that a rank needs at the fullest moment.
+
+    These are the model states, as planned with gradients kept or streamed, and the activations that a forward pass
+    saves. For more than PLANNED_RANKS ranks it is an upper bound: the largest message's payloads of all further ranks
+    are added.
+    """
+    states = cache(partial(_states, layers, gradients))
+
+    def needed(result: Result) -> int:
+        case = result.case
+        scheme = "none" if case.compressor == LOSSLESS else case.scheme
+        planned = states(case.compressor, case.density, scheme, min(case.ranks, PLANNED_RANKS))
+        sent = payload_of(case.compressor, case.density, layers.shapes)
+        others = max(0, case.ranks - PLANNED_RANKS) if sent["collective"] == "all_gather" else 0
+        return planned + others * max(sent["bytes"]) + layers.activations_bytes
+
+    return needed
+
+
+def _states(layers: Layers, gradients: str, compressor: str, density: float, scheme: str, ranks: int) -> int:
+    """Return the bytes of the model states at the fullest moment of a step."""
+    planned = load("resireduce.plan:plan")(
+        load("resireduce.planning.models:find_builder")(layers.model),
+        optimizer=PLANNED.get(layers.optimizer, layers.optimizer),
+        world_size=ranks,
+        compressor=compressor,
+        density=density,
+        scheme=scheme,
+        gradients=gradients,
+    )
+    return int(planned["peak_states"])
+
+
+def fastest_that_fits(results: Sequence[Result], needed: Callable[[Result], int]) -> tuple[Result, int] | None:
+    """Return the fastest of `results` whose `needed` bytes the device has, and these bytes; None if none fits."""
+    for result in fastest_first(results):
+        count = needed(result)
+        if count <= result.case.cluster.device.memory_bytes:
+            return result, count
+    return None
+
+
+def supported(records: Iterable[CellResult], model: str, most_lost: float) -> set[Key]:
+    """Return the combinations that, by finished `records` of `model`, lose at most the share `most_lost` of the metric
+    of training without compression, in the mean over all records. Raises ConfigError if there is nothing to compare
+    with."""
+    metrics: dict[Key, list[float]] = {}
+    higher = True
+    for record in records:
+        cell = record.cell
+        if cell.model == model and record.status == "ok" and record.metric is not None:
+            metrics.setdefault((cell.compressor, cell.density, cell.scheme), []).append(float(record.metric))
+            higher = bool(record.higher_is_better)
+    dense = metrics.get((LOSSLESS, 1.0, "none"))
+    if dense is None:
+        raise ConfigError(f"records: none is of {model!r} without compression; give a run that has such a cell")
+    worst = mean(dense) * (1 - most_lost if higher else 1 + most_lost)
+    return {key for key, its in metrics.items() if (mean(its) >= worst if higher else mean(its) <= worst)}
+
+
+def is_supported(result: Result, keys: set[Key]) -> bool:
+    """Return whether records support the combination of `result`."""
+    case = result.case
+    return (case.compressor, case.density, "none" if case.compressor == LOSSLESS else case.scheme) in keys
+
+
+def records_in(folder: Path) -> list[CellResult]:
+    """Return the records of cells in a run's folder. Raises ConfigError if it has none."""
+    found = [record for path in sorted((folder / "cells").glob("*.json")) if (record := try_load(path))]
+    if not found:
+        raise ConfigError(f"records: {folder} has no records of cells; give a run's folder, such as results/runs/smoke")
+    return found
+
+
+# --- Answers ---
 
 
 def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Settings, gradients: str) -> dict[str, Any]:

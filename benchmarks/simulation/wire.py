@@ -1,19 +1,270 @@
-"""The data sent for each tensor, and the cost of compressing it, by compressor, density, scheme and device."""
+"""A combination to simulate: what is sent for each tensor, and what compressing it takes."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.simulation.cluster import Device
-from benchmarks.simulation.compress_cost import Compression, compression
-from benchmarks.simulation.curve import Curve
-from benchmarks.simulation.grid import LOSSLESS, Case
+from benchmarks.core.files import load_json
+from benchmarks.simulation.cluster import Cluster, Device
 from benchmarks.simulation.model_layers import Layers
+from resireduce.errors import ConfigError, check_share, choose
+from resireduce.merging import RULES
 from resireduce.merging.rules import Array
-from resireduce.scheme import COMPRESSORS, load
+from resireduce.scheme import COMPRESSORS, HIERARCHIES, SCHEMES, load
+
+# --- Combinations ---
+
+
+LOSSLESS = "none"
+"""The compressor that sends gradients unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination. Raises ConfigError for an invalid field."""
+
+    cluster: Cluster
+    ranks: int
+    compressor: str = LOSSLESS
+    density: float = 1.0
+    scheme: str = "baseline"
+    rule: str = "none"
+    hierarchy: str = "flat"
+    where_it_pays: bool = False
+    """Whether tensors are sent uncompressed if compressing them takes longer."""
+
+    def check(self) -> "Case":
+        """Return itself after validation. Raises ConfigError for the first value that is not allowed."""
+        self.cluster.check_ranks(self.ranks)
+        choose("compressor", self.compressor, COMPRESSORS)
+        check_share("density", self.density)
+        choose("scheme", self.scheme, SCHEMES)
+        choose("rule", self.rule, RULES)
+        choose("hierarchy", self.hierarchy, HIERARCHIES)
+        return self
+
+    @property
+    def makes_sense(self) -> bool:
+        """Whether the combination can be built and does not repeat another one.
+
+        Halves of an all-reduce need dense gradients and flat ranks; payloads that ranks make in rounds travel alone;
+        one node, or one rank per node, has no levels.
+        """
+        dense = self.compressor == LOSSLESS
+        nodes_and_ranks = self.cluster.ranks_per_node > 1 and self.ranks > self.cluster.ranks_per_node
+        halves = not RULES[self.rule].in_halves or (dense and self.hierarchy == "flat")
+        alone = self.rule == "none" or not COMPRESSORS[self.compressor].in_rounds
+        pointless = dense and self.where_it_pays
+        return halves and alone and not pointless and (self.hierarchy == "flat" or nodes_and_ranks)
+
+
+def grid(
+    clusters: Sequence[Cluster],
+    ranks: Sequence[int] | None,
+    compressors: Sequence[str],
+    densities: Sequence[float],
+    rules: Sequence[str],
+    hierarchies: Sequence[str] = HIERARCHIES,
+    schemes: Sequence[str] = ("baseline",),
+    choices: Sequence[bool] = (False,),
+) -> Iterator[Case]:
+    """Yield all combinations that make sense; `ranks` None: all of a cluster's; `choices`: of `where_it_pays`.
+
+    A compressor without a meaningful density gets only density 1. Raises ConfigError for the first invalid value.
+    """
+    for cluster in clusters:
+        for count in ranks or [cluster.ranks]:
+            cluster.check_ranks(count)
+    for cluster, compressor, rule, hierarchy, scheme in product(clusters, compressors, rules, hierarchies, schemes):
+        choose("compressor", compressor, COMPRESSORS)
+        own = densities if COMPRESSORS[compressor].selects else [1.0]
+        if compressor == LOSSLESS and scheme != schemes[0]:
+            continue  # no residual exists without compression
+        for count, density, choice in product(ranks or [cluster.ranks], own, choices):
+            case = Case(cluster, count, compressor, density, scheme, rule, hierarchy, choice).check()
+            if case.makes_sense:
+                yield case
+
+
+# --- Seconds by number of elements ---
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Curves with a `start`, and a change of slope at each of the `knots`: `start` + sum of slopes x (n - knot)."""
+
+    start: Array
+    """Seconds, (cases,)."""
+    knots: Array
+    """Elements, (cases, points)."""
+    slopes: Array
+    """Seconds per element, (cases, points)."""
+
+    @classmethod
+    def line(cls, start: float, per_element: float) -> "Curve":
+        """Return one case's curve that is a straight line."""
+        return cls(np.array([start]), np.zeros((1, 1)), np.array([[per_element]]))
+
+    @classmethod
+    def through(cls, elements: Sequence[int], seconds: Sequence[float]) -> "Curve":
+        """Return one case's curve through points, whose `elements` rise; beyond them the nearest segment continues.
+
+        To the left it never falls below 0 nor rises above the first point's `seconds`. A single point gives a line
+        through it and 0.
+        """
+        if len(elements) == 1:
+            return cls.line(0.0, seconds[0] / elements[0])
+        between = np.diff(seconds) / np.diff(elements)
+        start = float(np.clip(seconds[0] - between[0] * elements[0], 0.0, seconds[0]))
+        slopes = np.array([(seconds[0] - start) / elements[0], *between])
+        knots = np.array([0, *elements[:-1]], dtype=float)
+        return cls(np.array([start]), knots[None], np.diff(slopes, prepend=0.0)[None])
+
+    @classmethod
+    def together(cls, curves: Sequence["Curve"]) -> "Curve":
+        """Return one curve with the cases of all `curves`."""
+        most = max(curve.knots.shape[1] for curve in curves)
+
+        def wide(values: Array) -> Array:
+            return np.pad(values, ((0, 0), (0, most - values.shape[1])))
+
+        return cls(
+            np.concatenate([curve.start for curve in curves]),
+            np.concatenate([wide(curve.knots) for curve in curves]),
+            np.concatenate([wide(curve.slopes) for curve in curves]),
+        )
+
+    def taken(self, places: np.ndarray) -> "Curve":
+        """Return the cases at `places`."""
+        return Curve(self.start[places], self.knots[places], self.slopes[places])
+
+    def __call__(self, elements: Array) -> Array:
+        """Return the seconds for `elements`, (cases,) or (cases, anything); 0 for no elements."""
+        more = (slice(None), *[None] * (elements.ndim - 1))
+        seconds = self.start[more] + np.zeros_like(elements)
+        for point in range(self.knots.shape[1]):
+            seconds += self.slopes[:, point][more] * np.maximum(elements - self.knots[:, point][more], 0.0)
+        return np.where(elements > 0, np.maximum(seconds, 0.0), 0.0)
+
+
+# --- The cost of compression, and what is sent ---
+
+
+MOVED = {
+    "baseline": (12, 12, 12),
+    "none": (4, 4, 4),
+    "a": (16, 12, 12),
+    "w": (16, 12, 12),
+    "member": (12, 12, 12),
+    "d": (12, 10, 12),
+    "2d": (12, 10, 12),
+    "w+2d": (16, 10, 12),
+    "partial": (10, 10, 10),
+}
+"""Bytes of memory that a scheme must move per float32 element of grouped, specific and other tensors. Full residual:
+gradient and residual are read, the residual is written. Group: its average is read too, and its running sum is read and
+written. Rows: the error is read once for its norms, and a quarter of it is read and written as the residual; in
+`partial` it is half, without norms."""
+KINDS = ("grouped", "specific", "other")
+MEASURED, BY_BYTES = "measured", "by bytes"
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The time to compress a tensor, and where it comes from."""
+
+    curve: Curve
+    """Seconds of one case by elements, for a tensor with a full residual."""
+    more: dict[str, float]
+    """Seconds per element that a scheme adds to that (or saves), by kind of tensor."""
+    basis: str
+    """MEASURED or BY_BYTES."""
+
+
+def read_micro(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a record of `make micro`. Raises ConfigError for any other file."""
+    try:
+        rows = load_json(path)["rows"]
+        fit = all({"case", "elements", "density", "least_seconds"} <= row.keys() for row in rows)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"micro: {path} cannot be read: {error}; make it with: python -m benchmarks micro") from None
+    if not fit or not rows:
+        raise ConfigError(f"micro: {path} is no record of speeds; make one with: python -m benchmarks micro")
+    return list(rows)
+
+
+def compression(
+    compressor: str, scheme: str, density: float, device: Device, rows: Sequence[Mapping[str, Any]]
+) -> Compression:
+    """Return the cost of a compressor at a density, with the residuals of a scheme, on a device.
+
+    rows: of `make micro`. If they lack the compressor with a full residual, or the scheme with top-k, bytes of memory
+    are counted, which gives a lower bound: an optimistic figure.
+    """
+    measured = curve_of(rows, f"{compressor}, baseline", density)
+    if measured is None:
+        per_byte = 1 / device.bytes_per_second
+        moved = dict(zip(KINDS, MOVED.get(scheme, MOVED["baseline"]), strict=True))
+        full = MOVED["baseline"][0]
+        return Compression(
+            Curve.line(device.launch_seconds, full * per_byte),
+            {kind: (bytes_each - full) * per_byte for kind, bytes_each in moved.items()},
+            BY_BYTES,
+        )
+    return Compression(measured, _more(rows, scheme, density, device), MEASURED)
+
+
+def _more(rows: Sequence[Mapping[str, Any]], scheme: str, density: float, device: Device) -> dict[str, float]:
+    """Return what a scheme adds to a full residual, by kind of tensor, at the largest size measured with top-k."""
+    found = {}
+    own = {"grouped": scheme.removesuffix("+2d"), "specific": scheme.removeprefix("w+"), "other": scheme}
+    for place, (kind, part) in enumerate(own.items()):
+        moved = MOVED.get(scheme, MOVED["baseline"])[place]
+        if moved == MOVED["baseline"][0]:
+            found[kind] = 0.0
+            continue
+        full, its = (curve_of(rows, f"topk, {name}", density) for name in ("baseline", part))
+        largest = max(float(row["elements"]) for row in rows)
+        if full is None or its is None:
+            found[kind] = (moved - MOVED["baseline"][0]) / device.bytes_per_second
+        else:
+            found[kind] = (_at(its, largest) - _at(full, largest)) / largest
+    return found
+
+
+def _at(curve: Curve, elements: float) -> float:
+    return float(curve(np.array([elements]))[0])
+
+
+def curve_of(rows: Sequence[Mapping[str, Any]], case: str, density: float) -> Curve | None:
+    """Return the curve of a `case` of micro's `rows` at a `density`; None if it was not measured.
+
+    Seconds are interpolated over the logarithm of the density; outside of the measured densities, the nearest counts.
+    """
+    its = [row for row in rows if row["case"] == case]
+    densities = sorted({float(row["density"]) for row in its})
+    if not densities:
+        return None
+    low = max((one for one in densities if one <= density), default=densities[0])
+    high = min((one for one in densities if one >= density), default=densities[-1])
+    share = 0.0 if low == high else math.log(density / low) / math.log(high / low)
+    seconds: dict[int, float] = {}
+    for weight, of in ((1 - share, low), (share, high)):
+        for row in its:
+            if float(row["density"]) == of:
+                size = int(row["elements"])
+                seconds[size] = seconds.get(size, 0.0) + weight * float(row["least_seconds"])
+        if share == 0.0:
+            break
+    sizes = sorted(seconds)
+    return Curve.through(sizes, [seconds[size] for size in sizes])
+
 
 PAYLOAD = "benchmarks.training.layer_trace:payload_of"
 BUCKET_BYTES = 1 << 18

@@ -16,8 +16,7 @@ from benchmarks.doctor import measure_links
 from benchmarks.doctor.child import MARK, Ended, Job
 from benchmarks.doctor.cluster_file import cluster_of, link_of, text_of
 from benchmarks.doctor.measure_links import Place, place_of
-from benchmarks.simulation.collectives import all_gather
-from benchmarks.simulation.read_cluster import find_cluster
+from benchmarks.simulation.cluster import all_gather, find_cluster
 from resireduce.errors import ConfigError
 
 SIZES = (1000, 100_000, 10_000_000)

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.simulation import simulate_command
-from benchmarks.simulation.beside_measured import beside, measured_table, sentence, shares
-from benchmarks.simulation.measured_parts import Measured
+from benchmarks.simulation.beside_measured import Measured, beside, measured_table, sentence, shares
 from resireduce.errors import ConfigError
 from tests.simulated import make_layers
 

@@ -12,9 +12,9 @@ from benchmarks.analysis.published import load_published
 from benchmarks.analysis.write import to_markdown
 from benchmarks.core.paths import ROOT
 from benchmarks.simulation.beside_published import FILE, _value, published_table
+from benchmarks.simulation.cluster import presets
 from benchmarks.simulation.model_layers import Layers, layers_of
-from benchmarks.simulation.read_cluster import presets
-from benchmarks.simulation.rows import Settings
+from benchmarks.simulation.step_time import Settings
 from tests.simulated import make_layers
 
 

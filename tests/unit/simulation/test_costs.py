@@ -12,17 +12,22 @@ from torch import nn
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from benchmarks.core.registry import MODELS
-from benchmarks.simulation.cluster import Link
-from benchmarks.simulation.collectives import all_gather, all_reduce, paths, reduce_scatter
-from benchmarks.simulation.compress_cost import BY_BYTES, MEASURED, compression, read_micro
-from benchmarks.simulation.curve import Curve
-from benchmarks.simulation.fitting import needed_bytes, supported
-from benchmarks.simulation.grid import Case, grid
+from benchmarks.simulation.cluster import Link, all_gather, all_reduce, paths, presets, reduce_scatter
 from benchmarks.simulation.model_layers import layers_of, recorded_seconds
-from benchmarks.simulation.read_cluster import presets
-from benchmarks.simulation.rows import Settings, rows_of
-from benchmarks.simulation.sweep import simulate
-from benchmarks.simulation.wire import BUCKET_BYTES, buckets, works
+from benchmarks.simulation.step_time import Settings, rows_of, simulate
+from benchmarks.simulation.what_pays import needed_bytes, supported
+from benchmarks.simulation.wire import (
+    BUCKET_BYTES,
+    BY_BYTES,
+    MEASURED,
+    Case,
+    Curve,
+    buckets,
+    compression,
+    grid,
+    read_micro,
+    works,
+)
 from benchmarks.training.layer_trace import payload_of, trace
 from resireduce.core.queue import BUCKET_BYTES as OF_THE_LIBRARY
 from resireduce.plan import plan

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
-from benchmarks.simulation.measured_form import check_form
+from benchmarks.simulation.beside_measured import check_form
 
 DROP = object()
 INPUTS = ("settings", 0, "inputs")

@@ -9,13 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulation.curve import Curve
-from benchmarks.simulation.grid import Case
-from benchmarks.simulation.rows import Rows, Settings, rows_of
-from benchmarks.simulation.step_time import merged, timed
-from benchmarks.simulation.sweep import Result, fastest_first, one_step, simulate
+from benchmarks.simulation.step_time import (
+    Result,
+    Rows,
+    Settings,
+    fastest_first,
+    merged,
+    one_step,
+    rows_of,
+    simulate,
+    timed,
+)
 from benchmarks.simulation.views import pieces
-from benchmarks.simulation.wire import works
+from benchmarks.simulation.wire import Case, Curve, works
 from resireduce.merging import RULES
 from tests.simulated import EXACT, FAST, drawn_layers, make_cluster, make_layers, make_settings, walked
 
@@ -177,7 +183,7 @@ def test_the_same_cases_in_any_company_have_the_same_results(monkeypatch: pytest
         for cluster, compressor, rule, hierarchy in product((slow, fast), ("none", "topk"), SHARED, ("flat", "node"))
     ]
     together = simulate(cases, given_settings)
-    monkeypatch.setattr("benchmarks.simulation.sweep.NUMBERS_AT_ONCE", 9)
+    monkeypatch.setattr("benchmarks.simulation.step_time.NUMBERS_AT_ONCE", 9)
     alone = simulate(cases, given_settings)
     assert [one.case for one in together] == cases
     assert [one.step_seconds for one in together] == pytest.approx([one.step_seconds for one in alone], rel=1e-12)
