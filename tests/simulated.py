@@ -54,7 +54,7 @@ def make_settings(layers: Layers, compute_seconds: float = 0.03, **more: Any) ->
 def walked(rows: Rows, ends: np.ndarray, whole: bool, cycle: float = 0.0) -> float:
     """The end of one case's step, message after message, each through one stream after the other."""
     seconds = lambda elements: float(rows.compress(np.array([float(elements)]))[0])  # noqa: E731
-    clock = {"compute": 0.0, "sum": 0.0, "compress": 0.0, "send": 0.0, "unpack": 0.0, "gather": 0.0}
+    clock = {"compute": 0.0, "sum": 0.0, "send": 0.0, "gather": 0.0}
     messages, begin = [], 0
     for place in np.flatnonzero(ends):
         messages.append(slice(begin, int(place) + 1))
@@ -69,13 +69,12 @@ def walked(rows: Rows, ends: np.ndarray, whole: bool, cycle: float = 0.0) -> flo
         for number in range(message.start, message.stop):
             is_last = number == message.stop - 1
             own = compress if whole and is_last else 0.0 if whole else each[number - message.start]
-            clock["compute"] += rows.backward[0, number] + delay + (own if rows.inline[0] else 0.0)
+            clock["compute"] += rows.backward[0, number] + delay + own
             moved, delay = rows.moved[0, number], rows.in_node_busy[0, number]
             around = rows.in_node_latency[0] + rows.in_node_per_byte[0] * moved if moved else 0.0
             clock["sum"] = max(clock["sum"], clock["compute"] + rows.late[0]) + around
         delay += rows.busy_latency[0, message].max() + rows.busy_transfer[0, message].sum()
-        clock["compress"] = max(clock["compress"], clock["sum"]) + (0.0 if rows.inline[0] else compress)
-        ready = clock["compress"] if not cycle else np.ceil(clock["compress"] / cycle) * cycle
+        ready = clock["sum"] if not cycle else np.ceil(clock["sum"] / cycle) * cycle
         several = (rows.nbytes[0, message] > 0).sum() > 1
         sending = rows.latency[0, message].max() + rows.transfer[0, message].sum()
         if rows.sending is not None:
@@ -84,11 +83,7 @@ def walked(rows: Rows, ends: np.ndarray, whole: bool, cycle: float = 0.0) -> flo
         gather = sum(rows.gather_latency[0] + rows.gather_per_byte[0] * one for one in rows.moved[0, message] if one)
         sent.append((clock["send"] + (rows.trailing[0] if sending else 0.0), rows.unpack[0, message].sum(), gather))
     for came, unpack, gather in sent:
-        if rows.inline[0]:
-            clock["gather"] = max(clock["gather"], came, clock["compute"]) + unpack + gather
-            continue
-        clock["unpack"] = max(clock["unpack"], came) + unpack
-        clock["gather"] = max(clock["gather"], clock["unpack"]) + gather
+        clock["gather"] = max(clock["gather"], came, clock["compute"]) + unpack + gather
     return float(rows.forward[0] + max(clock["gather"], clock["compute"]) + rows.settle[0] + rows.update[0])
 
 

@@ -1,112 +1,26 @@
 """Compare steps measured by a testbed with simulations from parts that were measured separately."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from benchmarks.analysis.table import Table
-from benchmarks.core.checks import Check, is_number, is_text
 from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths, steps_of
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
-from benchmarks.simulation.wire import HIERARCHIES, LOSSLESS, Case, Curve, Key, Work, works
-from resireduce.errors import ConfigError, is_count, short
+from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Key, Work, works
+from resireduce.errors import ConfigError
 from resireduce.merging import RULES, Rule
 from resireduce.merging.costs import line_through
 from resireduce.merging.rules import Array, size
 
-# --- The form of a testbed's record ---
-
-
 MAKE = "make it with: python -m benchmarks testbed"
-
-
-class One(NamedTuple):
-    """The form of one value in a record: what is allowed, in words, and a function that says whether a value is."""
-
-    allowed: str
-    is_allowed: Check
-
-
-class Each(NamedTuple):
-    """A mapping from any names to values of one form."""
-
-    form: Any
-
-
-COUNT = One("a whole number, 1 or more", lambda value: is_count(value) and 0 < value < 10**9)
-NUMBER = One("a number, 0 or more", lambda value: is_number(value) and 0 <= value < math.inf)
-POSITIVE = One("a number, more than 0", lambda value: is_number(value) and 0 < value < math.inf)
-TEXT = One("a text", is_text)
-RULES_OF = (*RULES, "hybrid")
-MERGE = One(
-    f"a size in bytes, or one of {', '.join(RULES_OF)}",
-    lambda value: value in RULES_OF if is_text(value) else is_count(value) and value > 0,
-)
-LEVEL = One(" or ".join(HIERARCHIES), lambda value: is_text(value) and value in HIERARCHIES)
-PASSES = {"forward_seconds": NUMBER, "step_seconds": NUMBER, "arrived_seconds": Each(NUMBER)}
-MESSAGES = [{"bytes": POSITIVE, "in_turn": NUMBER, "at_once": NUMBER, "processor": NUMBER}]
-TENSORS = {"compressor": TEXT, "density": NUMBER, "elements": POSITIVE, "compress_seconds": NUMBER}
-ROW = {"compressor": TEXT, "density": NUMBER, "hierarchy": LEVEL, "merge": MERGE}
-ROW |= dict.fromkeys(("median", "low", "high"), POSITIVE)
-INPUTS = {
-    "cores": COUNT,
-    "copied_bytes_per_second": POSITIVE,
-    "passes": Each(PASSES),
-    "compression": [TENSORS | {"average_seconds": Each(NUMBER)}],
-    "messages": Each(MESSAGES),
-}
-SETTING = {"nodes": COUNT, "ranks_per_node": COUNT, "rate": TEXT, "inputs": INPUTS, "rows": [ROW]}
-FORM = {"model": TEXT, "rounds": COUNT, "steps": COUNT, "settings": [SETTING]}
-FLAT = tuple(f"flat {kind}" for kind in ("all_reduce", "all_reduce_half", "all_gather"))
-BY_NODES = tuple(f"between {kind}" for kind in ("all_reduce", "all_reduce_half", "all_gather"))
-BY_NODES += ("in_node all_reduce", "in_node all_gather")
-"""Messages that a setting must have, and further ones for nodes with several ranks."""
-
-
-def check_form(found: Any, where: str) -> None:
-    """Raise ConfigError, one line with field, value and cure, for the first unusable value in a record.
-
-    where: the beginning of that line.
-    """
-    _check(where, found, FORM)
-    for number, setting in enumerate(found["settings"]):
-        inputs = f"{where}: settings {number}: inputs"
-        needed = {"messages": [*FLAT, *(BY_NODES if setting["ranks_per_node"] > 1 else ())]}
-        needed["passes"] = [row["hierarchy"] for row in setting["rows"]]
-        for part, names in needed.items():
-            if missing := next((name for name in names if name not in setting["inputs"][part]), None):
-                raise ConfigError(f"{inputs}: {part}: {missing}: missing; {MAKE}")
-
-
-def _check(where: str, value: Any, form: Any) -> None:
-    if isinstance(form, One):
-        if not form.is_allowed(value):
-            raise ConfigError(f"{where}: {short(value)} is not allowed, but {form.allowed}; {MAKE}")
-    elif isinstance(form, list):
-        if not isinstance(value, list) or not value:
-            raise ConfigError(f"{where}: {short(value)} is not allowed, but a list of at least one; {MAKE}")
-        for number, one in enumerate(value):
-            _check(f"{where} {number}", one, form[0])
-    else:
-        if not isinstance(value, Mapping) or not value:
-            raise ConfigError(f"{where}: {short(value)} is not allowed, but values by name; {MAKE}")
-        for name in value if isinstance(form, Each) else form:
-            if name not in value:
-                raise ConfigError(f"{where}: {name}: missing; {MAKE}")
-            _check(f"{where}: {name}", value[name], form.form if isinstance(form, Each) else form[name])
-
-
-# --- The parts of steps ---
-
-
 REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"
 
 
@@ -216,9 +130,10 @@ def read_measured(path: Path) -> Mapping[str, Any]:
     """Return a record of `python -m benchmarks testbed`. Raises ConfigError, with one line, for any other file."""
     try:
         found: Mapping[str, Any] = load_json(path)
-    except (OSError, ValueError) as error:
+        if missing := {"model", "rounds", "steps", "settings"} - found.keys():
+            raise ConfigError(f"measured: {path}: {min(missing)}: missing; {MAKE}")
+    except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"measured: {path} cannot be read: {error}; {MAKE}") from None
-    check_form(found, f"measured: {path}")
     return found
 
 
@@ -327,7 +242,10 @@ def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
 
     Raises ConfigError if a part of a step was not measured, and for `layers` of another model.
     """
-    return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
+    try:
+        return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigError(f"measured: the record lacks or has a wrong {error}; {MAKE}") from None
 
 
 def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dict[str, Any]]:

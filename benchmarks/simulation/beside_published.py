@@ -44,7 +44,7 @@ def _records(entry: Mapping[str, Any], model: str, settings: Settings) -> Iterat
     """Yield a record for each number of ranks of an entry of the file."""
     cluster = find_cluster(entry["cluster"])
     for ranks in entry["ranks"]:
-        cases = [Case(cluster, ranks, **entry[key], rule=RULE).check() for key in ("case", "beside") if key in entry]
+        cases = [Case(cluster, ranks, **entry[key], rule=RULE) for key in ("case", "beside") if key in entry]
         steps = [one.step_seconds for one in simulate(cases, settings)]
         yield {
             "source": entry["source"],

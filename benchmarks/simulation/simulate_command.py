@@ -100,8 +100,6 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--micro", type=Path, help="record of make micro, for the time of compression on this device")
     parser.add_argument("--record", type=Path, help="record of a cell of the model, for the time of its passes")
     parser.add_argument("--compute-seconds", type=float, help="or: seconds of a rank's forward and backward pass")
-    parser.add_argument("--own-stream", action="store_true", help="compression does not delay the backward pass")
-    parser.add_argument("--where-it-pays", action="store_true", help="also: each tensor sent dense if that is faster")
     parser.add_argument("--ragged-largest", type=float, default=1.0, help="largest payload / planned one (default: 1)")
 
 
@@ -181,7 +179,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     """Return the settings shared by all cases, read before anything is simulated."""
     rows = read_micro(args.micro) if args.micro else []
     seconds = recorded_seconds(args.record, args.model, args.batch) if args.record else args.compute_seconds
-    return Settings(layers_of(args.model, args.batch), rows, seconds, args.own_stream, args.ragged_largest)
+    return Settings(layers_of(args.model, args.batch), rows, seconds, args.ragged_largest)
 
 
 def _cases(args: argparse.Namespace, clusters: Sequence[Cluster], ranks: Sequence[int] | None) -> list[Case]:
@@ -197,7 +195,6 @@ def _cases(args: argparse.Namespace, clusters: Sequence[Cluster], ranks: Sequenc
             once(args.rules),
             once(args.levels),
             once(args.schemes),
-            [False, True] if args.where_it_pays else [False],
         )
     )
 

@@ -1,13 +1,12 @@
 """The time of training steps, many cases at once: arrays of cases, streams that serve messages, and results."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.analysis.grouping import grouped
 from benchmarks.simulation.cluster import Paths, paths
@@ -31,8 +30,6 @@ class Settings:
     """Rows of `make micro`'s record; without them, compression takes the time of its memory bytes."""
     compute_seconds: float | None = None
     """Measured time of forward and backward pass; None: computed from operations."""
-    own_stream: bool = False
-    """Whether compression has its own stream and does not delay the backward pass."""
     ragged_largest: float = 1.0
     """Largest payload of the ranks / the planned one, if payloads differ in size, as all ranks wait for the largest."""
 
@@ -51,8 +48,6 @@ class Rows:
     compress: Curve
     more: Array
     """Seconds that the scheme adds to that."""
-    inline: NDArray[np.bool_]
-    """(cases,): whether compression delays the backward pass."""
     moved: Array
     """Bytes of dense gradients that a node sums before anything is sent."""
     in_node_latency: Array
@@ -64,8 +59,6 @@ class Rows:
     """Bytes of each tensor sent in messages."""
     nbytes: Array
     """Bytes of each tensor sent in messages, with those of the bucket of small tensors that ends with it."""
-    dense: Array
-    """Seconds to send the tensor uncompressed in a message of its own."""
     copied: Array
     """Seconds to copy each tensor into a merged message and out of it."""
     unpack: Array
@@ -106,7 +99,6 @@ def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]
         compressed=np.where(lossy, whole / slices, 0.0),
         compress=Curve.together([one.curve for one in work]),
         more=np.stack([one.more for one in work]) / slices,
-        inline=np.full(len(cases), not settings.own_stream),
         in_node_latency=_each(lambda one: one.in_node.latency, places),
         in_node_per_byte=_each(lambda one: one.in_node.per_byte, places),
         gather_latency=_each(lambda one: one.in_node.latency, places),
@@ -170,7 +162,6 @@ def _messages(
         "beside": beside,
         "payload": payload,
         "nbytes": payload + dense,
-        "dense": reduce[:, :1] + reduce[:, 1:] * FLOAT_BYTES * whole,
         "copied": np.where(gathered, 2, 4) * (payload + dense) / memory,
         "unpack": _unpack(cases, work, places, payload),
     }
@@ -192,8 +183,8 @@ def _unpack(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths]
 # --- One step: tensors pass from stream to stream, and each stream serves one message at a time ---
 
 
-COMPUTING = ("backward", "compress", "next forward")
-"""Streams that compute, whose time need not be hidden; compression that delays the backward pass is part of it."""
+COMPUTING = ("backward", "next forward")
+"""Streams that compute, whose time need not be hidden; compression delays the backward pass, and is part of it."""
 
 
 @dataclass(frozen=True)
@@ -256,21 +247,13 @@ def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array, dict[s
 
     Sums within a node are not merged: each tensor, and each bucket of small ones, has its own.
     """
-    compression = _compression(rows, ends, whole)
-    inline = np.where(rows.inline[:, None], compression, 0.0)
-    computing = rows.backward + inline + _delays(rows, ends)
+    computing = rows.backward + _compression(rows, ends, whole) + _delays(rows, ends)
     backward = np.cumsum(computing, axis=-1)
     begun = backward - in_message(computing, ends)
     summing = _around(rows.in_node_latency, rows.in_node_per_byte, rows.moved)
     summed = served(backward + rows.late[:, None], summing)
-    apart = in_message(compression - inline, ends)
-    compressed = served(summed, apart)
-    busy = {
-        "backward": (begun, backward),
-        "sum in node": (summed - in_message(summing, ends), summed),
-        "compress": (compressed - apart, compressed),
-    }
-    return compressed, backward[:, -1], busy
+    busy = {"backward": (begun, backward), "sum in node": (summed - in_message(summing, ends), summed)}
+    return summed, backward[:, -1], busy
 
 
 def _delays(rows: Rows, ends: Ends) -> Array:
@@ -317,18 +300,13 @@ def _sending(rows: Rows, ends: Ends) -> Array:
 def _brought_back(rows: Rows, ends: Ends, come: Array, computed: Array) -> dict[str, tuple[Array, Array]]:
     """Return when messages that have `come` are decompressed, and their averages gathered within the node.
 
-    In the library, if compression delays the backward pass, the thread that ended that pass does both, tensor after
-    tensor. With a stream for each, they overlap.
+    In the library the thread that ended the backward pass does both, tensor after tensor.
     """
     unpacking = in_message(rows.unpack, ends)
     gathering = in_message(_around(rows.gather_latency, rows.gather_per_byte, rows.moved), ends)
-    in_turn = served(np.maximum(come, computed[:, None]), unpacking + gathering)
-    unpacked = np.where(rows.inline[:, None], in_turn - gathering, served(come, unpacking))
-    gathered = np.where(rows.inline[:, None], in_turn, served(unpacked, gathering))
-    return {
-        "decompress": (unpacked - unpacking, unpacked),
-        "gather in node": (gathered - gathering, gathered),
-    }
+    gathered = served(np.maximum(come, computed[:, None]), unpacking + gathering)
+    unpacked = gathered - gathering
+    return {"decompress": (unpacked - unpacking, unpacked), "gather in node": (unpacked, gathered)}
 
 
 def _slowest(latency: Array, ends: Ends) -> Array:
@@ -398,7 +376,7 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
         for start in range(0, len(places), count):
             chosen = places[start : start + count]
             some = [cases[place] for place in chosen]
-            rows = where_it_pays(rows_of(some, settings, known), np.array([case.where_it_pays for case in some]))
+            rows = rows_of(some, settings, known)
             times = timed(rows, merged(rows, RULES[rule]), RULES[rule])
             sent = rows.nbytes.sum(axis=-1)
             messages = (in_message(rows.nbytes, times.ends) > 0).sum(axis=-1)  # those that are not empty
@@ -409,27 +387,6 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
     return [one for one in found if one is not None]
 
 
-def where_it_pays(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
-    """Return `rows` in which, for the `chosen` cases, tensors are sent uncompressed if that takes no longer.
-
-    The comparison is with compressing, sending and decompressing the tensor by itself, with nothing hidden. An
-    uncompressed tensor has a message of its own.
-    """
-    compressing = rows.compress(rows.compressed) + rows.more
-    takes = compressing + rows.latency + rows.transfer + rows.unpack
-    dense = chosen[:, None] & (rows.compressed > 0) & (takes >= rows.dense)
-    return replace(
-        rows,
-        compressed=np.where(dense, 0.0, rows.compressed),
-        more=np.where(dense, 0.0, rows.more),
-        latency=np.where(dense, 0.0, rows.latency),
-        transfer=np.where(dense, rows.dense, rows.transfer),
-        nbytes=np.where(dense, rows.moved, rows.nbytes),
-        copied=np.where(dense, 0.0, rows.copied),
-        unpack=np.where(dense, 0.0, rows.unpack),
-    )
-
-
 def fastest_first(results: Iterable[Result]) -> list[Result]:
     """Return `results` ordered by step time; equal ones, to a millionth, by number of messages."""
     return sorted(results, key=lambda one: (float(f"{one.step_seconds:.6e}"), one.messages))
@@ -438,5 +395,4 @@ def fastest_first(results: Iterable[Result]) -> list[Result]:
 def one_step(case: Case, settings: Settings) -> Timed:
     """Return the step of one case, with the busy times of its streams."""
     rows = rows_of([case], settings, works([case], settings.layers, settings.micro))
-    rows = where_it_pays(rows, np.array([case.where_it_pays]))
     return timed(rows, merged(rows, RULES[case.rule]), RULES[case.rule])

@@ -63,8 +63,7 @@ def _compressor(case: Case) -> str:
     if case.compressor == LOSSLESS:
         return "no compression"
     scheme = "" if case.scheme == "baseline" else f" ({case.scheme})"
-    where = ", where it pays" * case.where_it_pays
-    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme + where
+    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme
 
 
 def _names(one: Result) -> list[str]:

@@ -63,8 +63,8 @@ def break_even_bandwidth(
 def _cases(
     cluster: Cluster, ranks: int, compressor: str, densities: Sequence[float], given: Sequence[Case]
 ) -> list[Case]:
-    """Return all cases of one compressor with the rules, hierarchies, schemes and choices of the `given` cases."""
-    axes = ("rule", "hierarchy", "scheme", "where_it_pays")
+    """Return all cases of one compressor with the rules, hierarchies and schemes of the `given` cases."""
+    axes = ("rule", "hierarchy", "scheme")
     found = [list(dict.fromkeys(getattr(case, name) for case in given)) for name in axes]
     return list(grid([cluster], [ranks], [compressor], densities, *found))
 

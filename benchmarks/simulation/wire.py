@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Device
 from benchmarks.simulation.model_layers import Layers
-from resireduce.errors import ConfigError, check_share, choose
+from resireduce.errors import ConfigError
 from resireduce.merging import RULES
 from resireduce.merging.rules import Array
-from resireduce.scheme import COMPRESSORS, HIERARCHIES, SCHEMES, load
+from resireduce.scheme import COMPRESSORS, HIERARCHIES, load
 
 # --- Combinations ---
 
@@ -27,7 +27,7 @@ LOSSLESS = "none"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One combination. Raises ConfigError for an invalid field."""
+    """One combination, of values that were checked before."""
 
     cluster: Cluster
     ranks: int
@@ -36,18 +36,6 @@ class Case:
     scheme: str = "baseline"
     rule: str = "none"
     hierarchy: str = "flat"
-    where_it_pays: bool = False
-    """Whether tensors are sent uncompressed if compressing them takes longer."""
-
-    def check(self) -> "Case":
-        """Return itself after validation. Raises ConfigError for the first value that is not allowed."""
-        self.cluster.check_ranks(self.ranks)
-        choose("compressor", self.compressor, COMPRESSORS)
-        check_share("density", self.density)
-        choose("scheme", self.scheme, SCHEMES)
-        choose("rule", self.rule, RULES)
-        choose("hierarchy", self.hierarchy, HIERARCHIES)
-        return self
 
     @property
     def makes_sense(self) -> bool:
@@ -60,8 +48,7 @@ class Case:
         nodes_and_ranks = self.cluster.ranks_per_node > 1 and self.ranks > self.cluster.ranks_per_node
         halves = not RULES[self.rule].in_halves or (dense and self.hierarchy == "flat")
         alone = self.rule == "none" or not COMPRESSORS[self.compressor].in_rounds
-        pointless = dense and self.where_it_pays
-        return halves and alone and not pointless and (self.hierarchy == "flat" or nodes_and_ranks)
+        return halves and alone and (self.hierarchy == "flat" or nodes_and_ranks)
 
 
 def grid(
@@ -72,22 +59,17 @@ def grid(
     rules: Sequence[str],
     hierarchies: Sequence[str] = HIERARCHIES,
     schemes: Sequence[str] = ("baseline",),
-    choices: Sequence[bool] = (False,),
 ) -> Iterator[Case]:
-    """Yield all combinations that make sense; `ranks` None: all of a cluster's; `choices`: of `where_it_pays`.
+    """Yield all combinations that make sense; `ranks` None: all of a cluster's.
 
-    A compressor without a meaningful density gets only density 1. Raises ConfigError for the first invalid value.
+    A compressor without a meaningful density gets only density 1.
     """
-    for cluster in clusters:
-        for count in ranks or [cluster.ranks]:
-            cluster.check_ranks(count)
     for cluster, compressor, rule, hierarchy, scheme in product(clusters, compressors, rules, hierarchies, schemes):
-        choose("compressor", compressor, COMPRESSORS)
         own = densities if COMPRESSORS[compressor].selects else [1.0]
         if compressor == LOSSLESS and scheme != schemes[0]:
             continue  # no residual exists without compression
-        for count, density, choice in product(ranks or [cluster.ranks], own, choices):
-            case = Case(cluster, count, compressor, density, scheme, rule, hierarchy, choice).check()
+        for count, density in product(ranks or [cluster.ranks], own):
+            case = Case(cluster, count, compressor, density, scheme, rule, hierarchy)
             if case.makes_sense:
                 yield case
 

@@ -23,7 +23,7 @@ from benchmarks.simulation.step_time import (
 from benchmarks.simulation.views import pieces
 from benchmarks.simulation.wire import Case, Curve, works
 from resireduce.merging import RULES
-from tests.simulated import EXACT, FAST, drawn_layers, make_cluster, make_layers, make_settings, walked
+from tests.simulated import EXACT, drawn_layers, make_cluster, make_layers, make_settings, walked
 
 MANY = st.integers(0, 10**6)
 SHARED = [name for name, rule in RULES.items() if not rule.in_halves]
@@ -39,13 +39,13 @@ def every_grouping(count: int) -> Iterator[np.ndarray]:
 
 
 @pytest.mark.parametrize("rule", SHARED)
-@pytest.mark.parametrize(("hierarchy", "own_stream"), [*product(("flat", "node"), (False, True))])
+@pytest.mark.parametrize("hierarchy", ["flat", "node"])
 @pytest.mark.parametrize("compressor", ["none", "topk", "fp16", "dgc"])
-def test_a_step_is_the_walk_through_its_events(rule: str, hierarchy: str, own_stream: bool, compressor: str) -> None:
+def test_a_step_is_the_walk_through_its_events(rule: str, hierarchy: str, compressor: str) -> None:
     kinds = ["dense" if number % 3 == 0 else "grouped" for number in range(14)]
     for seed, scheme in ((1, "baseline"), (2, "w+2d")):
         layers = replace(drawn_layers(seed, 14), kinds=tuple(kinds))
-        given_settings = make_settings(layers, own_stream=own_stream, ragged_largest=1.5)
+        given_settings = make_settings(layers, ragged_largest=1.5)
         case = Case(make_cluster(ranks_per_node=2, jitter_seconds=1e-3), 8, compressor, 0.01, scheme, rule, hierarchy)
         rows = rows_for(case, given_settings)
         ends = merged(rows, RULES[rule])
@@ -189,41 +189,7 @@ def test_the_same_cases_in_any_company_have_the_same_results(monkeypatch: pytest
     assert [one.step_seconds for one in together] == pytest.approx([one.step_seconds for one in alone], rel=1e-12)
 
 
-def test_where_it_pays_each_tensor_goes_the_faster_way() -> None:
-    layers = make_layers([(20, 600), (3000, 3000), (100, 300), (2000, 1000)])
-    dear = replace(FAST, launch_seconds=2e-3)
-    cases = [
-        Case(make_cluster(1e-4, 1e9, device=dear), 4, "topk", 0.01, where_it_pays=choice) for choice in (False, True)
-    ]
-    given_settings = make_settings(layers)
-    always, chosen = simulate(cases, given_settings)
-    rows = rows_for(cases[0], given_settings)
-    elements = np.array([12e3, 9e6, 30e3, 2e6])
-    dense = 2 * 3 * 1e-4 + 2 * 3 / 4 * 4 * elements / 1e9
-    sparse = rows.compress(rows.compressed)[0] + 3 * (1e-4 + 8 * np.floor(elements / 100) / 1e9) + rows.unpack[0]
-    sent = np.where(dense <= sparse, 4 * elements, 8 * np.floor(elements / 100))
-    assert (dense <= sparse).tolist() == [True, False, True, False]
-    assert chosen.sent_bytes == sent.sum() and chosen.step_seconds < always.step_seconds
-
-
-def test_where_it_pays_what_decompressing_takes_counts_too() -> None:
-    """A million elements are 6 ms on the link: less than to compress (1.5 ms) and decompress (4 x 1.5 ms) some."""
-    slow = replace(FAST, launch_seconds=1.5e-3)
-    case = Case(make_cluster(0.0, 1e9, device=slow), 4, "topk", 0.01, where_it_pays=True)
-    assert simulate([case], make_settings(make_layers([(1000, 1000)])))[0].sent_bytes == 4e6
-
-
 def test_of_steps_as_fast_the_one_with_the_fewest_messages_comes_first() -> None:
     one = Result(Case(make_cluster(), 4), 1.0, 0.1, messages=5, sent_bytes=1.0, basis="")
     fewer, faster = replace(one, step_seconds=1.0 + 1e-9, messages=2), replace(one, step_seconds=0.9, messages=9)
     assert fastest_first([one, fewer, faster]) == [faster, fewer, one]
-
-
-def test_where_nothing_pays_it_is_as_without_compression_and_where_all_does_as_with() -> None:
-    given_settings = make_settings(drawn_layers(2, 8))
-    for link, name in (((0.0, 1e15), "none"), ((1e-5, 1e6), "topk")):
-        cluster = make_cluster(*link)
-        expected, found = simulate(
-            [Case(cluster, 4, name, 0.01), Case(cluster, 4, "topk", 0.01, where_it_pays=True)], given_settings
-        )
-        assert found.step_seconds == pytest.approx(expected.step_seconds, rel=1e-12)
