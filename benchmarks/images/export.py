@@ -10,7 +10,6 @@ from pathlib import Path
 import docker
 from docker.errors import ImageNotFound
 
-from benchmarks.core.files import save_bytes
 from benchmarks.images.engine import HOST
 from benchmarks.launching.containers.entry import ImageEntry
 from benchmarks.launching.containers.programs import command
@@ -42,12 +41,6 @@ def export_oci(client: docker.DockerClient, entry: ImageEntry, output: Path) -> 
         # Called in the folder, since a colon in a path would end it.
         _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new.name}:{entry.tag}"], folder, output)
         os.replace(new, output)
-
-
-def export_packages(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
-    """Write dpkg's list of the Debian packages in an image, as the audit reads it."""
-    listed = ["cat", "/var/lib/dpkg/status"]
-    save_bytes(client.containers.run(entry.digest, listed, network_mode="none", remove=True), output)
 
 
 def export_sif(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:

@@ -13,7 +13,7 @@ from benchmarks.core.files import writable
 from benchmarks.images.base_image import DEFAULT, PACKAGES, check_builds, make_base
 from benchmarks.images.build_image import build_image, check_disk
 from benchmarks.images.engine import ENGINES, engine
-from benchmarks.images.export import check_stored, export_oci, export_packages, export_sif
+from benchmarks.images.export import check_stored, export_oci, export_sif
 from benchmarks.launching.containers.entry import LOCK, ImageEntry, add_image, read_images
 from benchmarks.launching.containers.image_content import IMAGES, check_locks, image_content
 from benchmarks.launching.containers.programs import command
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "base", help="make a base image from Debian's packages, and see that images can be built"
     )
     made.add_argument("--again", action="store_true", help="with today's packages, even if one was made earlier")
-    export = commands.add_parser("export", help="write a built image to a file, or what the audit asks of it")
+    export = commands.add_parser("export", help="write a built image to a file")
     _add_export(export)
     _add_exec(commands.add_parser("exec", help="run python in an image, as a rank is run"))
     commands.add_parser("list", help="list the images of the lock")
@@ -53,7 +53,6 @@ def _add_export(export: argparse.ArgumentParser) -> None:
     export.add_argument("--entry", metavar="FILE", type=Path, help="of which build (default: that of the lock)")
     export.add_argument("--oci", metavar="FILE", type=Path, help="an OCI archive")
     export.add_argument("--sif", metavar="FILE", type=Path, help="a SIF, for apptainer")
-    export.add_argument("--dpkg", metavar="FILE", type=Path, help="the list of its Debian packages, for the audit")
 
 
 def _add_exec(inside: argparse.ArgumentParser) -> None:
@@ -169,7 +168,7 @@ def _line(entry: ImageEntry) -> str:
     return f"{entry.name}: {entry.digest}, {entry.size_bytes / 1e9:.2f} GB, {parts}"
 
 
-FORMS = {"oci": export_oci, "sif": export_sif, "dpkg": export_packages}
+FORMS = {"oci": export_oci, "sif": export_sif}
 """Export formats by option."""
 ACTIONS = {
     "build": _build,
