@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy._core.multiarray import _reconstruct  # type: ignore[attr-defined]
+from numpy._core.multiarray import _reconstruct
 from numpy.typing import NDArray
 
 from benchmarks.data.dataset import Dataset, Report, first_line, forms_of
