@@ -7,10 +7,9 @@ from pathlib import Path
 from benchmarks.core.checks import allow, seconds
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import writable
-from benchmarks.doctor.gpu.agreement import disagreement
 from benchmarks.doctor.gpu.device import find_device, folder_name
 from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
-from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, schedule
+from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, disagreement, schedule
 from benchmarks.doctor.gpu.summary import merge
 from resireduce.errors import ConfigError, choose
 

@@ -18,7 +18,7 @@ from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short
 from benchmarks.analysis.readme.one_gpu_words import one_gpu_found
 from benchmarks.analysis.readme.readme_command import PAGES, REFERENCE, WIDTH, find_blocks, laid_out, read_pages
 from benchmarks.analysis.statistics import Interval, interval
-from benchmarks.doctor.gpu.cases import memory_cells
+from benchmarks.doctor.gpu.steps import memory_cells
 from resireduce.errors import ConfigError
 from tests import gpu_records
 from tests.gpu_records import memory_file

@@ -13,12 +13,10 @@ from snakemake_executor_plugin_slurm.partitions import read_partition_file
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
-from benchmarks.doctor.slurm import slurm_settings as settings
+from benchmarks.doctor.slurm import slurm_cluster as settings
 from benchmarks.doctor.slurm import trial_rank as rank
-from benchmarks.doctor.slurm.fill import fill
-from benchmarks.doctor.slurm.inventory import Inventory, Partition, Shape, look
-from benchmarks.doctor.slurm.proposal import Tried, propose, tries_of
-from benchmarks.doctor.slurm.slurm_programs import gpus
+from benchmarks.doctor.slurm.slurm_cluster import Inventory, Partition, Shape, gpus, look
+from benchmarks.doctor.slurm.slurm_command import Tried, fill, propose, tries_of
 from benchmarks.doctor.slurm.trial import Trial, command, plan
 from benchmarks.launching.slurm.job_resources import job_resources
 from benchmarks.launching.slurm.site import Site

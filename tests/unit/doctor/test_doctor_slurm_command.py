@@ -15,16 +15,15 @@ from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.child import Ended
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.slurm import inside, jobs
+from benchmarks.doctor.slurm import inside
+from benchmarks.doctor.slurm import inside as cells
 from benchmarks.doctor.slurm import slurm_command as command
-from benchmarks.doctor.slurm import trial_cell as cells
+from benchmarks.doctor.slurm import trial as jobs
 from benchmarks.doctor.slurm.inside import look
-from benchmarks.doctor.slurm.inventory import look as look_at
-from benchmarks.doctor.slurm.jobs import Submitted
-from benchmarks.doctor.slurm.judge_trials import judge
-from benchmarks.doctor.slurm.slurm_programs import Answer, asking
-from benchmarks.doctor.slurm.slurm_settings import check_accounting
-from benchmarks.doctor.slurm.trial import Trial
+from benchmarks.doctor.slurm.judge import judge
+from benchmarks.doctor.slurm.slurm_cluster import Answer, asking, check_accounting
+from benchmarks.doctor.slurm.slurm_cluster import look as look_at
+from benchmarks.doctor.slurm.trial import Submitted, Trial
 from benchmarks.launching.slurm.site import Site
 from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
 
@@ -250,7 +249,7 @@ def test_ctrl_c_cancels_the_jobs(programs, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("benchmarks.doctor.slurm.trials.wait", interrupted)
+    monkeypatch.setattr("benchmarks.doctor.slurm.slurm_command.wait", interrupted)
     assert main(["doctor", "--slurm"]) == 130
     assert programs.called("scancel") == ["7"]
 

@@ -20,15 +20,12 @@ from benchmarks.analysis import labels
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.doctor.gpu import work
-from benchmarks.doctor.gpu.agreement import STATES, compare
-from benchmarks.doctor.gpu.cases import MODELS, SETTINGS, memory_cells
+from benchmarks.doctor.gpu import stretch as work
 from benchmarks.doctor.gpu.contracts import FirstAndLast
 from benchmarks.doctor.gpu.device import find_device, folder_name
 from benchmarks.doctor.gpu.gpu_command import part_of, table
-from benchmarks.doctor.gpu.plans import Plans
-from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
-from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, MARGIN_SECONDS, Stretch, schedule
+from benchmarks.doctor.gpu.steps import GROUPS, MODELS, SETTINGS, Step, list_steps, memory_cells
+from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, MARGIN_SECONDS, STATES, Plans, Stretch, compare, schedule
 from benchmarks.doctor.gpu.summary import merge
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.errors import ConfigError

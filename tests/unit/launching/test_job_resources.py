@@ -11,7 +11,7 @@ from snakemake_executor_plugin_slurm.partitions import PartitionLimits
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 
 from benchmarks.core.cell import Cell
-from benchmarks.doctor.slurm.fill import template
+from benchmarks.doctor.slurm.slurm_command import template
 from benchmarks.launching.slurm.job_resources import Placement, job_resources, place
 from benchmarks.launching.slurm.site import LIMITS, Site
 from resireduce.errors import ConfigError
