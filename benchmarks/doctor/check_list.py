@@ -15,7 +15,6 @@ from benchmarks.doctor import check_horovod as horovod
 from benchmarks.doctor import check_limits as limits
 from benchmarks.doctor import check_malloc as malloc
 from benchmarks.doctor import check_memory as memory
-from benchmarks.doctor import check_mpi as mpi
 from benchmarks.doctor import check_nccl as nccl
 from benchmarks.doctor import check_nvml as nvml
 from benchmarks.doctor import check_packages as packages
@@ -63,7 +62,6 @@ CHECKS: dict[str, Check] = {
     "nccl": lambda s: nccl.check(s.facts, s.timeout_seconds, s.needs_gpu),
     "gloo": lambda s: gloo.check(s.timeout_seconds),
     "horovod": lambda s: horovod.check(s.timeout_seconds, s.gpus),
-    "mpi": lambda s: mpi.check(s.timeout_seconds),
 }
 
 

@@ -10,12 +10,6 @@ MORE_SHARED_MEMORY = "docker or podman run --shm-size=1g, or --ipc=host"
 WRITABLE_HOME = "docker or podman run -e HOME=/tmp, apptainer exec --home /tmp, elsewhere export HOME=FOLDER"
 LOOPBACK = "ip link set lo up, and let a firewall pass what goes over it (iptables -L)"
 SLOWLY = "--timeout 300, if it is only slow: packages on a network's disk"
-SAME_PMIX = (
-    "start with srun --mpi=pmix, with the same generation of PMIx on the host and in the image (srun --mpi=list); "
-    "apptainer without --cleanenv; if it goes on: export PMIX_MCA_gds=hash PMIX_MCA_psec=none"
-)
-
-
 ECHO = re.compile(r"(?i)non-zero (exit|status)|Process name:|Exit code:")
 PREFIX = re.compile(r"^\[\d+\]<std\w+>: ?")
 
@@ -29,9 +23,6 @@ class Known:
     cure: str
 
 
-NO_ROOM = Known(
-    r"Requested nodes are busy|Unable to create step", "this job has no room for two tasks", "sbatch --ntasks=2"
-)
 FAILURES = (
     Known(r"/\.horovod'", "HOME cannot be written", WRITABLE_HOME),
     Known(r"connect to some hosts via ssh", "localhost is not reached", LOOPBACK),
@@ -39,12 +30,7 @@ FAILURES = (
     Known(r"undefined symbol", "built for another torch", "build Horovod for this torch: make horovod, or the image"),
     Known(r"driver version is insufficient", "the driver is too old", "see check driver"),
     Known(r"no kernel image is available", "torch has no kernels for this GPU", "see check gpu"),
-    Known(r"can not load PMIx library", "Slurm does not find PMIx", "on all nodes, Debian: apt install libpmix-dev"),
-    Known(r"cannot find mpi plugin|Invalid MPI type", "Slurm has no PMIx", "srun --mpi=list says what it has"),
-    Known(r"(?i)pmix.*(unavailable|unpack|error)|unpack-pmix|SLURM's PMI support", "PMIx does not match", SAME_PMIX),
     Known(r"Duplicate GPU detected", "two ranks on one GPU", "one rank per GPU: set CUDA_VISIBLE_DEVICES for each"),
-    Known(r"not enough slots", "too few slots", "mpirun --oversubscribe, or more tasks in the allocation"),
-    NO_ROOM,
     Known(r"Permission denied|Read-only file system", "a folder cannot be written", WRITABLE_HOME),
     Known(r"No space left on device", "a disk is full", "see checks disk and shared-memory"),
     Known(r"Insufficient Permissions", "not allowed", "name the slice of the GPU: CUDA_VISIBLE_DEVICES=MIG-..."),
