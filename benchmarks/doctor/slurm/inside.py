@@ -20,8 +20,7 @@ from benchmarks.core.devices import DEVICE_VARIABLE, has_nvidia
 from benchmarks.core.files import finite, load_json, save_json
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.child import Ended, Job, run_together
-from benchmarks.doctor.finding import NOT_RUN
-from benchmarks.doctor.known_faults import last_words
+from benchmarks.doctor.finding import NOT_RUN, last_words
 from benchmarks.doctor.slurm.slurm_cluster import Ask, asking
 from benchmarks.doctor.slurm.trial import TRIAL, Trial
 from benchmarks.launching.containers.runtime_options import RUNTIMES

@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.core.files import try_json
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
-from benchmarks.doctor.known_faults import explain, last_words
+from benchmarks.doctor.finding import Finding, explain, failed, last_words, not_run, ok, one_line, warning
 from benchmarks.doctor.slurm.inside import PARTS
 from benchmarks.doctor.slurm.trial import LOG, Rejected, Submitted, Trial
 from benchmarks.doctor.slurm.trial_rank import HELD, NOT_HELD

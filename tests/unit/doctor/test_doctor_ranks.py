@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.doctor import check_gloo as gloo
-from benchmarks.doctor import check_horovod as horovod
+from benchmarks.doctor import rank_checks as gloo
+from benchmarks.doctor import rank_checks as horovod
 from benchmarks.doctor.child import MARK, Ended, Job, judge_ranks, own_environment, run_together
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.known_faults import FAILURES, explain, last_words
+from benchmarks.doctor.finding import FAILED, FAILURES, NOT_RUN, OK, WARNING, explain, last_words
 from tests.findings import only
 
 SECONDS = 60.0
@@ -153,39 +152,39 @@ Exit code:    1
 
 
 def test_gloo_adds_up_here():
-    assert "is right" in only(gloo.check(SECONDS), OK)
+    assert "is right" in only(gloo.check_gloo(SECONDS), OK)
 
 
 def test_gloo_that_does_not_is_a_failure():
     closed = Ended(1, "RuntimeError: [enforce fail at device.cc] Unable to find address for: lo\n")
     run = answers(closed, closed)
-    assert "Unable to find address for: lo -> ip link set lo up" in only(gloo.check(SECONDS, run), FAILED)
+    assert "Unable to find address for: lo -> ip link set lo up" in only(gloo.check_gloo(SECONDS, run), FAILED)
     assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
     assert all(job.environment["CUDA_VISIBLE_DEVICES"] == "" for job in run.jobs)
 
 
 @pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 def test_horovod_adds_up_here():
-    assert "Gloo yes" in only(horovod.check(SECONDS), OK)
+    assert "Gloo yes" in only(horovod.check_horovod(SECONDS), OK)
 
 
 def test_horovod_says_what_it_was_built_with():
-    assert "make horovod" in only(horovod.check(SECONDS, installed=False), NOT_RUN)
+    assert "make horovod" in only(horovod.check_horovod(SECONDS, installed=False), NOT_RUN)
     built = {"mpi": True, "gloo": True, "nccl": 22705}
     all_in = Ended(0, reports((0, 2, True), (1, 2, True), built=built))
-    assert "MPI yes, Gloo yes, NCCL yes" in only(horovod.check(SECONDS, 2, True, answers(all_in)), OK)
+    assert "MPI yes, Gloo yes, NCCL yes" in only(horovod.check_horovod(SECONDS, 2, True, answers(all_in)), OK)
     without = Ended(0, reports((0, 2, True), (1, 2, True), built=built | {"nccl": 0}))
-    only(horovod.check(SECONDS, 0, True, answers(without)), OK)
-    assert "HOROVOD_GPU_OPERATIONS=NCCL" in only(horovod.check(SECONDS, 2, True, answers(without)), WARNING)
+    only(horovod.check_horovod(SECONDS, 0, True, answers(without)), OK)
+    assert "HOROVOD_GPU_OPERATIONS=NCCL" in only(horovod.check_horovod(SECONDS, 2, True, answers(without)), WARNING)
     other = Ended(1, "[0]<stderr>:ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10\n")
-    assert "built for another torch" in only(horovod.check(SECONDS, 0, True, answers(other)), FAILED)
+    assert "built for another torch" in only(horovod.check_horovod(SECONDS, 0, True, answers(other)), FAILED)
 
 
 def test_horovod_says_that_the_machine_s_name_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     crashed = Ended(1, "RuntimeError: Horovod detected that one or more processes exited\n")
     for name in ("nosuch.invalid", "123"):  # 0.0.0.123, which nobody has
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
-        text = only(horovod.check(SECONDS, 0, True, answers(crashed)), FAILED)
+        text = only(horovod.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
         assert f"{name}, has no address" in text and f"--add-host {name}:127.0.0.1" in text
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
-    assert "has no address" not in only(horovod.check(SECONDS, 0, True, answers(crashed)), FAILED)
+    assert "has no address" not in only(horovod.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
