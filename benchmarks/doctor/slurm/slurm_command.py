@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode
 
 from benchmarks.core.checks import seconds
 from benchmarks.core.files import read_text, save_json, save_text, writable
@@ -33,7 +32,7 @@ from benchmarks.doctor.slurm.slurm_cluster import (
     look,
 )
 from benchmarks.doctor.slurm.trial import TRIAL, Rejected, Submitted, Trial, cancel, command, plan, script, submit, wait
-from benchmarks.launching.slurm.site import SITE_FILE, Site, site_file
+from benchmarks.launching.slurm.site import DEFAULT_FILE, SITE_FILE, Site, site_file
 from resireduce.errors import ConfigError, choose
 
 # --- the values to propose ---
@@ -166,116 +165,21 @@ def _notes(main: Tried, tried: Sequence[Tried]) -> list[str]:
     return found
 
 
-# --- filling them into the text of a site file, keeping all other lines ---
+HEAD = f"""# Written by: python -m benchmarks doctor --slurm --write FILE
+# {DEFAULT_FILE} explains each line. The file that was here before has .old behind its name.
+"""
 
 
-UNKNOWN_FORM = "the file is written in a way that cannot be filled in; give the name of a new file"
-Values = Mapping[str, Any]
-
-
-def template(path: Path) -> str:
-    """Return the text of a site file, or, if there is none, of the one that comes with the project.
-
-    Raises ConfigError, with one line, if it cannot be read.
-    """
-    source = path if path.exists() else site_file(ROOT)
-    try:
-        return read_text(source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"write: {source} cannot be read: {error}; give another file") from None
-
-
-def fill(text: str, partitions: Mapping[str, Values], site: Values) -> str:
-    """Return the text with these limits of partitions and these values of the site.
-
-    Partitions and keys that are not named stay unchanged. Raises ConfigError if the text is written in a way that
-    values cannot be filled into.
-    """
-    before, filled = _load(text), text if text.endswith("\n") else f"{text}\n"
-    for path, values in [*((("partitions", name), own) for name, own in partitions.items()), (("site",), site)]:
-        for key, value in values.items():
-            filled = _set(filled, (*path, key), value)
-    wanted = {**before, "site": {**(before.get("site") or {}), **site}}
+def fill(before: Mapping[str, Any], proposal: Proposal) -> dict[str, Any]:
+    """Return the values of a site file with those that are proposed; all others stay as they are."""
     old = before.get("partitions") or {}
-    new = {name: {**(old.get(name) or {}), **values} for name, values in partitions.items()}
-    wanted["partitions"] = {**old, **new}
-    try:
-        same = _load(filled) == wanted
-    except ConfigError:
-        same = False
-    if not same:
-        raise ConfigError(f"write: {UNKNOWN_FORM}")
-    return filled
+    new = {name: {**old.get(name, {}), **values} for name, values in proposal.partitions.items()}
+    return {**before, "partitions": {**old, **new}, "site": {**(before.get("site") or {}), **proposal.site}}
 
 
-def shown(partitions: Mapping[str, Values], site: Values) -> str:
-    """Return only the values, as they would stand in the file."""
-    return yaml.safe_dump(
-        {"partitions": {name: dict(values) for name, values in partitions.items()}, "site": dict(site)}, sort_keys=False
-    ).rstrip()
-
-
-def _load(text: str) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"write: the file is no YAML: {' '.join(str(error).split())}; mend it first") from None
-    if not isinstance(values, dict):
-        raise ConfigError("write: the file has neither partitions nor site; give the name of a new file")
-    return values
-
-
-def _set(text: str, path: Sequence[str], value: Any) -> str:
-    """Return the text with a value at a path of keys; missing keys are added after the others."""
-    node: Any = yaml.compose(text, yaml.SafeLoader)
-    column, at = -2, 0
-    for depth, key in enumerate(path):
-        is_last, entries = depth == len(path) - 1, _entries(node, path[depth - 1])
-        if isinstance(node, MappingNode) and node.flow_style:
-            return _set(_opened(text, node, column + 2), path, value)
-        if key not in entries:
-            column = node.value[0][0].start_mark.column if entries else column + 2
-            at = _line_end(text, _end(node) if entries else at)
-            text = f"{text[:at]}\n{' ' * column}{_dump(key)}:{f' {_dump(value)}' if is_last else ''}{text[at:]}"
-            return text if is_last else _set(text, path, value)
-        name, node = entries[key]
-        column, at = name.start_mark.column, name.end_mark.index
-    comment = text[at : node.start_mark.index].strip(" \n:")  # the comment of a list that begins on the next line
-    return f"{text[:at]}: {_dump(value)}{f'  {comment}' if comment else ''}{text[_end(node) :]}"
-
-
-def _entries(node: Node, key: str) -> dict[str, tuple[Node, Node]]:
-    """Return the keys and values below a key, by key. Raises ConfigError if its value is not a mapping."""
-    if not isinstance(node, MappingNode) and node.value:
-        raise ConfigError(f"write: {key} is no mapping; give the name of a new file")
-    return {name.value: (name, value) for name, value in node.value}
-
-
-def _opened(text: str, node: Node, column: int) -> str:
-    """Return the text with a key's inline value, {} or longer, moved to lines of its own below the key."""
-    begin, end = node.start_mark.index, node.end_mark.index
-    if not column or "\n" in text[begin:end]:
-        raise ConfigError(f"write: {UNKNOWN_FORM}")
-    values, line_end = yaml.safe_load(text[begin:end]), _line_end(text, end)
-    below = "".join(f"\n{' ' * column}{_dump(key)}: {_dump(item)}" for key, item in values.items())
-    return f"{text[:begin].rstrip()}{text[end:line_end]}{below}{text[line_end:]}"
-
-
-def _end(node: Any) -> int:
-    """Return where the last value in a node ends; the node's own end lies after trailing comments."""
-    if isinstance(node, ScalarNode) or node.flow_style:
-        return int(node.end_mark.index)
-    last = node.value[-1]
-    return _end(last[1] if isinstance(node, MappingNode) else last)
-
-
-def _line_end(text: str, at: int) -> int:
-    return text.index("\n", at)
-
-
-def _dump(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("...").strip()
+def text_of(values: Mapping[str, Any]) -> str:
+    """Return values as they stand in the file."""
+    return yaml.safe_dump(dict(values), sort_keys=False, width=120)
 
 
 # --- the jobs ---
@@ -392,7 +296,8 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     """Yield findings as they come, and store the results in `state`. Raises ConfigError before any work."""
     ask, limit = asking(seconds("timeout", args.timeout)), seconds("seconds", args.seconds or SECONDS)
     target = args.write or SITE_FILE
-    text, current = template(target), Site.load(target if target.exists() else site_file(ROOT))
+    source = target if target.exists() else site_file(ROOT)
+    current, before = Site.load(source), yaml.safe_load(read_text(source))
     if args.write:
         writable("write", args.write)
     try:
@@ -407,25 +312,27 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
         trials, untried = plans(inventory.partitions, args.partition, current)
         yield untried
         yield from try_out(trials, args.partition, folder, current.account, ask, limit, state.tried)
-    yield _site_file(args, state, text, current)
+    yield _site_file(args, state, before, current)
 
 
-def _site_file(args: argparse.Namespace, state: Examination, text: str, current: Site) -> list[Finding]:
+def _site_file(args: argparse.Namespace, state: Examination, before: Mapping[str, Any], current: Site) -> list[Finding]:
     """Propose the site file, and write it if requested."""
     target = args.write or SITE_FILE
     if not state.tried:
         return [not_run("site", f"nothing to write into {target}: no partition was found to work")]
     proposal = state.proposal = propose(state.tried, args.partition, current, tries_of())
-    filled = fill(text, proposal.partitions, proposal.site)
+    filled = fill(before, proposal)
     found = [ok("site", f"values of partition {proposal.main}{''.join(f'; {note}' for note in proposal.notes)}")]
-    others = [str(name) for name in yaml.safe_load(filled)["partitions"] if name not in proposal.partitions]
+    others = [str(name) for name in filled["partitions"] if name not in proposal.partitions]
     if others and not args.partition:
         said = f"{target} lists partitions that were not found to work: {', '.join(others)}"
         found.append(warning("site", said, "take them out of the file, or see what is said of them above"))
     if not args.write:
         line = f"python -m benchmarks doctor --slurm --write {SITE_FILE}"
         return [*found, not_run("site", f"nothing was written; to write it: {line}")]
-    save_text(filled, args.write)
+    if args.write.exists():
+        shutil.copy(args.write, f"{args.write}.old")
+    save_text(HEAD + text_of(filled), args.write)
     state.written = str(args.write)
     own = args.write.resolve() == (ROOT / SITE_FILE).resolve()
     options = "" if own else f" --config site={args.write}"
@@ -456,4 +363,4 @@ def proposed(state: Examination) -> str | None:
     """Return the text that would be written; None if it was written, or nothing was found."""
     if state.proposal is None or state.written:
         return None
-    return shown(state.proposal.partitions, state.proposal.site)
+    return text_of({"partitions": state.proposal.partitions, "site": state.proposal.site}).rstrip()

@@ -143,6 +143,11 @@ def test_the_file_is_written_only_where_that_is_asked_for(programs, doctor, tmp_
     assert code == 0 and values["written"] == str(path)
     assert Site.load(path).gpus_per_node == 2
     assert [it.name for it in path.parent.iterdir()] == ["partitions.yaml"]
+    first = path.read_text(encoding="utf-8")
+    path.write_text(first + "# mine\n", encoding="utf-8")
+    doctor("--write", str(path))
+    assert path.read_text(encoding="utf-8") == first, "the same values, found again"
+    assert path.with_suffix(".yaml.old").read_text(encoding="utf-8") == first + "# mine\n"
 
 
 def test_an_account_that_is_needed_is_found_and_said(programs, doctor, tmp_path):
