@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from benchmarks.core.checks import allow, seconds
+from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import writable
 from benchmarks.doctor.gpu.device import find_device, folder_name
@@ -26,8 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--summary", metavar="DIR", nargs="+", type=Path, help=text)
     text = "with --summary: compare memory with what this code plans, not with what was planned when it was measured"
     parser.add_argument("--replan", action="store_true", help=text)
-    text = "of these steps only each N-th from number I on, such as 2/4: for stretches that run side by side"
-    parser.add_argument("--part", metavar="I/N", help=text)
     limit = f"how long a stretch may take (default: {LIMIT_SECONDS:g})"
     parser.add_argument("--seconds", metavar="S", default=LIMIT_SECONDS, help=limit)
     parser.add_argument("--device", default="cuda", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
@@ -48,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     choose("device", args.device, DEVICES)
     limit = seconds("seconds", args.seconds)
     groups = [choose("only", group, GROUPS) for group in args.only or GROUPS]
-    steps = part_of([step for step in list_steps(args.device, args.tiny) if step.group in groups], args.part)
+    steps = [step for step in list_steps(args.device, args.tiny) if step.group in groups]
     falls = schedule(steps, limit)
     if args.dry_run:
         print("\n".join(table(falls)))
@@ -60,19 +58,6 @@ def main(args: argparse.Namespace) -> int:
     stretch.run()
     _say(_ended(stretch))
     return 0
-
-
-def part_of(steps: list[Step], part: str | None) -> list[Step]:
-    """Return every N-th of `steps` from number I on, where `part` is "I/N"; all if it is None.
-
-    Raises ConfigError, with one line, if it is not of that form, or names no step.
-    """
-    if part is None:
-        return steps
-    first, _, count = part.partition("/")
-    allowed = first.isdecimal() and count.isdecimal() and 1 <= int(first) <= min(int(count), len(steps))
-    allow("part", part, allowed, f"I/N: every N-th step from number I on, such as 2/4; I at most N and {len(steps)}")
-    return steps[int(first) - 1 :: int(count)]
 
 
 def _ended(stretch: Stretch) -> str:

@@ -9,10 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -89,55 +89,36 @@ def _compared(measured: float, expected: float, tolerance: float) -> dict[str, A
 # --- plans, made in parallel, so that the GPU need not wait ---
 
 
-POLL_SECONDS = 0.2
-FAILED = "failed"
-"""Stands in place of a plan, with the reason why there is none."""
-
-
-@dataclass
 class Plans:
-    """A process that plans cells into `folder`, from `start` to `stop`."""
+    """The plans of a stretch's cells, which another process makes one after another. No torch is loaded here."""
 
-    folder: Path
-    process: BaseProcess | None = None
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._plans: dict[str, Future[dict[str, Any]]] = {}
 
     def start(self, cells: Sequence[Cell]) -> None:
         """Start the process, if there is anything to plan."""
         if cells:
             # Not forked: a fork would inherit what this process has.
-            self.process = get_context("spawn").Process(target=_plan, args=(self.folder, cells), daemon=True)
-            self.process.start()
+            self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+            self._plans = {cell.name: self._pool.submit(_plan, cell) for cell in cells}
 
     def wait(self, cell: Cell, seconds: float) -> dict[str, Any]:
         """Return the plan of a cell. Raises RuntimeError if there is none, or not within `seconds`."""
-        path, ends_at = _file(self.folder, cell), time.monotonic() + seconds
-        while not path.exists():
-            if self.process is None or not self.process.is_alive() or time.monotonic() > ends_at:
-                raise RuntimeError(f"no plan of {cell.name}; python -m resireduce plan makes one")
-            time.sleep(POLL_SECONDS)
-        planned: dict[str, Any] = load_json(path)
-        if FAILED in planned:
-            raise RuntimeError(f"no plan of {cell.name}: {planned[FAILED]}")
-        return planned
+        try:
+            return self._plans[cell.name].result(seconds)
+        except Exception as error:
+            raise RuntimeError(f"no plan of {cell.name}: {error!r}; python -m resireduce plan makes one") from None
 
     def stop(self) -> None:
-        """Stop the process."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
+        """Make no more plans."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _file(folder: Path, cell: Cell) -> Path:
-    return folder / f"{cell.name}.plan.json"
-
-
-def _plan(folder: Path, cells: Sequence[Cell]) -> None:
-    plan_of = load("benchmarks.training.plan_of_cell:plan_of")
-    for cell in cells:
-        try:
-            save_json(plan_of(cell), _file(folder, cell))
-        except Exception as error:  # the other cells still get plans
-            save_json({FAILED: f"{type(error).__name__}: {error}"}, _file(folder, cell))
+def _plan(cell: Cell) -> dict[str, Any]:
+    planned: dict[str, Any] = load("benchmarks.training.plan_of_cell:plan_of")(cell)
+    return planned
 
 
 def plan_anew(record: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +126,7 @@ def plan_anew(record: dict[str, Any]) -> dict[str, Any]:
 
     Measured values stay unchanged. Imports torch, and takes a few seconds for the largest models.
     """
-    plan_of = load("benchmarks.training.plan_of_cell:plan_of")
-    planned = plan_of(Cell(**record["cell"]))
+    planned = _plan(Cell(**record["cell"]))
     return record | {"planned": planned, "agreement": [compare(rank, planned) for rank in record["ranks"]]}
 
 
@@ -300,20 +280,19 @@ class Stretch:
     def run(self) -> None:
         """Do all steps that there is time for."""
         todo, on_gpu = self.todo(), self.device.get("uuid") is not None
-        with tempfile.TemporaryDirectory(prefix="resireduce-plans-") as folder:
-            plans = Plans(Path(folder))
-            try:
-                plans.start([step.cell for step in todo if step.cell])
-                for number, step in enumerate(todo, start=1):
-                    if not self._begin(step, number, len(todo)):
-                        continue
-                    record = do(step, plans, self.left, MOST_TIMES if on_gpu else math.inf)
-                    self._keep(step, record)
-                    self.say(line(record))
-                    if was_interrupted(record):
-                        return
-            finally:
-                plans.stop()
+        plans = Plans()
+        try:
+            plans.start([step.cell for step in todo if step.cell])
+            for number, step in enumerate(todo, start=1):
+                if not self._begin(step, number, len(todo)):
+                    continue
+                record = do(step, plans, self.left, MOST_TIMES if on_gpu else math.inf)
+                self._keep(step, record)
+                self.say(line(record))
+                if was_interrupted(record):
+                    return
+        finally:
+            plans.stop()
 
     def _begin(self, step: Step, number: int, count: int) -> bool:
         """Return whether a step can be done now; if not, note the reason."""
