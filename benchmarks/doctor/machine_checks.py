@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.core.paths import cache_folder
 from benchmarks.core.requirements import Pin, read_lock
 from benchmarks.doctor.child import Ended, Job, Run, run_together
 from benchmarks.doctor.finding import (
@@ -27,7 +26,6 @@ from benchmarks.doctor.finding import (
 )
 from benchmarks.doctor.gpu_checks import PROBE, Facts
 from benchmarks.doctor.in_child import BLOCK_BYTES, BLOCKS
-from benchmarks.launching.containers.image_content import NEEDED_BYTES
 from benchmarks.launching.processes import CGROUPS, MALLOC, MOUNT, memory_groups, with_malloc
 from resireduce.errors import ConfigError
 
@@ -131,19 +129,14 @@ class Need:
     reason: str
     """What needs `enough_bytes`."""
     cure: str
-    writes: bool = True
-    """Whether this process will write there; if not, a container engine does."""
 
 
-def needs(
-    results: Path, environment: Mapping[str, str] = os.environ, which: Callable[[str], str | None] = shutil.which
-) -> list[Need]:
+def needs(results: Path) -> list[Need]:
     """Return the needs of this machine."""
     return [
         # gpt2-large: 774 M parameters, 12 bytes each with AdamW's states; two exist while one is being written.
         Need("results", results, GIB, 18 * GIB, "two checkpoints of gpt2-large", "--results DIR on a larger disk"),
         *_temporary(),
-        *image_stores(environment, which),
     ]
 
 
@@ -156,32 +149,6 @@ def _temporary() -> list[Need]:
     return [Need("temporary", folder, GIB // 8, 2 * GIB, "packages of .venv", "export TMPDIR=FOLDER")]
 
 
-def image_stores(environment: Mapping[str, str], which: Callable[[str], str | None]) -> list[Need]:
-    """Return the default image folders of the container programs that are here."""
-    home, root = Path(environment.get("HOME") or "/"), os.geteuid() == 0
-    data = Path(environment.get("XDG_DATA_HOME") or home / ".local/share")
-    stores = {
-        "docker": (Path("/var/lib/docker"), "docker system prune, or dockerd --data-root FOLDER"),
-        "podman": (
-            Path("/var/lib/containers") if root else data / "containers",
-            "podman system prune, or podman --root FOLDER",
-        ),
-        "apptainer": (
-            Path(environment.get("APPTAINER_CACHEDIR") or home / ".apptainer"),
-            "apptainer cache clean, or export APPTAINER_CACHEDIR=FOLDER",
-        ),
-    }
-    wanted = {name: store for name, store in stores.items() if which(name)}
-    with suppress(ConfigError):  # neither HOME nor a user with this number
-        if (own := cache_folder() / "engine").is_dir():  # where images.engine keeps its own images
-            wanted["the suite's own engine"] = (own, f"rm -rf {own}, or export XDG_CACHE_HOME=FOLDER")
-    # A warning at most, since cells may not need the engine that a machine has.
-    return [
-        Need(f"images of {name}", folder, 0, NEEDED_BYTES["cuda12"], "building image cuda12", cure, writes=False)
-        for name, (folder, cure) in wanted.items()
-    ]
-
-
 def check_disk(wanted: Sequence[Need], free: Callable[[Path], int] = free_bytes) -> list[Finding]:
     """Return one finding for each need."""
     return [_judge(need, free) for need in wanted]
@@ -189,7 +156,7 @@ def check_disk(wanted: Sequence[Need], free: Callable[[Path], int] = free_bytes)
 
 def _judge(need: Need, free: Callable[[Path], int]) -> Finding:
     folder = existing(need.folder)
-    refused = why_not_writable(folder) if need.writes else None
+    refused = why_not_writable(folder)
     if refused:
         bind = "docker or podman run -v FOLDER:FOLDER -w FOLDER, apptainer exec --bind FOLDER"
         return failed("disk", f"{need.what}: {folder} cannot be written: {refused}", f"{need.cure}; {bind}")

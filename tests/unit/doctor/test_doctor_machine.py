@@ -126,7 +126,7 @@ def test_no_temporary_folder_is_a_failure():
 
 @pytest.mark.parametrize(("free", "status"), [(20 * GIB, OK), (18 * GIB - 1, WARNING), (GIB - 1, FAILED)])
 def test_too_little_room_is_a_warning_then_a_failure(tmp_path, free, status):
-    (need, *_) = disk.needs(tmp_path / "results" / "runs", {}, lambda name: None)
+    (need, *_) = disk.needs(tmp_path / "results" / "runs")
     said = only(disk.check_disk([need], lambda folder: free), status)
     assert f"free in {tmp_path}" in said
     assert list(tmp_path.iterdir()) == [], "the doctor makes no folders"
@@ -137,22 +137,9 @@ def test_a_folder_that_cannot_be_written_is_a_failure():
     assert "/proc cannot be written" in only(disk.check_disk([need]), FAILED)
 
 
-def test_stores_of_images_are_looked_at_where_something_uses_them(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = disk.image_stores({"HOME": "/h", "APPTAINER_CACHEDIR": "/c"}, lambda name: f"/bin/{name}")
-    assert [need.what for need in found] == ["images of docker", "images of podman", "images of apptainer"]
-    assert found[2].folder == Path("/c")
-    assert disk.image_stores({}, lambda name: None) == []
-    (tmp_path / "resireduce" / "engine").mkdir(parents=True)
-    (own,) = disk.image_stores({}, lambda name: None)
-    assert own.folder == tmp_path / "resireduce" / "engine"
-    # A machine may have an engine that cells do without: too little room for images never fails.
-    assert {it.status for it in disk.check_disk(found, lambda folder: 0)} == {WARNING}
-
-
 def test_room_is_that_of_the_folder_above_which_is_there(tmp_path):
     assert existing(tmp_path / "a" / "b") == tmp_path
-    assert [it.status for it in disk.check_disk(disk.needs(tmp_path, {}, lambda name: None))][1] in (OK, WARNING)
+    assert [it.status for it in disk.check_disk(disk.needs(tmp_path))][1] in (OK, WARNING)
 
 
 # --- shared memory, memory, limits ---
