@@ -18,7 +18,6 @@ from typing import Any
 
 from benchmarks.core.devices import DEVICE_VARIABLE, has_nvidia
 from benchmarks.core.files import finite, load_json, save_json
-from benchmarks.core.paths import ROOT
 from benchmarks.doctor.child import Ended, Job, run_together
 from benchmarks.doctor.finding import NOT_RUN, last_words
 from benchmarks.doctor.slurm.slurm_cluster import Ask, asking
@@ -46,14 +45,12 @@ class Small:
     backend: str = "torch"
     interface: str | None = None
     """Network device named by the site; None: that of the route."""
-    device: str | None = None
-    """The value of RESIREDUCE_DEVICE."""
     runtime: str = "none"
 
     @property
     def name(self) -> str:
         """Name of its folder."""
-        parts = (self.backend, self.interface, self.device, self.runtime if self.runtime != "none" else None)
+        parts = (self.backend, self.interface, self.runtime if self.runtime != "none" else None)
         return "-".join(part for part in parts if part)
 
 
@@ -76,9 +73,6 @@ def train_cells(folder: Path, trial: Trial, ranks: Sequence[dict[str, Any]], run
             if second["status"] == "ok":
                 found = device
                 break
-        else:
-            if trial.gpus and has_nvidia() and os.environ.get(DEVICE_VARIABLE) != "cpu":
-                yield train(folder, trial, Small(interface=trial.interface, device="cpu"), run)
     if find_spec("horovod") is not None:
         yield train(folder, trial, Small("horovod", found), run)
     if trial.runtime != "none":
@@ -119,7 +113,7 @@ def train(folder: Path, trial: Trial, small: Small, run: Run) -> dict[str, Any]:
     if small.runtime != "none":
         image = trial.image or ("cuda12" if has_nvidia() else "cpu")
         line += ["--runtime", small.runtime, "--image", image, "--network", "host"]
-    ended = run(line, CELL_SECONDS + RECORD_SECONDS, **({DEVICE_VARIABLE: small.device} if small.device else {}))
+    ended = run(line, CELL_SECONDS + RECORD_SECONDS)
     return asdict(small) | {"world_size": world_size} | result(record, ended)
 
 
@@ -177,9 +171,9 @@ def _node() -> dict[str, Any]:
     }
 
 
-def run(line: Sequence[str], seconds: float, **more: str) -> Ended:
-    """Run a program for at most `seconds`, with the environment of a job of Snakemake and `more`."""
-    (ended,) = run_together([Job(line, environment(os.environ) | more)], seconds)
+def run(line: Sequence[str], seconds: float) -> Ended:
+    """Run a program for at most `seconds`, with the environment of a job of Snakemake."""
+    (ended,) = run_together([Job(line, environment(os.environ))], seconds)
     return ended
 
 
@@ -217,29 +211,10 @@ def _has_cuda() -> bool:
         return False
 
 
-IMAGES = ROOT / "results/cache/images"
-
-
-def look(ask: Ask, which: Callable[[str], str | None] = shutil.which, images: Path = IMAGES) -> list[dict[str, Any]]:
-    """Return name, version, and an error or what was tried, of each container program on PATH."""
-    found = []
-    for name in RUNTIMES[1:]:
-        if which(name):
-            version = ask([name, "--version"])
-            # Docker's daemon answers; podman has no daemon, but reports what it would run containers with.
-            tried, error = _apptainer(ask, images) if name == "apptainer" else ("it answers", ask([name, "info"]).error)
-            said = (version.text.strip().splitlines() or [name])[0] if version.error is None else name
-            found.append({"name": name, "version": said, "tried": tried, "error": version.error or error})
-    return found
-
-
-def _apptainer(ask: Ask, images: Path) -> tuple[str | None, str | None]:
-    """Run an image of the suite, with the node's GPUs if it has some; without an image nothing is tried."""
-    sif = next(iter(sorted(images.glob("*.sif"))), None)
-    if sif is None:
-        return None, None
-    nv = ["--nv"] if has_nvidia() else []
-    return f"exec {' '.join([*nv, sif.name])}", ask(["apptainer", "exec", *nv, str(sif), "true"]).error
+def look(ask: Ask, which: Callable[[str], str | None] = shutil.which) -> dict[str, str]:
+    """Return the version of each container program on PATH, by name; whether the site's runs cells, a cell shows."""
+    answers = {name: ask([name, "--version"]) for name in RUNTIMES[1:] if which(name)}
+    return {name: (said.text.strip().splitlines() or [said.error or name])[0] for name, said in answers.items()}
 
 
 if __name__ == "__main__":

@@ -199,18 +199,10 @@ def _node(where: str, node: Mapping[str, Any], runtime: str) -> Iterator[Finding
     else:
         left = "no limit" if node["unlimited"] else f"{node['seconds_left'] or 0:.0f} s left"
         yield ok("time-limit", f"{where}: a job knows its time limit, by squeue: {left}")
-    for one in node["containers"]:
-        said = f"{where}: {one['version']} on {node['host']}"
-        if one["error"] and one["name"] == runtime:
-            cure = "runtime: none in slurm/partitions.yaml, or another one"
-            yield failed("container", one_line(f"{said}: {one['error']}", 300), cure)
-        elif one["error"]:  # cells do not need it
-            yield not_run("container", one_line(f"{said}: {one['error']}", 300))
-        elif one["tried"] is None:
-            yield not_run("container", f"{said}; no image was made yet to try it with: docs/images.md")
-        else:
-            yield ok("container", f"{said}: {one['tried']}")
-    if runtime != "none" and runtime not in [one["name"] for one in node["containers"]]:
+    for name, version in node["containers"].items():
+        if name != runtime:  # cells do not need it
+            yield not_run("container", one_line(f"{where}: {version} on {node['host']}", 300))
+    if runtime != "none" and runtime not in node["containers"]:
         said = f"{where}: {runtime}, the site's runtime, is not on PATH of {node['host']}"
         yield failed("container", said, "modules in slurm/partitions.yaml, runtime: none, or another one")
     elif not node["containers"]:
@@ -223,7 +215,6 @@ def _cells(where: str, trial: Trial, cells: list[Mapping[str, Any]]) -> Iterator
         how = f"{cell['world_size']} ranks over {trial.nodes} node{'s' * (trial.nodes > 1)}"
         how += f", {cell['backend']}" + (f" in {cell['runtime']}" if cell["runtime"] != "none" else "")
         how += f", interface {cell['interface']}" if cell["interface"] else ""
-        how += f", on {cell['device']}" if cell["device"] else ""
         if cell["status"] == "ok":
             group = cell.get("process_group") or "its own Gloo or NCCL"
             yield ok(name, f"{where}: a cell of {how} trained ({group}, {cell['device_name']})")
@@ -241,6 +232,4 @@ def _failed_cell(name: str, what: str, cell: Mapping[str, Any], cells: list[Mapp
     if any(other["interface"] != cell["interface"] for other in later):
         cure = f"interface: {later[-1]['interface'] or 'null'} in slurm/partitions.yaml"
         return warning(name, one_line(f"{what}: {cell['status']}: {cell['reason']}", 300), cure)
-    if any(other["device"] == "cpu" for other in later):
-        cure = "gloo works, so it is the GPUs or NCCL: NCCL_DEBUG=INFO, and see the checks gpu and driver"
     return failed(name, one_line(f"{what}: {cell['status']}: {cell['reason']}", 300), cure)
