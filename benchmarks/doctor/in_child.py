@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SIDE = 256
 """Rows and columns of the matrices that each GPU multiplies."""
+RANK_FACTS = "benchmarks.training.measure.rank_facts"
 
 
 def facts() -> dict[str, Any]:
@@ -49,7 +50,7 @@ def _torch_facts(torch: ModuleType, nvml: Nvml | None) -> dict[str, Any]:
     if torch.version.cuda is None:
         return found
     found |= {
-        "nccl": load("benchmarks.training.measure.rank_facts:nccl_version")(),
+        "nccl": load(f"{RANK_FACTS}:nccl_version")(),
         "architectures": torch.cuda.get_arch_list(),
     }
     try:
@@ -128,6 +129,37 @@ def _loads(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+# --- what the one-GPU check records of its device ---
+
+
+def device_facts() -> dict[str, Any]:
+    """Return versions and the properties of the first GPU, which are None without one."""
+    import torch
+
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": "cpu", "uuid": None}
+    facts |= {"driver": None, "nccl": None, "cudnn": torch.backends.cudnn.version()}
+    if not torch.cuda.is_available():
+        return facts
+    properties = torch.cuda.get_device_properties(0)
+    return facts | {
+        "device": properties.name,
+        "uuid": load(f"{RANK_FACTS}:gpu_uuid")(torch.device("cuda", 0)),
+        "device_memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": _driver(),
+        "nccl": load(f"{RANK_FACTS}:nccl_version")(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+    }
+
+
+def _driver() -> str | None:
+    try:
+        return Nvml.load().driver_version()
+    except NvmlUnavailable:  # the check works without it
+        return None
 
 
 # --- one of some ranks that add up a vector ---
@@ -317,6 +349,7 @@ def _resident_bytes() -> int:
 
 WAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "facts": facts,
+    "device": device_facts,
     "libraries": libraries,
     "malloc": kept_after_free,
     "torch": torch_rank,

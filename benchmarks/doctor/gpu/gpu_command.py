@@ -1,19 +1,25 @@
 """The command line of the one-GPU check. Imports no torch."""
 
 import argparse
+import os
+import re
+import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.core.checks import seconds
-from benchmarks.core.devices import DEVICES
+from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import writable
-from benchmarks.doctor.gpu.device import find_device, folder_name
+from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
 from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, disagreement, schedule
 from benchmarks.doctor.gpu.summary import merge
 from resireduce.errors import ConfigError, choose
 
 OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")
+DEVICE_SECONDS = 300.0
+"""How long torch may take to load and to name the device."""
 _say = partial(print, flush=True)
 
 
@@ -58,6 +64,33 @@ def main(args: argparse.Namespace) -> int:
     stretch.run()
     _say(_ended(stretch))
     return 0
+
+
+def find_device(device: str) -> dict[str, Any]:
+    """Return the facts about the device that cells will run on, and hide other GPUs from their processes.
+
+    It is the first visible GPU, which two ranks may share. Raises ConfigError, with one line, if a GPU is required and
+    there is none.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    chosen = {DEVICE_VARIABLE: device, "CUDA_VISIBLE_DEVICES": first if device == "cuda" else ""}
+    # In another process, as a context here would count in the measured memory.
+    command = [sys.executable, "-m", "benchmarks.doctor.in_child", "device"]
+    (ended,) = run_together([Job(command, os.environ | chosen)], DEVICE_SECONDS)
+    facts: dict[str, Any] = next(iter(ended.reports()), {})
+    if device == "cuda" and not facts.get("uuid"):
+        raise ConfigError(
+            f"device: 'cuda' is not allowed here: torch {facts.get('torch')} sees no NVIDIA GPU; run it where there is "
+            "one, or try it out with: --device cpu --tiny"
+        )
+    os.environ |= chosen
+    return facts
+
+
+def folder_name(facts: dict[str, Any], tiny: bool) -> str:
+    """Return the folder name for results of a device: nvidia-h200; cpu-tiny for a trial run."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(facts.get("device") or "cpu").lower()).strip("-")
+    return f"{name}-tiny" if tiny else name
 
 
 def _ended(stretch: Stretch) -> str:

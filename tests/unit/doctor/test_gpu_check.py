@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,10 +18,10 @@ from benchmarks.analysis import labels
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.workloads import WORKLOADS
+from benchmarks.doctor.child import MARK, Ended
 from benchmarks.doctor.gpu import stretch as work
 from benchmarks.doctor.gpu.contracts import FirstAndLast
-from benchmarks.doctor.gpu.device import find_device, folder_name
-from benchmarks.doctor.gpu.gpu_command import table
+from benchmarks.doctor.gpu.gpu_command import find_device, folder_name, table
 from benchmarks.doctor.gpu.steps import GROUPS, MODELS, SETTINGS, Step, list_steps, memory_cells
 from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, MARGIN_SECONDS, STATES, Plans, Stretch, compare, schedule
 from benchmarks.doctor.gpu.summary import merge
@@ -134,11 +133,11 @@ def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     seen = {}
 
-    def run(command, env, **options):
-        seen.update(env)
-        return SimpleNamespace(returncode=0, stdout='hello\n{"uuid": "GPU-a"}\n')
+    def run(jobs, seconds):
+        seen.update(jobs[0].environment)
+        return [Ended(0, f'hello\n{MARK}{{"uuid": "GPU-a"}}\n')]
 
-    monkeypatch.setattr("benchmarks.doctor.gpu.device.subprocess.run", run)
+    monkeypatch.setattr("benchmarks.doctor.gpu.gpu_command.run_together", run)
     assert find_device("cuda") == {"uuid": "GPU-a"}
     for environment in (seen, os.environ):
         assert (environment["RESIREDUCE_DEVICE"], environment["CUDA_VISIBLE_DEVICES"]) == ("cuda", first)
