@@ -157,7 +157,7 @@ def main(folder: Path) -> None:
 
 
 def _node() -> dict[str, Any]:
-    found = {"host": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "python": sys.executable}
+    found = {"host": os.environ.get("SLURMD_NODENAME", socket.gethostname())}
     try:
         left, error = seconds_left(), None
     except ConfigError as refused:

@@ -30,7 +30,7 @@ from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
 TRIAL = Trial("gpu", 2, 2, 2, "gpu", 4000, 10)
 CELL = {"backend": "torch", "interface": None, "runtime": "none", "world_size": 4, "status": "ok"}
 TRAINED = CELL | {"reason": None, "process_group": "gloo", "device_name": "cpu"}
-LEADER = {"content": "abc", "devices": {"eth0": "10.0.0.1", "ib0": "10.1.0.1"}, "route": "eth0", "all_came": True}
+LEADER = {"content": "abc", "devices": {"eth0": "10.0.0.1", "ib0": "10.1.0.1"}, "route": "eth0"}
 FOLLOWER = {
     **{"content": "abc", "devices": {"eth0": "10.0.0.2", "ib0": "10.1.0.2"}, "route": "eth0", "first_route": "eth0"},
     **{"seen": True, "round_trip_seconds": 0.2, "lock": "held", "reached": {"eth0": True, "ib0": True}},
@@ -45,9 +45,9 @@ def reports(*cells: dict[str, Any], each: int = 2, **changes: Any) -> dict[str, 
     """What a job on two nodes leaves where all is well; `rank0={...}` changes what that rank says."""
     said = []
     for number in range(2 * each):
-        place = {"rank": number, "local_rank": number % each, "size": 2 * each, "host": f"node{number // each + 1}"}
+        place = {"rank": number, "local_rank": number % each, "host": f"node{number // each + 1}"}
         own = {0: LEADER, each: FOLLOWER}.get(number, {}) | changes.get(f"rank{number}", {})
-        said.append(place | {"cpus": 1, "visible_gpus": ",".join(map(str, range(each)))} | own)
+        said.append(place | {"visible_gpus": ",".join(map(str, range(each)))} | own)
     node = {"host": "node1", "seconds_left": 600.0, "unlimited": False, "limit_error": None, "containers": {}}
     ranks = {"ranks": said, "count": 2 * each, "error": None}
     return deepcopy({"node": node, "ranks": ranks, "doctor": [OF_NODE], "cells": list(cells) or [TRAINED]})
