@@ -36,7 +36,7 @@ def project(tmp_path: Path) -> Path:
         "containers/horovod.lock",
         "pyproject.toml",
         "benchmarks/pyproject.toml",
-        "resireduce/optimizer.py",
+        "resireduce/core/optimizer.py",
         "benchmarks/training/rank.py",
         "benchmarks/images/image_facts.py",
     ],
@@ -74,13 +74,20 @@ def test_the_context_holds_what_the_containerfile_copies_and_the_same_bytes_each
     (wheels / "a.whl").write_bytes(b"wheel")
     first, second = io.BytesIO(), io.BytesIO()
     write_context("cpu", [("wheels", wheels)], first, project)
-    (project / "resireduce/optimizer.py").touch()
+    (project / "resireduce/core/optimizer.py").touch()
     write_context("cpu", [("wheels", wheels)], second, project)
     assert first.getvalue() == second.getvalue()
     first.seek(0)
     with tarfile.open(fileobj=first) as archive:
         names = set(archive.getnames())
-    needed = {"wheels/a.whl", "README.md", "pyproject.toml", "LICENSE", "resireduce/optimizer.py", containerfile("cpu")}
+    needed = {
+        "wheels/a.whl",
+        "README.md",
+        "pyproject.toml",
+        "LICENSE",
+        "resireduce/core/optimizer.py",
+        containerfile("cpu"),
+    }
     assert names >= needed | {f"containers/{name}" for name in SHARED} | {"benchmarks/config/smoke.yaml"}
     assert not [name for name in names if "__pycache__" in name or name.startswith(("/", ".."))]
 
