@@ -271,11 +271,10 @@ int64_t resireduce_look(float *x, const float *added, int64_t n, float border, i
     return total;
 }
 
-/* Write magnitude and place (counted from `first`) of the elements of x[0..*left) whose magnitude reaches `border`, from
+/* Write magnitude and place of the elements of x[0..*left) whose magnitude reaches `border`, from
  * the last to the first, as long as there is `room`. Return how many; in *left remains how many were not looked at. */
 FOR_EACH_PROCESSOR
-static int64_t reaching(const float *x, int64_t *left, float border, int64_t first, int64_t room, float *magnitudes,
-                        int32_t *places)
+static int64_t reaching(const float *x, int64_t *left, float border, int64_t room, float *magnitudes, int32_t *places)
 {
     int64_t count = 0;
     for (int64_t stop = *left; stop > 0;) {
@@ -294,7 +293,7 @@ static int64_t reaching(const float *x, int64_t *left, float border, int64_t fir
                     return count;
                 }
                 magnitudes[count] = magnitude;
-                places[count++] = (int32_t)(first + i);
+                places[count++] = (int32_t)i;
             }
         }
         stop = start;
@@ -304,10 +303,9 @@ static int64_t reaching(const float *x, int64_t *left, float border, int64_t fir
 }
 
 /* Do so: clang gives what is there for each processor another name. */
-int64_t resireduce_reaching(const float *x, int64_t *left, float border, int64_t first, int64_t room, float *magnitudes,
-                            int32_t *places)
+int64_t resireduce_reaching(const float *x, int64_t *left, float border, int64_t room, float *magnitudes, int32_t *places)
 {
-    return reaching(x, left, border, first, room, magnitudes, places);
+    return reaching(x, left, border, room, magnitudes, places);
 }
 
 /* Keep, in their order, those of `count` candidates that are above `border`, and of those that are at it the first, until

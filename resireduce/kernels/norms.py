@@ -189,16 +189,6 @@ class WeightedSum:
         return self.weight
 
 
-def add_weighted_(total: Tensor, more: Tensor, weight: Tensor) -> None:
-    """Add weight x more to contiguous `total`, in place, each product rounded; `more`, like it, may be overwritten."""
-    compiled = _compiled(total)
-    if compiled is None or more.dtype != total.dtype:
-        (_kernel(total, total, more, weight, None) or _add)(total, total, more, weight, None, False, False)
-        return
-    n, place = total.numel(), total.data_ptr()
-    compiled(place, place, more.data_ptr(), weight.data_ptr(), 0, n, 0.0, 1.0, n**0.5, threads(n), 0)
-
-
 def _compiled(total: Tensor) -> Callable[..., int] | None:
     """Return the compiled function that adds to `total`, if there is one."""
     suits = total.dtype == torch.float32 and total.is_cpu and total.is_contiguous()
@@ -207,12 +197,12 @@ def _compiled(total: Tensor) -> Callable[..., int] | None:
 
 
 def _add(
-    into: Tensor, total: Tensor, more: Tensor, weight: Tensor, weights: Tensor | None, is_one: bool, is_last: bool
+    into: Tensor, total: Tensor, more: Tensor, weight: Tensor, weights: Tensor, is_one: bool, is_last: bool
 ) -> None:
     """Do as `add_weighted` of `resireduce.kernels.gpu.weighted`, in plain torch."""
-    first = weights.clone() if is_one and weights is not None else None
-    summed = None if weights is None else weights.add_(weight)
-    divisor = summed.clamp(min=torch.finfo(summed.dtype).tiny) if is_last and summed is not None else None
+    first = weights.clone() if is_one else None
+    summed = weights.add_(weight)
+    divisor = summed.clamp(min=torch.finfo(summed.dtype).tiny) if is_last else None
     for target, so_far, part in _pieces(into, total, more):
         multiplied = so_far if first is None else torch.mul(so_far, first, out=target)
         torch.add(multiplied, part.mul_(weight), out=target)
@@ -220,10 +210,9 @@ def _add(
             target.div_(divisor)
 
 
-def _kernel(*tensors: Tensor | None) -> Callable[..., None] | None:
+def _kernel(*tensors: Tensor) -> Callable[..., None] | None:
     """Return the form of `_add` in Triton, where it takes these `tensors`."""
-    there = [one for one in tensors if one is not None]
-    if not in_triton(*there) or any(one.dtype != there[0].dtype for one in there):
+    if not in_triton(*tensors) or any(one.dtype != tensors[0].dtype for one in tensors):
         return None
     from resireduce.kernels.gpu.weighted import add_weighted
 

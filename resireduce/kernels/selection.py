@@ -66,20 +66,20 @@ class Candidates:
             self._flat.add_(added)
         if check:
             refuse_non_finite(self._flat)
-        self.begin(border)
-        self.look_at(self._flat, 0)
+        self._begin(border)
+        self._scan()
 
-    def begin(self, border: float) -> None:
+    def _begin(self, border: float) -> None:
         """Forget all candidates, and look for magnitudes of `border` or more from now on."""
         self.count, self._border, self._exceeds = 0, border, False
 
-    def look_at(self, part: Tensor, first: int) -> None:
-        """Scan 1-D `part`, the elements from number `first` up to those scanned before; do nothing without storage."""
-        for start in reversed(range(0, 0 if part.is_meta else part.numel(), self._size)):
-            piece = part[start : start + self._size]
-            if not self._take_up(piece, first + start):
+    def _scan(self) -> None:
+        """Scan all elements, from the last to the first; do nothing without storage."""
+        for start in reversed(range(0, 0 if self._flat.is_meta else self._flat.numel(), self._size)):
+            piece = self._flat[start : start + self._size]
+            if not self._take_up(piece, start):
                 self._compact()
-                self._take_up(piece, first + start)
+                self._take_up(piece, start)
 
     def chosen(self) -> Tensor:
         """Return the indices of the k largest: int64, ascending."""
@@ -141,7 +141,7 @@ class CompiledCandidates(Candidates):
         if border < 0 or n > GROUP // 8 * self.room or not fits:
             super().look_through(border, added, check)
             return
-        self.begin(border)
+        self._begin(border)
         addend = ctypes.c_void_p(None if added is None else added.data_ptr())
         # What is put in order lies where magnitudes are ordered later, and counts where marks are.
         (values, free), counts = addresses(self._flat, self._piece), ctypes.c_void_p(self._marks.ctypes.data)
@@ -150,17 +150,16 @@ class CompiledCandidates(Candidates):
         if self.count < 0:  # there was no room, or something that is not finite
             super().look_through(border, None, check)
 
-    def look_at(self, part: Tensor, first: int) -> None:
-        """Scan contiguous 1-D `part`, the elements from number `first` up to those scanned before."""
-        left = ctypes.c_int64(part.numel())
+    def _scan(self) -> None:
+        """Scan all elements, from the last to the first."""
+        left = ctypes.c_int64(self._flat.numel())
         while True:
             border = self._border
             least = float(np.nextafter(np.float32(border), np.float32(math.inf))) if self._exceeds else border
             self.count += self._reaching(
-                ctypes.c_void_p(part.data_ptr()),
+                ctypes.c_void_p(self._flat.data_ptr()),
                 ctypes.byref(left),
                 ctypes.c_float(least),
-                ctypes.c_int64(first),
                 ctypes.c_int64(self.room - self.count),
                 *self._pointers(self.count),
             )

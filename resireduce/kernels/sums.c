@@ -192,7 +192,7 @@ struct weighted {
     float *into; /* may be `total` */
     const float *total, *more;
     const float *weight; /* of `more`; 0: what mean_norm writes for it */
-    float *weights; /* of `total`; 0: there are none */
+    float *weights; /* of `total` */
     int64_t n;
     float phi, rest, root;
     int threads, flags;
@@ -215,8 +215,7 @@ int resireduce_add_weighted(const struct weighted *given)
         task.weight = *given->weight;
     else
         task.weight = mean_norm(more, given->n, threads, given->phi, given->rest, given->root, total);
-    if (weights)
-        *weights += task.weight;
+    *weights += task.weight;
     if (flags & IS_LAST)
         task.divisor = *weights < FLT_MIN ? FLT_MIN : *weights;
     in_threads(add_weighted, &task, given->n, LANES, threads);

@@ -8,7 +8,7 @@ import torch
 
 from resireduce.kernels import native
 from resireduce.kernels.native import SWITCH
-from resireduce.kernels.norms import WeightedSum, add_weighted_, l1_and_l2_norm, l1_norms, mean_norm
+from resireduce.kernels.norms import WeightedSum, l1_and_l2_norm, l1_norms, mean_norm
 from resireduce.kernels.submatrix import add_crossing_, cut_crossing, cut_largest
 from resireduce.planning.memory import LiveBytes
 from tests.compiled import bits, both, needs_compiler, values
@@ -149,19 +149,6 @@ def test_the_first_of_a_sum_is_weighed_where_the_second_is_added(
     expected = run(mean_norm(total, 0.3))
     for one, other in both(monkeypatch, run):
         assert torch.equal(bits(one), bits(other)) and torch.equal(bits(one), bits(expected.pop(0)))
-
-
-@needs_compiler
-@pytest.mark.parametrize("n", [1, 17, 300_001])
-def test_what_is_added_in_place_has_the_bits_of_two_operations(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    total, more, weight = values(n, "normal"), values(n, "uneven"), torch.tensor(0.3)
-
-    def run() -> list[torch.Tensor]:
-        add_weighted_(changed := total.clone(), more.clone(), weight)
-        return [changed]
-
-    for one, other in both(monkeypatch, run):
-        assert torch.equal(bits(one), bits(other)) and torch.equal(bits(one), bits(total + more * weight))
 
 
 @needs_compiler
