@@ -16,9 +16,9 @@
 # make test-images  tests of the images, with a Docker Engine
 # make test-slurm  cells and faults on a Slurm cluster on this machine, as root (test-slurm-full: all of them)
 # make locks  lock files of the images (UPGRADE=1: with the newest versions that are allowed)
-# make audit  known vulnerabilities of the images' packages, and bills of materials
+# make audit  known vulnerabilities of the images' packages, by pip-audit
 # make docs  pages of the library's interface, in docs/api
-# make clean  delete environments, docs/api and results/audit, but nothing measured (distclean: also runs, bundles and caches)
+# make clean  delete environments, and docs/api, but nothing measured (distclean: also runs, bundles and caches)
 # All but clean build .venv first; RUN=name and CONFIG=file choose another run, PART=name a part of it, RUNTIME=docker what cells run in.
 PYTHON ?= python3
 RUN ?= smoke
@@ -139,7 +139,10 @@ locks: .venv-audit/installed
 	@.venv-audit/bin/python -m benchmarks.images.locks $(if $(UPGRADE),--upgrade)
 
 audit: .venv-audit/installed
-	@.venv-audit/bin/python -m benchmarks.images.audit
+	@status=0; for lock in containers/*.lock containers/*/*.lock; do echo "$$lock:"; \
+	sed -n 's/^\([a-z0-9._-]*==[^ +]*\).*/\1/p' $$lock > .venv-audit/pins; \
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement .venv-audit/pins || status=1; \
+	done; exit $$status
 
 docs: .venv/installed
 	@$(BIN)/python docs/build_api.py docs/api
@@ -150,7 +153,7 @@ format: .venv/installed
 # What has been measured may have taken days. It stays, and so do Snakemake's data about it and the pretrained weights in
 # results/cache: without these, cells that have finished would be trained again.
 clean:
-	rm -rf .venv .venv-audit docs/api results/audit
+	rm -rf .venv .venv-audit docs/api
 
 distclean: clean
 	rm -rf .snakemake results/runs results/bundles results/cache

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.core.prepared import Prepared
-from benchmarks.data.dataset import Dataset, SourceFile
-from benchmarks.data.prepare import prepare
+from benchmarks.data.dataset import Dataset, SourceFile, prepare
 
 
 def quiet(line: str) -> None:

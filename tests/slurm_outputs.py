@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.slurm.slurm_programs import Answer, Ask
+from benchmarks.doctor.slurm.slurm_cluster import Answer, Ask
 from benchmarks.launching.slurm.site import DEFAULT_FILE
 
 CONFIG = """Configuration data as of 2024-05-14T10:00:00

@@ -4,21 +4,29 @@ Prepared: `train_images.npy`, `test_images.npy`, uint8 (n, 3, 32, 32), channels 
 `test_labels.npy`, int64 (n,), for CIFAR-100 the fine labels. All are in the published order.
 """
 
+import io
+import pickle
+import tarfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy._core.multiarray import _reconstruct
 from numpy.typing import NDArray
 
-from benchmarks.data.archives import read_tar
-from benchmarks.data.dataset import Dataset, Report, forms_of
-from benchmarks.data.unpickle import read_pickle
+from benchmarks.data.dataset import Dataset, Report, first_line, forms_of
 
 SIDE = 32
-LARGEST_BYTES = 1 << 28
-"""Most bytes of a member; the largest published one has some 155 million."""
+ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+"""What CIFAR's pickles name, of NumPy; any other name is refused (documentation of pickle, "Restricting Globals")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +59,12 @@ class Cifar(Dataset):
         if set(names) <= set(files):
             return {name: files[name].read_bytes() for name in names}
         (archive,) = files.values()
-        inside = {name: f"{self.folders[0]}/{name}" for name in names}
-        members = read_tar(archive, tuple(inside.values()), LARGEST_BYTES)
-        return {name: members[member] for name, member in inside.items()}
+        return read_tar(archive, {name: f"{self.folders[0]}/{name}" for name in names})
 
     def _read(self, content: bytes, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         values = read_pickle(content, name)
         images, labels = values.get(b"data"), values.get(self.labels)
-        if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != 3 * SIDE * SIDE:
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3 * SIDE * SIDE,):
             raise ValueError(f"{name}: 'data' is no array of {3 * SIDE * SIDE} bytes for each image")
         if not isinstance(labels, list) or len(labels) != len(images):
             raise ValueError(f"{name}: {self.labels.decode()!r} is no list of {len(images)} labels, one for each image")
@@ -66,6 +72,45 @@ class Cifar(Dataset):
         if wrong:
             raise ValueError(f"{name}: label {wrong[0]!r} is not allowed; allowed: 0 to {self.classes - 1}")
         return images, np.array(labels, dtype=np.int64)
+
+
+def read_tar(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
+    """Read members of a gzip-compressed tar archive, by the names for which they are `wanted`; nothing is unpacked.
+
+    Raises ValueError, one line, for an archive that is damaged or lacks one.
+    """
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            files = {member.name: member for member in archive if member.isfile()}
+            if missing := [member for member in wanted.values() if member not in files]:
+                raise ValueError(f"{path.name} has no member {missing[0]!r}; it is not as published")
+            return {name: archive.extractfile(files[member]).read() for name, member in wanted.items()}  # type: ignore[union-attr]
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from None
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"it names {module}.{name}, which CIFAR's do not; nothing was executed"
+            ) from None
+
+
+def read_pickle(content: bytes, name: str) -> dict[bytes, Any]:
+    """Read a dictionary of plain values and arrays, as Python 2 wrote it; nothing but NumPy's arrays can be made.
+
+    Raises ValueError, one line with the file's `name`, for anything else.
+    """
+    try:
+        value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # a pickle can make its reader raise anything
+        raise ValueError(f"{name} is no pickle that CIFAR could be: {first_line(error)}") from None
+    if type(value) is not dict:
+        raise ValueError(f"{name} holds an object of type {type(value).__name__}, allowed is a dictionary")
+    return value
 
 
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"

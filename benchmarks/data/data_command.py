@@ -7,9 +7,7 @@ from pathlib import Path
 
 from benchmarks.core.prepared import check_prepared, find_root, open_prepared
 from benchmarks.core.registry import DATASETS
-from benchmarks.data.checksums import download
-from benchmarks.data.dataset import Dataset
-from benchmarks.data.prepare import damage, prepare
+from benchmarks.data.dataset import Dataset, damage, download, prepare
 from resireduce.errors import ConfigError, choose
 from resireduce.scheme import load
 

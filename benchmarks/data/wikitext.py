@@ -3,11 +3,15 @@
 Prepared, for train, validation and test: `<split>_tokens.npy`, uint16 (n,), the tokens of all rows one after the other,
 and `<split>_row_batches.npy`, int64: the positions in them where every 1000th row begins, and the end.
 
-The reference joins 1000 rows at a time, cuts them into blocks, and drops the remainder of each 1000.
+A row is a line including its end, or empty for a line of white space: so were the hub's parquet files made of the raw
+ones. The reference joins 1000 rows at a time, cuts them into blocks, and drops the remainder of each 1000.
 """
 
+import io
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,14 +22,12 @@ from numpy.typing import NDArray
 
 from benchmarks.core.prepared import open_prepared
 from benchmarks.core.progress import Progress
-from benchmarks.data.archives import open_zip
-from benchmarks.data.dataset import Dataset, Report, forms_of
-from benchmarks.data.wikitext_rows import SPLITS, parquet_files, parquet_rows, text_rows
+from benchmarks.data.dataset import Dataset, Report, first_line, forms_of
 
 BATCH_ROWS = 1000
-LARGEST_BYTES = 1 << 30
-"""Most bytes of a member; the largest published one has some 540 million."""
 END = "<|endoftext|>"
+SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+"""Name of a split -> its name in the raw files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +69,23 @@ class WikiText(Dataset):
             for split in SPLITS:
                 yield split, parquet_rows([path for name, path in files.items() if name.startswith(f"{split}-")])
             return
-        if first.suffix == ".zip":
-            inside = {raw: f"{self.folders[0]}/wiki.{raw}.raw" for raw in SPLITS.values()}
-            opened: Mapping[str, IO[bytes]] = stack.enter_context(
-                open_zip(first, tuple(inside.values()), LARGEST_BYTES)
-            )
-            streams = {raw: opened[member] for raw, member in inside.items()}
-        else:
-            streams = {raw: stack.enter_context(files[f"wiki.{raw}.raw"].open("rb")) for raw in SPLITS.values()}
+        archive = stack.enter_context(_zip(first)) if first.suffix == ".zip" else None
         for split, raw in SPLITS.items():
-            yield split, text_rows(streams[raw], f"wiki.{raw}.raw")
+            name = f"wiki.{raw}.raw"
+            stream = archive.open(f"{self.folders[0]}/{name}") if archive else files[name].open("rb")
+            yield split, text_rows(stack.enter_context(stream), name)
+
+
+@contextmanager
+def _zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive to read its members, without unpacking it. Raises ValueError, one line, for a damaged one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from None
+    except (KeyError, NotImplementedError, RuntimeError) as error:  # no such member, an unknown compression, a password
+        raise ValueError(f"{path.name} cannot be read: {error.args[0]}") from None
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -104,6 +113,48 @@ def _tokens(
         count += len(batch)
         progress.done(count)
     return np.concatenate(parts), np.array(starts, dtype=np.int64), count
+
+
+def text_rows(stream: IO[bytes], name: str) -> Iterator[str]:
+    """Yield the rows of a raw file. Raises ValueError, one line with its `name`, for text that is not UTF-8."""
+    try:
+        for line in io.TextIOWrapper(stream, encoding="utf-8"):
+            yield line if line.strip() else ""
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is no text in UTF-8: {error.reason}") from None
+
+
+def parquet_rows(paths: list[Path]) -> Iterator[str]:
+    """Yield the rows of parquet files with a column `text`. Raises ValueError, one line, for any others."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    for path in paths:
+        try:
+            with ParquetFile(path) as file:
+                names = file.schema_arrow.names
+                if "text" not in names:
+                    raise ValueError(f"{path.name} has no column 'text'; its columns: {', '.join(names) or 'none'}")
+                for batch in file.iter_batches(columns=["text"]):
+                    for row in batch.column(0).to_pylist():
+                        if not isinstance(row, str):
+                            raise ValueError(f"{path.name}: {row!r} in column 'text' is no text")
+                        yield row
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{path.name} is no parquet file that can be read: {first_line(error)}") from None
+
+
+def parquet_files(folder: Path) -> dict[str, Path] | None:
+    """Find the parts of every split, named SPLIT-00000-of-00002.parquet; None unless all are present."""
+    found: dict[str, Path] = {}
+    for split in SPLITS:
+        parts = sorted(folder.glob(f"{split}-?????-of-?????.parquet"))
+        if [path.name for path in parts] != [
+            f"{split}-{number:05}-of-{len(parts):05}.parquet" for number in range(len(parts))
+        ] or not parts:
+            return None
+        found |= {path.name: path for path in parts}
+    return found
 
 
 HUB = "https://huggingface.co/datasets/Salesforce/wikitext/resolve/b08601e04326c79dfdd32d625aee71d232d685c3/"

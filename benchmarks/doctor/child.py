@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.doctor.finding import Finding, failed
-from benchmarks.doctor.known_faults import SLOWLY, explain, last_words
+from benchmarks.doctor.finding import SLOWLY, Finding, explain, failed, last_words
 
 MARK = "doctor-report: "
 """Precedes each JSON report of a process: launchers prefix lines with ranks, and libraries print too."""
@@ -93,7 +92,7 @@ def own_environment(**more: str) -> dict[str, str]:
 def run_torch_ranks(backend: str, ranks: int, timeout_seconds: float, run: Run, **more: str) -> list[Ended]:
     """Have `ranks` processes sum a vector over torch.distributed, with `more` in their environments."""
     with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, "-m", "benchmarks.doctor.trial_ranks", "torch", backend, os.path.join(folder, "meet")]
+        line = [sys.executable, "-m", "benchmarks.doctor.in_child", "torch", backend, os.path.join(folder, "meet")]
         places = ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks))
         return run([Job(line, own_environment(**more, **place)) for place in places], timeout_seconds)
 

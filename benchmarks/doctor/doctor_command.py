@@ -1,20 +1,82 @@
-"""The command line of the doctor. Loads no torch."""
+"""The command line of the doctor, and its checks in the order in which they run. Loads no torch."""
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICE_VARIABLE, wanted_device
-from benchmarks.doctor import measure_links
-from benchmarks.doctor.check_list import CHECKS, Setting, examine
-from benchmarks.doctor.finding import FAILED, STATUSES, Finding
+from benchmarks.doctor import gpu_checks as gpus
+from benchmarks.doctor import links
+from benchmarks.doctor import machine_checks as machine
+from benchmarks.doctor import rank_checks as ranks
+from benchmarks.doctor.finding import FAILED, STATUSES, Finding, failed, not_run, one_line
+from benchmarks.doctor.gpu_checks import Facts, ask
 from benchmarks.doctor.slurm import slurm_command as slurm
 from resireduce.errors import ConfigError, choose
+
+GPU_CHECKS = ("gpu", "driver", "nvml", "nccl")
+"""Checks that concern only GPUs."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the command line and the environment request."""
+
+    needs_gpu: bool
+    cpu_only: bool
+    results: Path
+    timeout_seconds: float
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What torch and NVML report; asked for by the first check that needs it."""
+        return ask(self.timeout_seconds, hide_gpus=self.cpu_only)
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that cells may use."""
+        return 0 if self.cpu_only else len(self.facts.gpus)
+
+
+Check = Callable[[Setting], list[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "packages": lambda s: machine.check_packages(s.facts),
+    "home": lambda s: machine.check_home(),
+    "disk": lambda s: machine.check_disk(machine.needs(s.results)),
+    "memory": lambda s: machine.check_memory(),
+    "malloc": lambda s: machine.check_malloc(s.timeout_seconds),
+    "limits": lambda s: machine.check_limits(s.gpus),
+    "shared-memory": lambda s: machine.check_shared_memory(s.gpus),
+    "gpu": lambda s: gpus.check_gpu(s.facts, s.needs_gpu),
+    "driver": lambda s: gpus.check_driver(s.facts, gpus.look(), s.needs_gpu),
+    "nvml": lambda s: gpus.check_nvml(s.facts, gpus.look(), s.needs_gpu),
+    "nccl": lambda s: ranks.check_nccl(s.facts, s.timeout_seconds, s.needs_gpu),
+    "gloo": lambda s: ranks.check_gloo(s.timeout_seconds),
+    "horovod": lambda s: ranks.check_horovod(s.timeout_seconds, s.gpus),
+}
+
+
+def examine(setting: Setting, names: Sequence[str], checks: dict[str, Check] = CHECKS) -> Iterator[list[Finding]]:
+    """Yield the findings of each check as soon as it is done. Never raises: a check that raises has failed."""
+    for name in names:
+        if setting.cpu_only and name in GPU_CHECKS:
+            yield [not_run(name, f"{DEVICE_VARIABLE}=cpu: cells are to train without a GPU")]
+            continue
+        try:
+            yield checks[name](setting)
+        except OSError as error:
+            yield [failed(name, one_line(error), "see checks home and disk")]
+        except Exception as error:
+            said = one_line(f"the check itself failed: {type(error).__name__}: {error}")
+            yield [failed(name, said, "this is a bug: report this line")]
+
 
 RESULTS = Path("results/runs")
 TIMEOUT_SECONDS = 60.0
@@ -30,13 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     timeout = "how long each process that a check starts may take (default: %(default)g)"
     parser.add_argument("--timeout", metavar="SECONDS", default=TIMEOUT_SECONDS, help=timeout)
     slurm.add_arguments(parser)
-    measure_links.add_arguments(parser)
+    links.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Print one line for each finding as soon as it is known. Returns 0 if nothing failed, else 1."""
     slurm.refuse_options(args)
-    measure_links.refuse_options(args)
+    links.refuse_options(args)
     state, screen = slurm.Examination(), sys.stderr if args.json else sys.stdout
     begin = time.monotonic()
     for found in slurm.examine(args, state) if args.slurm else _examine_machine(args):
@@ -46,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
     took, counts = time.monotonic() - begin, count(state.findings)
     if text := slurm.proposed(state):
         print(text, file=screen)
-    print(summary(counts, took), file=screen)
+    print(last_line(counts, took), file=screen)
     if args.json:
         values = {"findings": [asdict(it) for it in state.findings], "counts": counts, "seconds": round(took, 1)}
         print(json.dumps(values | (slurm.values(state) if args.slurm else {}), indent=1))
@@ -55,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _examine_machine(args: argparse.Namespace) -> Iterator[list[Finding]]:
     if args.links is not None:
-        return iter([measure_links.measure(args)])
+        return iter([links.measure(args)])
     names = list(CHECKS) if args.only is None else chosen(args.only)
     return examine(make_setting(args.gpu, args.results, seconds("timeout", args.timeout)), names)
 
@@ -85,6 +147,6 @@ def count(findings: Sequence[Finding]) -> dict[str, int]:
     return {status: sum(finding.status == status for finding in findings) for status in STATUSES}
 
 
-def summary(counts: dict[str, int], took_seconds: float) -> str:
+def last_line(counts: dict[str, int], took_seconds: float) -> str:
     """Return the last line."""
     return f"{', '.join(f'{number} {status}' for status, number in counts.items())} ({took_seconds:.0f} s)"

@@ -1,27 +1,30 @@
-"""Builds an image with a Docker Engine, inspects it, and records what it contains."""
+"""Builds an image: its base, its packages, the build by a Docker Engine, and the record of what it contains."""
 
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, ContainerError
+from docker.errors import APIError, ContainerError, DockerException, ImageNotFound
+from docker.utils import parse_repository_tag
 
-from benchmarks.core.files import alone, file_hash
+from benchmarks.core.checks import known_keys
+from benchmarks.core.files import alone, file_hash, load_json
 from benchmarks.core.paths import ROOT, cache_folder
 from benchmarks.core.provenance import git
-from benchmarks.images.base_image import Base, find_base
+from benchmarks.core.requirements import read_lock
 from benchmarks.images.engine import ENGINE_ERRORS, what_engine_said
-from benchmarks.images.wheels import fetch_source, fetch_toolkit, fetch_wheels
 from benchmarks.launching.containers.entry import ImageEntry
 from benchmarks.launching.containers.image_content import (
     NEEDED_BYTES,
@@ -30,7 +33,222 @@ from benchmarks.launching.containers.image_content import (
     image_content,
     write_context,
 )
+from benchmarks.launching.containers.programs import command
 from resireduce.errors import ConfigError
+from resireduce.scheme import load
+
+# --- Packages, by this machine's pip and apt ---
+
+
+GLIBC = (36, 35, 34, 33, 32, 31, 28, 27, 26, 24, 17, 12, 5)
+"""Minor versions of glibc 2 that wheels for Debian 12, and older systems, are made for."""
+OLD_NAMES = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
+BUILD_CONSTRAINT = "setuptools<81\n"
+"""pip runs Horovod's setup.py to learn its name, and that file imports pkg_resources."""
+
+
+def fetch_wheels(lock: Path) -> Path:
+    """Return a folder with exactly the wheels of a lock file, for CPython 3.11 on Linux x86-64.
+
+    Raises ConfigError if the lock does not pin its packages, or if one is not available with these hashes.
+    """
+    platforms = [*(f"manylinux_2_{minor}_x86_64" for minor in GLIBC), *OLD_NAMES]
+    target = ["--only-binary=:all:", "--implementation=cp", "--python-version=3.11"]
+    target += [f"--abi={abi}" for abi in ("cp311", "abi3", "none")]
+    return _fetch(lock, [*target, *(f"--platform={name}" for name in platforms)])
+
+
+def fetch_source(lock: Path) -> Path:
+    """Return a folder with the packages of a lock file as source. Raises ConfigError."""
+    return _fetch(lock, ["--no-binary=:all:"])
+
+
+def _fetch(lock: Path, options: Sequence[str]) -> Path:
+    pins = read_lock(lock)
+    folder = cache_folder() / "wheels" / f"{lock.parent.name}-{lock.stem}-{file_hash(lock)[:12]}"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    print(f"Fetching the {len(pins)} packages of {lock}, once ...", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as temporary:
+        constraint, new = Path(temporary) / "constraint.txt", Path(temporary) / "wheels"
+        constraint.write_text(BUILD_CONSTRAINT, encoding="utf-8")
+        command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", "--dest", str(new)]
+        command += ["--progress-bar=off", *options, "--requirement", str(lock)]
+        _call(command, lock, {"PIP_CONSTRAINT": str(constraint)} if "--no-binary=:all:" in options else {})
+        shutil.move(new, folder)  # last, so that an existing folder is complete
+    return folder
+
+
+def _call(command: list[str], lock: Path, settings: dict[str, str]) -> None:
+    environment = {**os.environ, **settings}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as pip:
+        assert pip.stdout is not None
+        lines = []
+        for line in pip.stdout:
+            lines.append(line.strip())
+            if line.lstrip().startswith(("Downloading", "Using cached")):
+                print(f"  {line.strip()}", file=sys.stderr, flush=True)
+    if pip.returncode:
+        said = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "nothing")
+        raise ConfigError(f"lock: {lock}: pip cannot fetch its packages: {said}; is the lock right? (make locks)")
+
+
+KEYS = ("package", "version", "suite", "components", "sha256")
+
+
+def fetch_toolkit(lock: Path) -> Path:
+    """Return a folder with the package named in a file {package, version, suite, components, sha256}.
+
+    Raises ConfigError, one line, if it is not available with that hash.
+    """
+    pin = _read(lock)
+    folder = cache_folder() / "wheels" / f"{pin['package']}-{pin['sha256'][:12]}"
+    if folder.exists():
+        return folder
+    print(f"Fetching {pin['package']} {pin['version']} (the CUDA compiler), once ...", file=sys.stderr, flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as temporary:
+        apt = load("benchmarks.rig.debian:Apt")(Path(temporary) / "apt", pin["suite"], pin["components"])
+        (file,) = apt.fetch([f"{pin['package']}={pin['version']}"], dependencies=False)
+        if (found := file_hash(file)) != pin["sha256"]:
+            raise ConfigError(f"{lock}: {file.name} has the hash {found}, not {pin['sha256']}; see that file's version")
+        new = Path(temporary) / "new"
+        new.mkdir()
+        shutil.move(file, new / file.name)
+        shutil.move(new, folder)
+    return folder
+
+
+def _read(lock: Path) -> dict[str, str]:
+    try:
+        pin = known_keys(str(lock), load_json(lock), KEYS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{lock}: {error}; it is part of the project: git checkout brings it back") from None
+    if missing := [key for key in KEYS if not isinstance(pin.get(key), str)]:
+        raise ConfigError(f"{lock}: {', '.join(missing)}: missing or no text; git checkout brings it back")
+    return pin
+
+
+# --- The base ---
+
+
+DEFAULT = "python:3.11-slim-bookworm"
+"""The base that the Containerfiles name."""
+PACKAGES = "packages"
+"""Name of a base that is made here."""
+SUITE = "bookworm"
+INCLUDED = ("python3", "python3-venv", "ca-certificates")
+OWN_TAG = f"resireduce/base:{SUITE}"
+STRICT = ("-o", "APT::Update::Error-Mode=any")
+EPOCH = "1700000000"
+"""Time of every file in a base made here, so that the same packages give the same bytes."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base that the engine has."""
+
+    name: str
+    """Name of the base in messages and tables."""
+    reference: str
+    """Name of the base that the engine is given."""
+    digest: str
+    """sha256:...; of the registry's manifest, or, for a base made here, of its root file system as tar."""
+
+
+def find_base(client: docker.DockerClient, given: str | None, locked: ImageEntry | None = None) -> Base:
+    """Return the base to build from, pulled or made if the engine does not have it.
+
+    `given` is its name; None takes the Containerfiles' own, or makes one from packages if no registry can be reached.
+    If `locked`, an earlier build, has the same base, its digest is used again. Raises ConfigError, one line, if the
+    base is not available.
+    """
+    if given == PACKAGES:
+        return make_base(client)
+    name = given or DEFAULT
+    try:
+        return _pulled(client, name, locked.base_digest if locked and locked.base == name else None)
+    except DockerException as error:
+        said = what_engine_said(error)
+    try:
+        return _described(client.images.get(name), name)
+    except ImageNotFound:
+        pass
+    except DockerException as error:  # an invalid name
+        said = what_engine_said(error)
+    if given is None:
+        print(f"{name} cannot be pulled here: a base is made from Debian's packages instead", file=sys.stderr)
+        return make_base(client)
+    raise ConfigError(f"base: {given!r} cannot be had ({said[:200]}); give one that can be pulled, or {PACKAGES!r}")
+
+
+def _pulled(client: docker.DockerClient, name: str, digest: str | None) -> Base:
+    repository, tag = parse_repository_tag(name)
+    wanted = f"{repository}@{digest}" if digest else name
+    print(f"Pulling {wanted} ...", file=sys.stderr, flush=True)
+    client.images.pull(repository, tag=digest or tag or "latest")
+    return _described(client.images.get(wanted), name)
+
+
+def _described(image: docker.models.images.Image, name: str) -> Base:
+    """Describe a pulled image by its digest, and a local one, which has none, by its ID."""
+    pinned = next(iter(image.attrs.get("RepoDigests") or ()), None)
+    if pinned:
+        return Base(name, pinned, pinned.split("@")[1])
+    return Base(name, image.id, image.id)
+
+
+def make_base(client: docker.DockerClient, again: bool = False) -> Base:
+    """Make a base from Debian's packages, or take the one made earlier unless `again`. About 30 s."""
+    if not again:
+        try:
+            return _own(client)
+        except ImageNotFound:
+            pass
+    print(f"Making a base of Debian {SUITE}'s packages (about 30 s) ...", file=sys.stderr, flush=True)
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".base-", dir=cache_folder()) as folder:
+        tar = Path(folder) / "base.tar"
+        line = [*command("mmdebstrap"), "--quiet", "--variant=minbase", f"--include={','.join(INCLUDED)}"]
+        settings = {"SOURCE_DATE_EPOCH": EPOCH, "TMPDIR": folder}
+        done = subprocess.run(
+            [*line, SUITE, str(tar)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=os.environ | settings,
+            check=False,
+        )
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise ConfigError(f"base: mmdebstrap could not make one: {said}; look at the network and the disk")
+        try:
+            client.api.import_image_from_file(str(tar), repository=OWN_TAG)
+        except APIError as error:
+            raise ConfigError(f"base: the engine does not take it: {error.explanation}") from None
+    return _own(client)
+
+
+def check_builds(client: docker.DockerClient, base: Base) -> None:
+    """Raise ConfigError, one line, if the engine cannot do what every build does: run the base, and fetch in it."""
+    for what, command_line, network in (
+        ("runs no container", ["python3", "--version"], "none"),
+        ("runs containers that do not reach Debian's packages", ["apt-get", "-qq", "update", *STRICT], "host"),
+    ):
+        try:
+            client.containers.run(base.reference, command_line, network_mode=network, remove=True)
+        except DockerException as error:
+            said = " ".join(str(error).split())
+            raise ConfigError(
+                f"engine: it {what} of {base.name}: {said[-300:]}; look at its log, and the network"
+            ) from None
+
+
+def _own(client: docker.DockerClient) -> Base:
+    image = client.images.get(OWN_TAG)
+    return Base(f"Debian {SUITE} from packages", image.id, image.attrs["RootFS"]["Layers"][0])
+
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 STEP = re.compile(r"step \d+/\d+ ?: ", re.IGNORECASE)

@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.core.files import save_bytes
 from benchmarks.core.paths import ROOT
 from benchmarks.core.requirements import read_lock
-from benchmarks.images.audit.audit_tools import tool
 from resireduce.errors import ConfigError, choose
 
 FOLDER = ROOT / "containers"
+TOOLS = ROOT / ".venv-audit" / "bin"
 TARGET = ("--python-version=3.11", "--python-platform=x86_64-manylinux_2_28")
 OUTPUT = ("--generate-hashes", "--no-annotate", "--no-emit-index-url", "--custom-compile-command=make locks")
 
@@ -66,6 +66,9 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
 
     Raises ConfigError, after the resolver's own message on the error stream; the file is then unchanged.
     """
+    resolver = TOOLS / "uv"
+    if not resolver.exists():
+        raise ConfigError(f"locks: uv is not installed in {TOOLS}; run 'make audit-tools'")
     with tempfile.TemporaryDirectory() as folder:
         output, constraints = Path(folder) / "lock", Path(folder) / "constraints"
         if _usable(lock.path):
@@ -75,7 +78,7 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
         constraints.write_text("\n".join(one for one in pinned if not one.startswith("torch==")), encoding="utf-8")
         options = [] if lock.dependencies else ["--no-deps"]
         options += ["--upgrade"] if upgrade else []
-        command = [tool("uv"), "pip", "compile", "--quiet", "--no-config", *TARGET, *OUTPUT, *indexes(), *options]
+        command = [str(resolver), "pip", "compile", "--quiet", "--no-config", *TARGET, *OUTPUT, *indexes(), *options]
         files = ["--constraints", str(constraints), "--output-file", str(output), str(lock.source)]
         done = subprocess.run([*command, *files], env=_environment(), stdout=subprocess.DEVNULL, check=False)
         if done.returncode:

@@ -1,11 +1,17 @@
 """`python -m benchmarks measure links`: times steps of a few nodes with slow links, in every form, round by round.
 
-All forms train in the same processes, in turn, so other work on the machine affects all alike. Imports no torch.
+All forms train in the same processes, in turn, so other work on the machine affects all alike. Each node is a network
+namespace of its own on this machine, which needs Linux and root. Imports no torch.
 """
 
 import argparse
 import os
-from collections.abc import Sequence
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +22,9 @@ from benchmarks.core.devices import DEVICE_VARIABLE
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.micro.slow_nodes import INTERFACE, slow_nodes
+from benchmarks.launching.processes import die_with_parent
 from benchmarks.micro.train_on_nodes import make_cells, train_on
-from resireduce.errors import choose
+from resireduce.errors import ConfigError, choose
 from resireduce.scheme import MERGES
 
 NODES, RANKS_PER_NODE, MOST_RANKS = 2, 2, 64
@@ -82,3 +88,120 @@ def timed_row(cell: Cell, seconds: Sequence[float], merged: dict[str, Any], step
 def _words(row: dict[str, Any]) -> str:
     density = f" {row['density']}" if row["compressor"] == "topk" else ""
     return f"{row['compressor']}{density}, {row['hierarchy']}, merge {row['merge']} ({row['messages']} messages)"
+
+
+# --- Nodes on one machine, joined by slow links ---
+
+
+INTERFACE = "eth0"
+"""Name of the link on both nodes."""
+RATE = re.compile(r"([1-9][0-9]*)(k|m|g)bit")
+BITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+MOST_BITS = 10**10
+"""Largest rate in bits per second: at far higher rates, tc's queues hold nothing back."""
+UNSLOWED = "unslowed"
+"""The rate of links that are as fast as the machine allows."""
+MOST_NODES = 64
+PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
+"""Programs that are called, and the Debian packages that contain them."""
+START_SECONDS = 5.0
+
+
+@contextmanager
+def slow_nodes(rate: str, count: int = 2) -> Iterator[list[list[str]]]:
+    """Make `count` nodes, each joined to the others by a link of `rate` in each direction, until the end of the block.
+
+    A rate is such as 100mbit, or UNSLOWED. Two nodes share one link; more have one each, to a switch. Yields for each
+    node the beginning of a command line that runs there. Ranks of one node reach each other as fast as the machine
+    allows. The machine's own network is not touched. Raises ConfigError, with the cure, for an invalid rate, for other
+    than 2 to MOST_NODES nodes, and if no such nodes can be made.
+    """
+    check_rate(rate)
+    check_that_nodes_can_be_made()
+    integer("nodes", count, 2, MOST_NODES)
+    with ExitStack() as stack:
+        holders = [stack.enter_context(_holder()) for _ in range(count)]
+        nodes = [_within(holder) for holder in holders]
+        if count == 2:
+            ends = [["name", INTERFACE, "netns", str(holder)] for holder in holders]
+            _do(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], "modprobe veth")
+        else:
+            _join(holders, stack.enter_context(_holder()), rate)
+        for number, node in enumerate(nodes, start=1):
+            _do([*node, "ip", "address", "add", f"10.88.0.{number}/24", "dev", INTERFACE])
+            for interface in ("lo", INTERFACE):
+                _do([*node, "ip", "link", "set", interface, "up"])
+            _slow(node, INTERFACE, rate)
+        yield nodes
+
+
+def _within(holder: int) -> list[str]:
+    return ["nsenter", f"--net=/proc/{holder}/ns/net"]
+
+
+def _join(holders: Sequence[int], switch: int, rate: str) -> None:
+    """Plug the nodes of `holders` into a bridge in the network of `switch`, whose ports send to them at `rate`."""
+    within = _within(switch)
+    _do([*within, "ip", "link", "add", "switch", "type", "bridge"], "modprobe bridge")
+    _do([*within, "ip", "link", "set", "switch", "up"])
+    for number, holder in enumerate(holders, start=1):
+        end, port = ["name", INTERFACE, "netns", str(holder)], ["name", f"port{number}", "netns", str(switch)]
+        _do(["ip", "link", "add", *end, "type", "veth", "peer", *port], "modprobe veth")
+        _do([*within, "ip", "link", "set", f"port{number}", "master", "switch", "up"])
+        _slow(within, f"port{number}", rate)
+
+
+def _slow(node: Sequence[str], interface: str, rate: str) -> None:
+    if rate != UNSLOWED:
+        limit = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
+        _do([*node, "tc", "qdisc", "add", "dev", interface, *limit], "modprobe sch_tbf")
+
+
+def check_rate(rate: str) -> None:
+    """Raise ConfigError, with the cure, for an invalid `rate`."""
+    found = RATE.fullmatch(rate)
+    if rate != UNSLOWED and (found is None or int(found[1][:12]) * BITS[found[2]] > MOST_BITS):
+        raise ConfigError(
+            f"rate: {rate!r} is not allowed; give a whole number with kbit, mbit or gbit, up to 10gbit, as in 100mbit, "
+            f"or {UNSLOWED}"
+        )
+
+
+def check_that_nodes_can_be_made() -> None:
+    """Raise ConfigError, with the cure, if this user cannot make nodes, or a program for them is missing."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        raise ConfigError("user: nodes on one machine need Linux, and root for their namespaces; call it with sudo")
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = next((name for name in PROGRAMS if shutil.which(name, path=path) is None), None)
+    if missing is not None:
+        raise ConfigError(f"{missing}: not on PATH; install the package {PROGRAMS[missing]}")
+
+
+@contextmanager
+def _holder() -> Iterator[int]:
+    """Yield the id of a process in a network of its own, which lives as long as the block."""
+    process = subprocess.Popen(
+        ["unshare", "--net", "sleep", "infinity"],
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads)
+    )
+    try:
+        deadline, own = time.monotonic() + START_SECONDS, os.readlink("/proc/self/ns/net")
+        while process.poll() is None and os.readlink(f"/proc/{process.pid}/ns/net") == own:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        if process.poll() is not None or os.readlink(f"/proc/{process.pid}/ns/net") == own:
+            raise ConfigError(
+                "unshare: this root may not make namespaces; in a container, start that with --privileged"
+            )
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _do(command: Sequence[str], cure: str = "run it on another machine") -> None:
+    environment = os.environ | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{' '.join(command)}: {done.stderr.strip()}; {cure}")

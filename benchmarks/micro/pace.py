@@ -5,8 +5,7 @@ All train in the same processes, in turn, so other work on the machine affects a
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -82,32 +81,23 @@ def main(args: argparse.Namespace) -> int:
     os.environ[DEVICE_VARIABLE] = choose("device", args.device, DEVICES)
     writable("output", args.output)
     asked = {"rounds": rounds, "steps": steps, "starts": starts}
-    with _kept_if_interrupted(args.output) as found:
-        found.update(asked | {"rows": [], "measured": timing_provenance() | {"device": args.device}})
+    found: dict[str, Any] = asked | {"rows": [], "measured": timing_provenance() | {"device": args.device}}
+    try:
         for cells in together:
             for row in compare(cells, rounds, steps, starts):
                 found["rows"].append(row)
                 beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
                 print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
+    except BaseException:
+        if found["rows"]:  # beside the output, which may hold those of an earlier measurement that is whole
+            place = args.output.with_name(f"{args.output.stem}{UNFINISHED}")
+            save_json(found, place)
+            print(f"Not finished; what has been measured: {place}", flush=True)
+        raise
     save_json(found, args.output)
     over = f"{rounds} rounds" if starts == 1 else f"{starts} starts of {rounds} rounds"
     print(f"Speed of the first, of the other's, ± half of the 95 % interval over {over}: {args.output}")
     return 0
-
-
-@contextmanager
-def _kept_if_interrupted(output: Path) -> Iterator[dict[str, Any]]:
-    """Yield an empty mapping, which is saved beside `output` if anything ends the block when it has rows: `output` may
-    hold those of an earlier measurement, which is whole."""
-    found: dict[str, Any] = {}
-    try:
-        yield found
-    except BaseException:
-        if found.get("rows"):
-            place = output.with_name(f"{output.stem}{UNFINISHED}")
-            save_json(found, place)
-            print(f"Not finished; what has been measured: {place}", flush=True)
-        raise
 
 
 def _in_pairs(models: Sequence[str], args: argparse.Namespace) -> list[list[Cell]]:

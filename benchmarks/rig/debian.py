@@ -1,5 +1,9 @@
-"""Programs that a machine lacks, unpacked from Debian's packages into the user's cache; the machine is not changed."""
+"""Programs that a machine lacks, unpacked from Debian's packages into the user's cache; the machine is not changed.
 
+`python -m benchmarks.rig.debian` fetches those of the Slurm cluster for tests (slurm/testbed). Imports no torch.
+"""
+
+import argparse
 import os
 import platform
 import shutil
@@ -25,7 +29,7 @@ class Apt:
     Raises ConfigError if there is no apt, or if Debian's archive cannot be reached.
     """
 
-    def __init__(self, folder: Path, suite: str | None = None):
+    def __init__(self, folder: Path, suite: str | None = None, components: str = "main"):
         if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
             raise ConfigError("Debian's packages: there is no apt-get and dpkg-deb here; install the program itself")
         self._folder, self._options = folder, ["-o", "APT::Sandbox::User=root"]
@@ -38,7 +42,7 @@ class Apt:
         places |= {"Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": ""}
         if suite is not None:
             source = folder / "sources.list"
-            source.write_text(f"deb [signed-by={KEYRING}] {archive()} {suite} main\n", encoding="utf-8")
+            source.write_text(f"deb [signed-by={KEYRING}] {archive()} {suite} {components}\n", encoding="utf-8")
             places |= {"Dir::Etc::SourceList": source, "Dir::Etc::SourceParts": "/dev/null"}
             places |= {"Dir::State::status": "/dev/null"}  # nothing counts as installed: a closure with its own libc
         self._options += [part for name, value in places.items() for part in ("-o", f"{name}={value}")]
@@ -176,3 +180,27 @@ def _fetch(tool: Tool, root: Path) -> None:
             (new / name).rename(new / "usr" / name)
             (new / "usr/lib" / name).symlink_to(Path("..") / name)
         os.replace(new, root)  # last, so that an existing folder is complete
+
+
+SLURM = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
+PROGRAMS = Tool(SLURM)
+# Fetch Slurm's packages again: packages fetched on two days may differ in version.
+WITH_ACCOUNTING = Tool((*SLURM, "slurmdbd", "mariadb-server"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the folder of the programs, fetched if they are not there; its usr is to be laid over the machine's."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rig.debian", description=main.__doc__)
+    parser.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB")
+    args = parser.parse_args(arguments)
+    tool = WITH_ACCOUNTING if args.accounting else PROGRAMS
+    try:
+        print(unpacked(tool))
+    except ConfigError as error:
+        print(f"error: testbed: {', '.join(tool.packages)}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

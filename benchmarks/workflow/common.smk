@@ -27,8 +27,14 @@ from benchmarks.launching.slurm.queue import LOST, lost_nodes
 from benchmarks.launching.slurm.working import forget
 from benchmarks.workflow.submission_checks import check_places, check_submission, get_site
 from benchmarks.workflow.image import get_image, start_engine
-from benchmarks.workflow.leftovers import FolderInUse, check_leftovers, lock_folder
-from benchmarks.workflow.resume import profile_options, remember_start, started_with
+from benchmarks.workflow.resume import (
+    FolderInUse,
+    check_leftovers,
+    lock_folder,
+    profile_options,
+    remember_start,
+    started_with,
+)
 from benchmarks.workflow.run_progress import FailedTries, Finished, hide_noise, stop
 from resireduce.errors import ConfigError
 

@@ -84,7 +84,7 @@ programs() {
   [ -x "$python" ] || python=python3
   for program in "${needed[@]}"; do
     command -v "$program" > /dev/null && continue
-    (cd "$ROOT" && "${PYTHON:-$python}" -m benchmarks.rig.testbed "${options[@]}")
+    (cd "$ROOT" && "${PYTHON:-$python}" -m benchmarks.rig.debian "${options[@]}")
     return
   done
 }

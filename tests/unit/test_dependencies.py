@@ -17,8 +17,7 @@ ONLY_IN = {
         "resireduce/comm/horovod.py",
         "benchmarks/training/horovod.py",
         "benchmarks/training/horovod_start.py",
-        "benchmarks/doctor/probe_child.py",
-        "benchmarks/doctor/trial_ranks.py",
+        "benchmarks/doctor/in_child.py",
         "benchmarks/images/image_facts.py",
     )
 }

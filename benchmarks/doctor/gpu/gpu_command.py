@@ -1,20 +1,25 @@
 """The command line of the one-GPU check. Imports no torch."""
 
 import argparse
+import os
+import re
+import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.core.checks import allow, seconds
-from benchmarks.core.devices import DEVICES
+from benchmarks.core.checks import seconds
+from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import writable
-from benchmarks.doctor.gpu.agreement import disagreement
-from benchmarks.doctor.gpu.device import find_device, folder_name
+from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
-from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, schedule
+from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, disagreement, schedule
 from benchmarks.doctor.gpu.summary import merge
 from resireduce.errors import ConfigError, choose
 
 OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")
+DEVICE_SECONDS = 300.0
+"""How long torch may take to load and to name the device."""
 _say = partial(print, flush=True)
 
 
@@ -27,8 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--summary", metavar="DIR", nargs="+", type=Path, help=text)
     text = "with --summary: compare memory with what this code plans, not with what was planned when it was measured"
     parser.add_argument("--replan", action="store_true", help=text)
-    text = "of these steps only each N-th from number I on, such as 2/4: for stretches that run side by side"
-    parser.add_argument("--part", metavar="I/N", help=text)
     limit = f"how long a stretch may take (default: {LIMIT_SECONDS:g})"
     parser.add_argument("--seconds", metavar="S", default=LIMIT_SECONDS, help=limit)
     parser.add_argument("--device", default="cuda", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
@@ -49,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     choose("device", args.device, DEVICES)
     limit = seconds("seconds", args.seconds)
     groups = [choose("only", group, GROUPS) for group in args.only or GROUPS]
-    steps = part_of([step for step in list_steps(args.device, args.tiny) if step.group in groups], args.part)
+    steps = [step for step in list_steps(args.device, args.tiny) if step.group in groups]
     falls = schedule(steps, limit)
     if args.dry_run:
         print("\n".join(table(falls)))
@@ -63,17 +66,31 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def part_of(steps: list[Step], part: str | None) -> list[Step]:
-    """Return every N-th of `steps` from number I on, where `part` is "I/N"; all if it is None.
+def find_device(device: str) -> dict[str, Any]:
+    """Return the facts about the device that cells will run on, and hide other GPUs from their processes.
 
-    Raises ConfigError, with one line, if it is not of that form, or names no step.
+    It is the first visible GPU, which two ranks may share. Raises ConfigError, with one line, if a GPU is required and
+    there is none.
     """
-    if part is None:
-        return steps
-    first, _, count = part.partition("/")
-    allowed = first.isdecimal() and count.isdecimal() and 1 <= int(first) <= min(int(count), len(steps))
-    allow("part", part, allowed, f"I/N: every N-th step from number I on, such as 2/4; I at most N and {len(steps)}")
-    return steps[int(first) - 1 :: int(count)]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    chosen = {DEVICE_VARIABLE: device, "CUDA_VISIBLE_DEVICES": first if device == "cuda" else ""}
+    # In another process, as a context here would count in the measured memory.
+    command = [sys.executable, "-m", "benchmarks.doctor.in_child", "device"]
+    (ended,) = run_together([Job(command, os.environ | chosen)], DEVICE_SECONDS)
+    facts: dict[str, Any] = next(iter(ended.reports()), {})
+    if device == "cuda" and not facts.get("uuid"):
+        raise ConfigError(
+            f"device: 'cuda' is not allowed here: torch {facts.get('torch')} sees no NVIDIA GPU; run it where there is "
+            "one, or try it out with: --device cpu --tiny"
+        )
+    os.environ |= chosen
+    return facts
+
+
+def folder_name(facts: dict[str, Any], tiny: bool) -> str:
+    """Return the folder name for results of a device: nvidia-h200; cpu-tiny for a trial run."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(facts.get("device") or "cpu").lower()).strip("-")
+    return f"{name}-tiny" if tiny else name
 
 
 def _ended(stretch: Stretch) -> str:

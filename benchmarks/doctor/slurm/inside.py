@@ -1,8 +1,7 @@
 """The work of a trial's job, on its first node: `python -m benchmarks.doctor.slurm.inside FOLDER`.
 
 Each part writes its report as a JSON file to the folder as soon as it is done, so that a job that is cut short leaves
-what it found.
-"""
+what it found."""
 
 import json
 import math
@@ -10,25 +9,125 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.core.devices import DEVICE_VARIABLE, has_nvidia
 from benchmarks.core.files import finite, load_json, save_json
-from benchmarks.core.paths import ROOT
 from benchmarks.doctor.child import Ended, Job, run_together
-from benchmarks.doctor.finding import NOT_RUN
-from benchmarks.doctor.known_faults import last_words
-from benchmarks.doctor.slurm.slurm_programs import Ask, asking
+from benchmarks.doctor.finding import NOT_RUN, last_words
+from benchmarks.doctor.slurm.slurm_cluster import Ask, asking
 from benchmarks.doctor.slurm.trial import TRIAL, Trial
-from benchmarks.doctor.slurm.trial_cell import train_cells
 from benchmarks.launching.containers.runtime_options import RUNTIMES
 from benchmarks.launching.slurm.job import seconds_left
 from benchmarks.launching.slurm.job_resources import Placement
+from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import command
 from resireduce.errors import ConfigError
+
+# --- small cells, started as cells are; after a failure, more of them to find why ---
+
+
+CELL_SECONDS, RECORD_SECONDS = 180.0, 60.0
+MODEL, STEPS = "resnet-digits", 2
+Run = Callable[..., Ended]
+"""How cells are started: `benchmarks.doctor.slurm.inside.run`, or a stand-in."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """One cell."""
+
+    backend: str = "torch"
+    interface: str | None = None
+    """Network device named by the site; None: that of the route."""
+    runtime: str = "none"
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        parts = (self.backend, self.interface, self.runtime if self.runtime != "none" else None)
+        return "-".join(part for part in parts if part)
+
+
+def train_cells(folder: Path, trial: Trial, ranks: Sequence[dict[str, Any]], run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the result of each cell.
+
+    Args:
+        folder: the job's folder, seen by all nodes.
+        trial: the job.
+        ranks: the reports of the tasks in its first step.
+        run: runs a program.
+    """
+    first = train(folder, trial, Small(interface=trial.interface), run)
+    yield first
+    found = trial.interface
+    if first["status"] != "ok":
+        for device in other_devices(ranks, trial.interface) if trial.nodes > 1 else []:
+            second = train(folder, trial, Small(interface=device), run)
+            yield second
+            if second["status"] == "ok":
+                found = device
+                break
+    if find_spec("horovod") is not None:
+        yield train(folder, trial, Small("horovod", found), run)
+    if trial.runtime != "none":
+        yield train(folder, trial, Small(interface=found, runtime=trial.runtime), run)
+
+
+def other_devices(ranks: Sequence[dict[str, Any]], named: str | None) -> list[str | None]:
+    """Return other values to try for `interface`: None if one was named, and devices that reached the first node.
+
+    All nodes have these devices, and they differ from that of the route.
+    """
+    followers = [rank for rank in ranks if "reached" in rank]
+    devices = [set(rank["devices"]) for rank in ranks if "devices" in rank]
+    names = set.intersection(*devices) if devices and followers else set()
+    names -= {named} | {rank["route"] for rank in followers}
+    good = sorted(name for name in names if all(rank["reached"].get(name) for rank in followers))
+    return [*([None] if named else []), *good]
+
+
+def train(folder: Path, trial: Trial, small: Small, run: Run) -> dict[str, Any]:
+    """Train one cell (for Horovod, with one rank on each node) and return its result."""
+    each = 1 if small.backend == "horovod" else trial.ranks_per_node
+    place = folder / small.name
+    record, world_size = place / "record.json", trial.nodes * each
+    values = {"model": MODEL, "steps": STEPS, "backend": small.backend, "world_size": world_size, "nodes": trial.nodes}
+    save_json(values, place / "cell.json")
+    site = Site(
+        gres=trial.gres,
+        gpus_per_node=trial.gpus,
+        ranks_per_node=trial.tasks_per_node,
+        cpus_per_rank=1,
+        interface=small.interface,
+    )
+    # JSON is valid YAML.
+    save_json({"partitions": {}, "site": asdict(site)}, place / "site.yaml")
+    line = [sys.executable, "-m", "benchmarks", "run", "--cell", str(place / "cell.json"), "--output", str(record)]
+    line += ["--launcher", "srun", "--site", str(place / "site.yaml"), "--timeout", f"{CELL_SECONDS:g}"]
+    if small.runtime != "none":
+        image = trial.image or ("cuda12" if has_nvidia() else "cpu")
+        line += ["--runtime", small.runtime, "--image", image, "--network", "host"]
+    ended = run(line, CELL_SECONDS + RECORD_SECONDS)
+    return asdict(small) | {"world_size": world_size} | result(record, ended)
+
+
+def result(record: Path, ended: Ended) -> dict[str, Any]:
+    """Return status and reason, and, from a record, the devices that its ranks trained on."""
+    for path in (record, record.with_suffix(".failed.json")):
+        if path.exists():
+            values = load_json(path)
+            facts = values["provenance"]
+            found = {"status": values["status"], "reason": values["reason"]}
+            return found | {"process_group": facts.get("process_group"), "device_name": facts.get("device")}
+    said = "it did not end in time" if ended.code is None else last_words(ended.output)
+    return {"status": "error", "reason": said}
+
 
 RANKS_SECONDS, DOCTOR_SECONDS, PROGRAM_SECONDS = 120.0, 120.0, 20.0
 KEPT = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST")
@@ -58,7 +157,7 @@ def main(folder: Path) -> None:
 
 
 def _node() -> dict[str, Any]:
-    found = {"host": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "python": sys.executable}
+    found = {"host": os.environ.get("SLURMD_NODENAME", socket.gethostname())}
     try:
         left, error = seconds_left(), None
     except ConfigError as refused:
@@ -72,9 +171,9 @@ def _node() -> dict[str, Any]:
     }
 
 
-def run(line: Sequence[str], seconds: float, **more: str) -> Ended:
-    """Run a program for at most `seconds`, with the environment of a job of Snakemake and `more`."""
-    (ended,) = run_together([Job(line, environment(os.environ) | more)], seconds)
+def run(line: Sequence[str], seconds: float) -> Ended:
+    """Run a program for at most `seconds`, with the environment of a job of Snakemake."""
+    (ended,) = run_together([Job(line, environment(os.environ))], seconds)
     return ended
 
 
@@ -112,29 +211,10 @@ def _has_cuda() -> bool:
         return False
 
 
-IMAGES = ROOT / "results/cache/images"
-
-
-def look(ask: Ask, which: Callable[[str], str | None] = shutil.which, images: Path = IMAGES) -> list[dict[str, Any]]:
-    """Return name, version, and an error or what was tried, of each container program on PATH."""
-    found = []
-    for name in RUNTIMES[1:]:
-        if which(name):
-            version = ask([name, "--version"])
-            # Docker's daemon answers; podman has no daemon, but reports what it would run containers with.
-            tried, error = _apptainer(ask, images) if name == "apptainer" else ("it answers", ask([name, "info"]).error)
-            said = (version.text.strip().splitlines() or [name])[0] if version.error is None else name
-            found.append({"name": name, "version": said, "tried": tried, "error": version.error or error})
-    return found
-
-
-def _apptainer(ask: Ask, images: Path) -> tuple[str | None, str | None]:
-    """Run an image of the suite, with the node's GPUs if it has some; without an image nothing is tried."""
-    sif = next(iter(sorted(images.glob("*.sif"))), None)
-    if sif is None:
-        return None, None
-    nv = ["--nv"] if has_nvidia() else []
-    return f"exec {' '.join([*nv, sif.name])}", ask(["apptainer", "exec", *nv, str(sif), "true"]).error
+def look(ask: Ask, which: Callable[[str], str | None] = shutil.which) -> dict[str, str]:
+    """Return the version of each container program on PATH, by name; whether the site's runs cells, a cell shows."""
+    answers = {name: ask([name, "--version"]) for name in RUNTIMES[1:] if which(name)}
+    return {name: (said.text.strip().splitlines() or [said.error or name])[0] for name, said in answers.items()}
 
 
 if __name__ == "__main__":

@@ -1,29 +1,258 @@
 """`doctor --slurm`: examine the cluster, try its partitions, and propose or write the site file."""
 
 import argparse
+import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.core.checks import seconds
-from benchmarks.core.files import save_text, writable
+from benchmarks.core.files import read_text, save_json, save_text, writable
 from benchmarks.core.paths import ROOT
+from benchmarks.core.progress import to_stderr
 from benchmarks.doctor.finding import FAILED, Finding, failed, not_run, ok, warning
-from benchmarks.doctor.slurm import slurm_settings as settings
-from benchmarks.doctor.slurm.fill import fill, shown, template
-from benchmarks.doctor.slurm.inventory import Unanswered, look
-from benchmarks.doctor.slurm.proposal import Proposal, Tried, propose, tries_of
-from benchmarks.doctor.slurm.slurm_programs import asking
-from benchmarks.doctor.slurm.trials import plans, try_out
-from benchmarks.launching.slurm.site import SITE_FILE, Site, site_file
+from benchmarks.doctor.slurm.judge import judge, judge_rejected, load
+from benchmarks.doctor.slurm.slurm_cluster import (
+    PROFILE,
+    Ask,
+    Partition,
+    Shape,
+    Unanswered,
+    asking,
+    check_accounting,
+    check_settings,
+    look,
+)
+from benchmarks.doctor.slurm.trial import TRIAL, Rejected, Submitted, Trial, cancel, command, plan, script, submit, wait
+from benchmarks.launching.slurm.site import DEFAULT_FILE, SITE_FILE, Site, site_file
 from resireduce.errors import ConfigError, choose
+
+# --- the values to propose ---
+
+
+SHARE = 0.95
+"""Share of a node's memory that a job requests; the rest is for Snakemake, on its first node, and the system."""
+LEAST_MB = 1000
+"""Memory per rank where a node has it, even if the last tries then request more than there is."""
+MOST_CPUS = 16
+"""Per rank."""
+RETRIES = 4
+"""Used if the profile cannot be read."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A partition whose job did not fail, with the results."""
+
+    partition: Partition
+    account: str | None = None
+    """The account that was needed."""
+    interface: str | None = None
+    """The network device that cells were given; None if they found it themselves."""
+    trained: bool = False
+    """Whether a cell has trained, which shows that `interface` is right."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Values for the site file; everything else in it stays unchanged."""
+
+    partitions: Mapping[str, Mapping[str, Any]]
+    site: Mapping[str, Any]
+    main: str
+    """The partition whose nodes `site` describes."""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def propose(tried: Sequence[Tried], chosen: Sequence[str], current: Site, tries: int) -> Proposal:
+    """Return the values that the site file should have.
+
+    Args:
+        tried: at least one; each has a shape.
+        chosen: partitions that the user named; the first has priority.
+        current: the present values of the site file.
+        tries: how often a job may be tried, each time with more memory.
+    """
+    main = _main(tried, chosen)
+    shape = _shape(main.partition)
+    types = {kind for one in tried for kind in one.partition.gpu_types}
+    site = _site(shape, len(types) > 1, tries)
+    longest = max(one.partition.max_minutes for one in tried)
+    if longest < current.longest_minutes:
+        site |= {"longest_minutes": int(longest)}
+    if longest < current.minutes:
+        site |= {"minutes": int(longest)}
+    site |= {"account": main.account} if main.account else {}
+    site |= {"interface": main.interface} if main.trained and main.interface != current.interface else {}
+    notes = _notes(main, tried)
+    return Proposal({one.partition.name: limits(one.partition) for one in tried}, site, main.partition.name, notes)
+
+
+def limits(partition: Partition) -> dict[str, Any]:
+    """Return a partition's limits under the names of Snakemake's Slurm plugin."""
+    usable, found = partition.usable, dict[str, Any]()
+    if math.isfinite(partition.max_minutes):
+        found["max_runtime"] = int(partition.max_minutes)
+    found["max_nodes"] = min(len(usable), partition.max_nodes or len(usable))
+    if gpus := max((count for node in usable for count in node.gpus.values()), default=0):
+        found["max_gpu"] = gpus
+    if kinds := [kind for kind in partition.gpu_types if kind]:
+        found["available_gpu_models"] = kinds
+    memory = max(node.memory_mb for node in usable)
+    found["max_mem_mb"] = min(memory, partition.max_memory_mb or memory)
+    return found
+
+
+def tries_of(profile: Path = PROFILE) -> int:
+    """Return how many times the profile tries a job."""
+    try:
+        return 1 + int((yaml.safe_load(profile.read_text(encoding="utf-8")) or {}).get("retries", 0))
+    except (OSError, yaml.YAMLError, ValueError, TypeError):
+        return 1 + RETRIES
+
+
+def _shape(partition: Partition) -> Shape:
+    shape = partition.shape()
+    assert shape is not None, f"{partition.name}: tried without a node"
+    return shape
+
+
+def _main(tried: Sequence[Tried], chosen: Sequence[str]) -> Tried:
+    """Return the first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
+
+    def rank(one: Tried) -> tuple[int, bool, bool, int]:
+        name, shape = one.partition.name, _shape(one.partition)
+        order = -chosen.index(name) if name in chosen else -len(chosen)
+        return order, shape.gpus > 0, one.partition.is_default, shape.nodes * max(1, shape.gpus)
+
+    return max(tried, key=rank)
+
+
+def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
+    """Return the values that follow from a node: its ranks must fit with the memory of the last try."""
+    found: dict[str, Any] = {"gpus_per_node": shape.gpus}
+    if shape.gpus:
+        ranks = shape.gpus
+        found["gres"] = f"gpu:{shape.gpu_type}" if several_types and shape.gpu_type else "gpu"
+    else:
+        ranks = found["ranks_per_node"] = max(1, min(8, shape.cpus // 2))
+    # Multiples of whole cores, as Slurm gives only these. One CPU is left for the process that starts the ranks.
+    cpus = (shape.cpus - 1) // ranks // shape.threads_per_core * shape.threads_per_core
+    found["cpus_per_rank"] = max(1, min(MOST_CPUS, cpus))
+    once = int(shape.memory_mb * SHARE) // ranks
+    found["memory_mb_per_rank"] = max(once // tries, min(once, LEAST_MB))
+    return found
+
+
+def _notes(main: Tried, tried: Sequence[Tried]) -> list[str]:
+    """Return notes on what a reader of the file would not expect."""
+    shape = _shape(main.partition)
+    gpus = f"{shape.gpus} GPUs of a node" if shape.gpus else "no GPUs"
+    others = [one.partition.name for one in tried if _shape(one.partition).gpus != shape.gpus]
+    found = [f"{', '.join(others)} differs: site has the {gpus} of {main.partition.name}"] if others else []
+    accounts = {one.partition.name: one.account for one in tried if one.account != main.account}
+    if accounts:
+        shown = ", ".join(f"{name}: {account or 'none'}" for name, account in accounts.items())
+        found.append(f"other accounts worked elsewhere ({shown}); site has one, {main.account or 'the default'}")
+    return found
+
+
+HEAD = f"""# Written by: python -m benchmarks doctor --slurm --write FILE
+# {DEFAULT_FILE} explains each line. The file that was here before has .old behind its name.
+"""
+
+
+def fill(before: Mapping[str, Any], proposal: Proposal) -> dict[str, Any]:
+    """Return the values of a site file with those that are proposed; all others stay as they are."""
+    old = before.get("partitions") or {}
+    new = {name: {**old.get(name, {}), **values} for name, values in proposal.partitions.items()}
+    return {**before, "partitions": {**old, **new}, "site": {**(before.get("site") or {}), **proposal.site}}
+
+
+def text_of(values: Mapping[str, Any]) -> str:
+    """Return values as they stand in the file."""
+    return yaml.safe_dump(dict(values), sort_keys=False, width=120)
+
+
+# --- the jobs ---
+
+Planned = tuple[Partition, Trial]
+
+
+def plans(partitions: Sequence[Partition], chosen: Sequence[str], site: Site) -> tuple[list[Planned], list[Finding]]:
+    """Return the jobs for the partitions (or only the chosen ones), and findings on partitions without one."""
+    found, untried = list[Planned](), list[Finding]()
+    for partition in partitions:
+        if chosen and partition.name not in chosen:
+            continue
+        trial = plan(partition)
+        if isinstance(trial, Finding):
+            untried.append(trial)
+        else:
+            own = replace(trial, runtime=site.runtime, image=site.image, interface=site.interface)
+            found.append((partition, own))
+    return found, untried
+
+
+def try_out(
+    trials: Sequence[Planned],
+    chosen: Sequence[str],
+    folder: Path,
+    account: str | None,
+    ask: Ask,
+    limit_seconds: float,
+    tried: list[Tried],
+) -> Iterator[list[Finding]]:
+    """Yield the findings on each partition; those that did not fail are added to `tried`.
+
+    Args:
+        trials: the jobs.
+        chosen: partitions that the user named.
+        folder: for the jobs, on a disk that all nodes see.
+        account: that of the site file, tried if one is needed.
+        ask: runs Slurm's programs.
+        limit_seconds: for all jobs together; jobs that have not ended by then are cancelled.
+        tried: receives the results.
+    """
+    jobs, rejected = list[tuple[Partition, Trial, Submitted]](), list[tuple[Trial, Rejected]]()
+    with ExitStack() as stack:
+        stack.callback(lambda: cancel([job for _, _, job in jobs], ask))
+        for partition, trial in trials:
+            place = folder / trial.partition
+            save_json(asdict(trial), place / TRIAL)
+            save_text(script(place), place / "job.sh")
+            job = submit(partial(command, trial, place), trial.partition, ask, account)
+            if isinstance(job, Rejected):
+                rejected.append((trial, job))
+            else:
+                jobs.append((partition, trial, job))
+        yield [judge_rejected(trial, said, trial.partition in chosen or not jobs) for trial, said in rejected]
+        begin = time.monotonic()
+        wait([job for _, _, job in jobs], ask, limit_seconds, lambda text: to_stderr(f"... {text}"))
+        for partition, trial, job in jobs:
+            yield _judge(partition, trial, job, folder / trial.partition, time.monotonic() - begin, tried)
+
+
+def _judge(
+    partition: Partition, trial: Trial, job: Submitted, place: Path, waited_seconds: float, tried: list[Tried]
+) -> list[Finding]:
+    reports = load(place)
+    found = judge(trial, job, reports, place, waited_seconds)
+    if all(finding.status != FAILED for finding in found):
+        worked = [it for it in reports.get("cells", ()) if it["status"] == "ok" and it["backend"] == "torch"]
+        tried.append(Tried(partition, job.account, worked[0]["interface"] if worked else None, bool(worked)))
+    return found
+
+
+# --- the command ---
 
 SECONDS = 600.0
 FOLDER = ROOT / "results/cache/doctor"
@@ -67,7 +296,8 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     """Yield findings as they come, and store the results in `state`. Raises ConfigError before any work."""
     ask, limit = asking(seconds("timeout", args.timeout)), seconds("seconds", args.seconds or SECONDS)
     target = args.write or SITE_FILE
-    text, current = template(target), Site.load(target if target.exists() else site_file(ROOT))
+    source = target if target.exists() else site_file(ROOT)
+    current, before = Site.load(source), yaml.safe_load(read_text(source))
     if args.write:
         writable("write", args.write)
     try:
@@ -77,30 +307,32 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
         return
     for name in args.partition:
         choose("partition", name, [partition.name for partition in inventory.partitions])
-    yield [*settings.check(inventory), settings.check_accounting(inventory, ask)]
+    yield [*check_settings(inventory), check_accounting(inventory, ask)]
     with _folder(state) as folder:
         trials, untried = plans(inventory.partitions, args.partition, current)
         yield untried
         yield from try_out(trials, args.partition, folder, current.account, ask, limit, state.tried)
-    yield _site_file(args, state, text, current)
+    yield _site_file(args, state, before, current)
 
 
-def _site_file(args: argparse.Namespace, state: Examination, text: str, current: Site) -> list[Finding]:
+def _site_file(args: argparse.Namespace, state: Examination, before: Mapping[str, Any], current: Site) -> list[Finding]:
     """Propose the site file, and write it if requested."""
     target = args.write or SITE_FILE
     if not state.tried:
         return [not_run("site", f"nothing to write into {target}: no partition was found to work")]
     proposal = state.proposal = propose(state.tried, args.partition, current, tries_of())
-    filled = fill(text, proposal.partitions, proposal.site)
+    filled = fill(before, proposal)
     found = [ok("site", f"values of partition {proposal.main}{''.join(f'; {note}' for note in proposal.notes)}")]
-    others = [str(name) for name in yaml.safe_load(filled)["partitions"] if name not in proposal.partitions]
+    others = [str(name) for name in filled["partitions"] if name not in proposal.partitions]
     if others and not args.partition:
         said = f"{target} lists partitions that were not found to work: {', '.join(others)}"
         found.append(warning("site", said, "take them out of the file, or see what is said of them above"))
     if not args.write:
         line = f"python -m benchmarks doctor --slurm --write {SITE_FILE}"
         return [*found, not_run("site", f"nothing was written; to write it: {line}")]
-    save_text(filled, args.write)
+    if args.write.exists():
+        shutil.copy(args.write, f"{args.write}.old")
+    save_text(HEAD + text_of(filled), args.write)
     state.written = str(args.write)
     own = args.write.resolve() == (ROOT / SITE_FILE).resolve()
     options = "" if own else f" --config site={args.write}"
@@ -131,4 +363,4 @@ def proposed(state: Examination) -> str | None:
     """Return the text that would be written; None if it was written, or nothing was found."""
     if state.proposal is None or state.written:
         return None
-    return shown(state.proposal.partitions, state.proposal.site)
+    return text_of({"partitions": state.proposal.partitions, "site": state.proposal.site}).rstrip()

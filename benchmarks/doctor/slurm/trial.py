@@ -1,14 +1,17 @@
-"""The job that tries out a partition: its requests, and the commands that submit it."""
+"""The jobs that try out partitions: what each asks for, its submission, and the wait for all of them."""
 
+import getpass
+import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.finding import Finding, not_run
-from benchmarks.doctor.slurm.inventory import Partition
+from benchmarks.doctor.slurm.slurm_cluster import Ask, Partition
 
 JOB_NAME = "resireduce-doctor"
 MINUTES = 10
@@ -81,3 +84,146 @@ def script(folder: Path) -> str:
     """Return the job's script."""
     line = [sys.executable, "-m", "benchmarks.doctor.slurm.inside", str(folder)]
     return f"#!/bin/sh\nexec {shlex.join(line)}\n"
+
+
+# --- submitting, waiting, cancelling ---
+
+
+LOOK_SECONDS = 2.0
+SQUEUE_FORMAT = "%i|%T|%r|%N"
+ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
+)
+NEVER = (
+    *("AccountNotAllowed", "AccountingPolicy", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionDown"),
+    *("PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "QOSNotAllowed"),
+)
+"""Reasons of pending jobs that do not go away by themselves."""
+GONE = "GONE"
+"""The state of a job that squeue no longer knows because it has ended."""
+MOST_ACCOUNTS = 5
+ACCOUNT_WORDS = ("account", "association")
+"""Words in a rejection that another account may cure."""
+
+Command = Callable[[str | None], Sequence[str]]
+"""Returns the sbatch command for an account."""
+
+
+@dataclass
+class Submitted:
+    """A submitted job, with its last report from squeue."""
+
+    number: str
+    partition: str
+    account: str | None = None
+    state: str = "PENDING"
+    reason: str = "None"
+    nodes: str = ""
+    banner: str = ""
+    """What sbatch printed beside the number, on its standard output."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has finished."""
+        return self.state in (*ENDED, GONE)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it would wait forever."""
+        return self.state == "PENDING" and self.reason in NEVER
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason not in ("None", "") and self.state != "COMPLETED" else ""
+        where = f" on {self.nodes}" if self.nodes else ""
+        return f"job {self.number} in {self.partition}: {self.state.lower()}{why}{where}"
+
+
+@dataclass
+class Rejected:
+    """The messages of sbatch: first without an account, then with each account that was tried."""
+
+    error: str
+    tried: list[str] = field(default_factory=list)
+
+
+def submit(command: Command, partition: str, ask: Ask, known: str | None) -> Submitted | Rejected:
+    """Submit a job without an account; if that is rejected for its account, try those that the user has.
+
+    Args:
+        command: returns the sbatch command for an account.
+        partition: the job's partition.
+        ask: runs Slurm's programs.
+        known: the account in the site file, tried before others.
+    """
+    answer = ask(command(None))
+    if answer.error is None:
+        return _submitted(answer.text, partition)
+    rejected = Rejected(answer.error)
+    if not any(word in answer.error.lower() for word in ACCOUNT_WORDS):
+        return rejected
+    for account in dict.fromkeys(([known] if known else []) + accounts(ask)):
+        rejected.tried.append(account)
+        if (answer := ask(command(account))).error is None:
+            return _submitted(answer.text, partition, account)
+    return rejected
+
+
+def accounts(ask: Ask) -> list[str]:
+    """Return the user's accounts from the accounting data base; none if it does not answer, or the user has no name."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # in a container that was started with a number alone
+        return []
+    line = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={name}"]
+    answer = ask([*line, "format=Account"])
+    return [] if answer.error else list(dict.fromkeys(answer.text.split()))[:MOST_ACCOUNTS]
+
+
+def wait(jobs: Sequence[Submitted], ask: Ask, seconds: float, say: Callable[[str], None]) -> None:
+    """Wait for at most `seconds` until all jobs have ended or can never start; report each change of a job."""
+    deadline, said = time.monotonic() + seconds, dict[str, str]()
+    while True:
+        _update(jobs, ask)
+        for job in jobs:
+            if said.get(job.number) != str(job):
+                said[job.number] = str(job)
+                say(str(job))
+        if all(job.has_ended or job.is_stuck for job in jobs) or time.monotonic() > deadline:
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def cancel(jobs: Sequence[Submitted], ask: Ask) -> None:
+    """Cancel the jobs that have not ended."""
+    running = [job.number for job in jobs if not job.has_ended]
+    if running:
+        ask(["scancel", *running])
+
+
+def _update(jobs: Sequence[Submitted], ask: Ask) -> None:
+    waiting = {job.number: job for job in jobs if not job.has_ended}
+    if not waiting:
+        return
+    answer = ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(waiting)}", f"--format={SQUEUE_FORMAT}"])
+    if answer.error and "invalid job id" not in answer.error.lower():
+        return  # the controller does not answer
+    lines = {line.split("|")[0]: line.split("|") for line in answer.text.splitlines() if line.count("|") == 3}
+    for number, job in waiting.items():
+        if number in lines:
+            _, job.state, job.reason, job.nodes = lines[number]
+        else:
+            job.state, job.reason = GONE, ""
+
+
+def _submitted(text: str, partition: str, account: str | None = None) -> Submitted | Rejected:
+    """Return the job of which `text`, the output of --parsable, tells the number.
+
+    It is the last line that is a number, perhaps with a semicolon and the cluster's name. Sites print other lines, too.
+    """
+    lines = text.strip().splitlines()
+    number = next((line for line in reversed(lines) if re.fullmatch(r"\d+(;\S+)?", line.strip())), None)
+    if number is None:
+        return Rejected(f"sbatch --parsable printed no job number: {text.strip()!r}")
+    banner = "\n".join(line for line in lines if line is not number)
+    return Submitted(number.strip().split(";")[0], partition, account, banner=banner)

@@ -33,10 +33,8 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {
         "rank": int(environment["SLURM_PROCID"]),
         "local_rank": int(environment["SLURM_LOCALID"]),
-        "size": int(environment["SLURM_STEP_NUM_TASKS"]),
         "host": environment.get("SLURMD_NODENAME", socket.gethostname()),
         "visible_gpus": environment.get("CUDA_VISIBLE_DEVICES"),
-        "cpus": len(os.sched_getaffinity(0)),
     }
     if found["local_rank"] == 0:
         hosts = host_names(environment["SLURM_STEP_NODELIST"])
@@ -44,7 +42,10 @@ def main(folder: Path) -> None:
         found |= {"content": content_hash((*LIBRARY, *TRAINING)), "devices": addresses()}
         found |= route(others)
         if others:
-            found |= lead(folder, len(hosts), found) if node == 0 else follow(folder, node, found)
+            if node == 0:
+                lead(folder, len(hosts), found)
+            else:
+                found |= follow(folder, node, found)
     save_json(found, folder / f"rank{found['rank']}.json")
 
 
@@ -67,7 +68,7 @@ def route(others: list[str]) -> dict[str, Any]:
         return {"route": None, "no_route": str(error)}
 
 
-def lead(folder: Path, nodes: int, found: dict[str, Any]) -> dict[str, Any]:
+def lead(folder: Path, nodes: int, found: dict[str, Any]) -> None:
     """On the first node: hold a lock, listen for connections, and answer in files, until all others are done."""
     deadline = time.monotonic() + MEET_SECONDS
     with (folder / "lock").open("w") as lock, socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
@@ -85,9 +86,8 @@ def lead(folder: Path, nodes: int, found: dict[str, Any]) -> dict[str, Any]:
                     (folder / f"reply{node}").touch()
                     answered.add(node)
             if all(f"done{node}" in names for node in range(1, nodes)):
-                return {"all_came": True}
+                return
             time.sleep(POLL_SECONDS)
-    return {"all_came": False}
 
 
 def follow(folder: Path, node: int, found: dict[str, Any]) -> dict[str, Any]:

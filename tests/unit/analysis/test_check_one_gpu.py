@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
-from benchmarks.doctor.gpu.cases import memory_cells
+from benchmarks.doctor.gpu.steps import memory_cells
 from tests.gpu_records import memory_file, save
 
 CELLS: list[Cell] = list(memory_cells(["vgg19"]))

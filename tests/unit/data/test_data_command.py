@@ -302,7 +302,7 @@ STUCK = """
 import sys, time
 from dataclasses import replace
 import benchmarks.data.squad as module
-from benchmarks.data.prepare import prepare
+from benchmarks.data.dataset import prepare
 from pathlib import Path
 from tests.published import unpublished
 

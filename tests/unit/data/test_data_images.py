@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from benchmarks.data.dataset import damage
 from benchmarks.data.imagenet import IMAGENET
-from benchmarks.data.prepare import damage
 from resireduce.errors import ConfigError
 from tests.published import prepared, quiet, unpublished, write
 

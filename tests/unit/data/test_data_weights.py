@@ -16,7 +16,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from benchmarks.data import weight_names
+from benchmarks.data import published_weights as weight_names
 from benchmarks.data.published_weights import BERT_BASE, BERT_LARGE, GPT2_LARGE, GPT2_MEDIUM, VIT_LARGE
 from benchmarks.training.models.bert import ANSWERING, _bert
 from benchmarks.training.models.gpt2 import _gpt2
@@ -182,7 +182,7 @@ FULL = {
 def test_names_and_shapes_at_full_size(name):
     dataset, build = FULL[name]
     with torch.device("meta"):
-        fitted = dataset.fit(getattr(weight_names, dataset.rename)(build().state_dict()))
+        fitted = dataset.fit(dataset.rename(build().state_dict()))
     assert [one for one in dataset.parameters() if one not in fitted] == (
         ["qa_outputs.weight", "qa_outputs.bias"] if name.startswith("bert") else []
     )

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from benchmarks.core.nvml import NO_PROCESS, Nvml
-from benchmarks.doctor import check_driver as driver
-from benchmarks.doctor import check_gpu as gpu
-from benchmarks.doctor import check_nccl as nccl
-from benchmarks.doctor import check_nvml as nvml
-from benchmarks.doctor import probe_child as probe
-from benchmarks.doctor.check_driver import Machine
+from benchmarks.doctor import gpu_checks as driver
+from benchmarks.doctor import gpu_checks as gpu
+from benchmarks.doctor import gpu_checks as nvml
+from benchmarks.doctor import in_child as probe
+from benchmarks.doctor import rank_checks as nccl
 from benchmarks.doctor.child import MARK, Ended
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
-from benchmarks.doctor.machine_facts import Facts, Gpu, ask
+from benchmarks.doctor.gpu_checks import Facts, Gpu, Machine, ask
 from tests.findings import only
 from tests.gpus import MIB, FakeGpu, FakeNvml
 
@@ -45,7 +44,7 @@ def statuses(findings: list[Finding]) -> list[str]:
 
 
 def test_gpus_that_multiply_are_ok():
-    said = only(gpu.check(with_gpu(), needed=True), OK)
+    said = only(gpu.check_gpu(with_gpu(), needed=True), OK)
     assert said.startswith("2 x NVIDIA H100 (sm_90, 80.0 GiB)")
 
 
@@ -59,29 +58,29 @@ def test_gpus_that_multiply_are_ok():
     ],
 )
 def test_no_gpu_is_not_run_unless_one_is_needed(facts, environment, words):
-    assert statuses(gpu.check(facts, False, environment)) == [NOT_RUN]
-    assert words in only(gpu.check(facts, True, environment), FAILED)
+    assert statuses(gpu.check_gpu(facts, False, environment)) == [NOT_RUN]
+    assert words in only(gpu.check_gpu(facts, True, environment), FAILED)
 
 
 def test_a_driver_that_answers_beside_a_torch_that_sees_no_gpu_is_a_failure():
     facts = with_gpu(gpus=(), no_gpu="CUDA unknown error")
-    assert "CUDA unknown error" in only(gpu.check(facts, environment={}), FAILED)
-    assert statuses(gpu.check(facts, environment={"CUDA_VISIBLE_DEVICES": ""})) == [NOT_RUN]
+    assert "CUDA unknown error" in only(gpu.check_gpu(facts, environment={}), FAILED)
+    assert statuses(gpu.check_gpu(facts, environment={"CUDA_VISIBLE_DEVICES": ""})) == [NOT_RUN]
 
 
 def test_a_crash_of_torch_or_the_driver_is_a_failure_even_if_no_gpu_is_needed():
-    assert "ended with -11" in only(gpu.check(CRASH), FAILED)
+    assert "ended with -11" in only(gpu.check_gpu(CRASH), FAILED)
 
 
 def test_a_gpu_without_kernels_is_named():
     old = Gpu("Tesla P100", (6, 0), 16 << 30, error="CUDA error: no kernel image is available")
-    said = only(gpu.check(with_gpu(H100, old)), FAILED)
+    said = only(gpu.check_gpu(with_gpu(H100, old)), FAILED)
     assert said.startswith("GPU 1, Tesla P100 (sm_60): torch 2.10.0 has kernels for sm_75 sm_80 sm_86 sm_90 only")
 
 
 def test_every_gpu_that_fails_has_a_line():
     broken = Gpu("NVIDIA H100", (9, 0), 80 << 30, error="CUDA error: uncorrectable ECC error encountered")
-    found = gpu.check(with_gpu(broken, H100, broken))
+    found = gpu.check_gpu(with_gpu(broken, H100, broken))
     assert statuses(found) == [FAILED, FAILED]
     assert [finding.detail[:5] for finding in found] == ["GPU 0", "GPU 2"]
 
@@ -122,7 +121,7 @@ def test_kernels_of_an_architecture_run_on_what_nvidia_says(capability, architec
 )
 def test_the_driver_must_know_torchs_major_version(version, newest, cuda, status):
     facts = with_gpu(driver=version, driver_cuda=newest, cuda=cuda)
-    (finding,) = driver.check(facts, WITH_DRIVER)
+    (finding,) = driver.check_driver(facts, WITH_DRIVER)
     assert finding.status == status, finding
     if status == FAILED:
         assert f"too old for torch's CUDA {cuda}" in finding.detail
@@ -131,10 +130,10 @@ def test_the_driver_must_know_torchs_major_version(version, newest, cuda, status
 
 def test_a_container_without_access_to_the_gpus_is_a_failure():
     facts = Facts(torch="2.10.0", cuda="12.8", nvml_error="NVML: library not found")
-    said = only(driver.check(facts, Machine("570.86.15", False)), FAILED)
+    said = only(driver.check_driver(facts, Machine("570.86.15", False)), FAILED)
     assert "not its library libcuda" in said and "--gpus all" in said and "--nv" in said
     no_files = with_gpu(gpus=(), driver_cuda=None)
-    assert "not its device files" in only(driver.check(no_files, Machine("570.86.15", False)), FAILED)
+    assert "not its device files" in only(driver.check_driver(no_files, Machine("570.86.15", False)), FAILED)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +147,13 @@ def test_a_container_without_access_to_the_gpus_is_a_failure():
     ],
 )
 def test_no_driver_is_not_run_unless_a_gpu_is_needed(facts, machine, words):
-    assert words in only(driver.check(facts, machine), NOT_RUN)
-    assert words in only(driver.check(facts, machine, needed=True), FAILED)
+    assert words in only(driver.check_driver(facts, machine), NOT_RUN)
+    assert words in only(driver.check_driver(facts, machine, needed=True), FAILED)
 
 
 def test_a_driver_that_torch_cannot_use_is_a_warning():
-    assert "cells train without a GPU" in only(driver.check(CPU_BUILD, WITH_DRIVER), WARNING)
-    only(driver.check(CPU_BUILD, WITH_DRIVER, needed=True), FAILED)
+    assert "cells train without a GPU" in only(driver.check_driver(CPU_BUILD, WITH_DRIVER), WARNING)
+    only(driver.check_driver(CPU_BUILD, WITH_DRIVER, needed=True), FAILED)
 
 
 def test_the_kernel_module_says_its_version(tmp_path):
@@ -169,7 +168,7 @@ def test_the_kernel_module_says_its_version(tmp_path):
 
 
 def test_memory_that_can_be_read_is_ok():
-    only(nvml.check(with_gpu(nvml_library="/usr/lib/libnvidia-ml.so.570.86.15"), WITH_DRIVER, True), OK)
+    only(nvml.check_nvml(with_gpu(nvml_library="/usr/lib/libnvidia-ml.so.570.86.15"), WITH_DRIVER, True), OK)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_memory_that_can_be_read_is_ok():
     ],
 )
 def test_what_cannot_be_read_is_a_warning_for_each_gpu(gpu_, cure):
-    found = nvml.check(with_gpu(H100, gpu_), WITH_DRIVER)
+    found = nvml.check_nvml(with_gpu(H100, gpu_), WITH_DRIVER)
     assert statuses(found) == [WARNING]
     assert found[0].detail.startswith("GPU 1: NVML") and cure in found[0].cure
 
@@ -196,25 +195,25 @@ def test_what_cannot_be_read_is_a_warning_for_each_gpu(gpu_, cure):
     ],
 )
 def test_no_nvml_beside_a_gpu_is_a_failure(reason, cure):
-    assert cure in only(nvml.check(with_gpu(nvml_error=reason), WITH_DRIVER), FAILED)
-    without = nvml.check(Facts(torch="2.13.0+cpu", nvml_error=reason), BARE)
+    assert cure in only(nvml.check_nvml(with_gpu(nvml_error=reason), WITH_DRIVER), FAILED)
+    without = nvml.check_nvml(Facts(torch="2.13.0+cpu", nvml_error=reason), BARE)
     assert reason in only(without, NOT_RUN)
-    only(nvml.check(Facts(torch="2.13.0+cpu", nvml_error=reason), BARE, needed=True), FAILED)
+    only(nvml.check_nvml(Facts(torch="2.13.0+cpu", nvml_error=reason), BARE, needed=True), FAILED)
 
 
 def test_a_mismatch_keeps_torch_from_seeing_the_gpu_and_is_a_failure_all_the_same():
     facts = Facts(torch="2.10.0", cuda="12.8", nvml_error="NVML: Driver/library version mismatch")
-    only(nvml.check(facts, WITH_DRIVER), FAILED)
+    only(nvml.check_nvml(facts, WITH_DRIVER), FAILED)
 
 
 def test_an_nvml_that_is_another_drivers_is_a_failure():
-    said = only(nvml.check(with_gpu(nvml_library="/usr/lib/libnvidia-ml.so.535.104.05"), WITH_DRIVER), FAILED)
+    said = only(nvml.check_nvml(with_gpu(nvml_library="/usr/lib/libnvidia-ml.so.535.104.05"), WITH_DRIVER), FAILED)
     assert "not that of driver 570.86.15 -> remove libnvidia-ml from the image" in said
 
 
 def test_nvml_without_a_gpu_of_torch_is_not_run():
-    only(nvml.check(Facts(torch="2.10.0", cuda="12.8", driver="570.86.15"), WITH_DRIVER), NOT_RUN)
-    only(nvml.check(CRASH, BARE), NOT_RUN)
+    only(nvml.check_nvml(Facts(torch="2.10.0", cuda="12.8", driver="570.86.15"), WITH_DRIVER), NOT_RUN)
+    only(nvml.check_nvml(CRASH, BARE), NOT_RUN)
 
 
 # --- nccl ---
@@ -262,10 +261,10 @@ def rank(number: int, size: int = 2, right: bool = True) -> dict[str, Any]:
 
 def test_an_all_reduce_runs_on_two_gpus_or_on_the_only_one():
     run = ranks(rank(0), rank(1))
-    found = nccl.check(with_gpu(), 9, run=run)
+    found = nccl.check_nccl(with_gpu(), 9, run=run)
     assert statuses(found) == [OK, OK] and found[1].detail == "all-reduce over 2 GPUs is right"
     assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
-    one = nccl.check(with_gpu(H100), 9, run=ranks(rank(0, size=1)))
+    one = nccl.check_nccl(with_gpu(H100), 9, run=ranks(rank(0, size=1)))
     assert one[1].detail == "all-reduce over 1 GPU is right"
 
 
@@ -283,23 +282,23 @@ def test_an_all_reduce_runs_on_two_gpus_or_on_the_only_one():
     ],
 )
 def test_an_all_reduce_that_fails_says_why(run, detail, cure):
-    found = nccl.check(with_gpu(), 9, run=run)
+    found = nccl.check_nccl(with_gpu(), 9, run=run)
     assert statuses(found) == [OK, FAILED]
     assert detail in found[1].detail and cure in found[1].cure
 
 
 def test_nccl_without_gpus_is_of_the_libraries_only():
-    assert statuses(nccl.check(NO_GPU, 9, run=ranks())) == [OK, NOT_RUN]
-    assert statuses(nccl.check(NO_GPU, 9, needed=True, run=ranks())) == [OK, FAILED]
-    assert statuses(nccl.check(CPU_BUILD, 9)) == [NOT_RUN]
-    assert statuses(nccl.check(CPU_BUILD, 9, needed=True)) == [FAILED]
+    assert statuses(nccl.check_nccl(NO_GPU, 9, run=ranks())) == [OK, NOT_RUN]
+    assert statuses(nccl.check_nccl(NO_GPU, 9, needed=True, run=ranks())) == [OK, FAILED]
+    assert statuses(nccl.check_nccl(CPU_BUILD, 9)) == [NOT_RUN]
+    assert statuses(nccl.check_nccl(CPU_BUILD, 9, needed=True)) == [FAILED]
 
 
 def test_a_process_that_cannot_load_both_is_a_failure():
     def run(jobs, timeout_seconds):
         return [Ended(1, "ImportError: libmpi.so.40: cannot open shared object file\n")]
 
-    assert "libmpi.so.40" in nccl.check(NO_GPU, 9, run=run)[0].detail
+    assert "libmpi.so.40" in nccl.check_nccl(NO_GPU, 9, run=run)[0].detail
 
 
 # --- the probe ---

@@ -12,10 +12,9 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import median_interval
-from benchmarks.doctor import measure_links
+from benchmarks.doctor import links
 from benchmarks.doctor.child import MARK, Ended, Job
-from benchmarks.doctor.cluster_file import cluster_of, link_of, text_of
-from benchmarks.doctor.measure_links import Place, place_of
+from benchmarks.doctor.links import Place, cluster_of, link_of, place_of, text_of
 from benchmarks.simulation.cluster import all_gather, find_cluster
 from resireduce.errors import ConfigError
 
@@ -104,17 +103,17 @@ def test_only_rank_0_writes_and_a_rank_that_fails_is_said(tmp_path: Path, monkey
         return started
 
     place = Place(1, 4, 2, "env://")
-    monkeypatch.setattr(measure_links, "place_of", lambda environment, folder: place)
-    (found,) = measure_links.measure(args, run([]))
+    monkeypatch.setattr(links, "place_of", lambda environment, folder: place)
+    (found,) = links.measure(args, run([]))
     assert found.detail == "rank 0 writes the file" and not args.links.exists()
-    (found,) = measure_links.measure(args, run([], code=1))
+    (found,) = links.measure(args, run([], code=1))
     assert found.status == "failed" and "no route to host" in found.detail and not args.links.exists()
-    monkeypatch.setattr(measure_links, "place_of", lambda environment, folder: replace(place, rank=0))
+    monkeypatch.setattr(links, "place_of", lambda environment, folder: replace(place, rank=0))
     ranks = [
         {**rank, "rounds": [{key: [*map(float, one[key])] for key in one} for one in rank["rounds"]]}
         for rank in ranks_of(2, 2)
     ]
-    levels = measure_links.measure(args, run(ranks))
+    levels = links.measure(args, run(ranks))
     assert [one.status for one in levels] == ["ok"] * 3 and "between_nodes" in levels[1].detail
     assert find_cluster(str(args.links)).ranks == 4
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.doctor import check_disk as disk
-from benchmarks.doctor import check_home as home
-from benchmarks.doctor import check_limits as limits
-from benchmarks.doctor import check_memory as memory
-from benchmarks.doctor import check_packages as packages
-from benchmarks.doctor import check_shared_memory as shared_memory
-from benchmarks.doctor.check_disk import Need, existing
+from benchmarks.doctor import machine_checks as disk
+from benchmarks.doctor import machine_checks as home
+from benchmarks.doctor import machine_checks as limits
+from benchmarks.doctor import machine_checks as memory
+from benchmarks.doctor import machine_checks as packages
+from benchmarks.doctor import machine_checks as shared_memory
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding, failed, one_line
-from benchmarks.doctor.machine_facts import Facts
+from benchmarks.doctor.gpu_checks import Facts
+from benchmarks.doctor.machine_checks import Need, existing
 from tests.findings import only
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def test_versions_are_those_that_the_project_asks_for():
 
 
 def test_packages_of_this_machine_are_ok():
-    versions, lock = packages.check(TORCH, Path("/nowhere"))
+    versions, lock = packages.check_packages(TORCH, Path("/nowhere"))
     assert versions.status == OK and "torch 2.13.0+cpu, resireduce " in versions.detail
     assert (lock.status, lock.detail) == (NOT_RUN, "no /nowhere: this is not an image of the suite")
 
@@ -67,7 +67,7 @@ def test_packages_of_this_machine_are_ok():
     ],
 )
 def test_versions_that_do_not_work_are_a_failure(facts, python, words):
-    assert words in only(packages.check(facts, Path("/nowhere"), python)[:1], FAILED)
+    assert words in only(packages.check_packages(facts, Path("/nowhere"), python)[:1], FAILED)
 
 
 LOCK = f"""# made by make locks
@@ -104,21 +104,21 @@ def test_a_lock_that_is_broken_is_a_failure(tmp_path):
 
 
 def test_home_and_temporary_folder_that_can_be_written_are_ok(tmp_path):
-    assert [it.status for it in home.check({"HOME": str(tmp_path)})] == [OK, OK]
+    assert [it.status for it in home.check_home({"HOME": str(tmp_path)})] == [OK, OK]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("value", [{}, {"HOME": ""}, {"HOME": "/proc"}, {"HOME": "/nowhere"}])
 def test_a_home_that_cannot_be_written_is_a_failure(value):
-    assert "-e HOME=/tmp" in only(home.check(value)[:1], FAILED)
+    assert "-e HOME=/tmp" in only(home.check_home(value)[:1], FAILED)
 
 
 def test_no_temporary_folder_is_a_failure():
     def none() -> str:
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
-    assert "No usable temporary directory" in only(home.check({"HOME": "/"}, none)[1:], FAILED)
-    assert "--tmpfs /tmp" in only(home.check({"HOME": "/"}, lambda: "/proc")[1:], FAILED)
+    assert "No usable temporary directory" in only(home.check_home({"HOME": "/"}, none)[1:], FAILED)
+    assert "--tmpfs /tmp" in only(home.check_home({"HOME": "/"}, lambda: "/proc")[1:], FAILED)
 
 
 # --- disk ---
@@ -126,33 +126,20 @@ def test_no_temporary_folder_is_a_failure():
 
 @pytest.mark.parametrize(("free", "status"), [(20 * GIB, OK), (18 * GIB - 1, WARNING), (GIB - 1, FAILED)])
 def test_too_little_room_is_a_warning_then_a_failure(tmp_path, free, status):
-    (need, *_) = disk.needs(tmp_path / "results" / "runs", {}, lambda name: None)
-    said = only(disk.check([need], lambda folder: free), status)
+    (need, *_) = disk.needs(tmp_path / "results" / "runs")
+    said = only(disk.check_disk([need], lambda folder: free), status)
     assert f"free in {tmp_path}" in said
     assert list(tmp_path.iterdir()) == [], "the doctor makes no folders"
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure():
     need = Need("results", Path("/proc/results"), 0, 0, "x", "--results DIR")
-    assert "/proc cannot be written" in only(disk.check([need]), FAILED)
-
-
-def test_stores_of_images_are_looked_at_where_something_uses_them(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = disk.image_stores({"HOME": "/h", "APPTAINER_CACHEDIR": "/c"}, lambda name: f"/bin/{name}")
-    assert [need.what for need in found] == ["images of docker", "images of podman", "images of apptainer"]
-    assert found[2].folder == Path("/c")
-    assert disk.image_stores({}, lambda name: None) == []
-    (tmp_path / "resireduce" / "engine").mkdir(parents=True)
-    (own,) = disk.image_stores({}, lambda name: None)
-    assert own.folder == tmp_path / "resireduce" / "engine"
-    # A machine may have an engine that cells do without: too little room for images never fails.
-    assert {it.status for it in disk.check(found, lambda folder: 0)} == {WARNING}
+    assert "/proc cannot be written" in only(disk.check_disk([need]), FAILED)
 
 
 def test_room_is_that_of_the_folder_above_which_is_there(tmp_path):
     assert existing(tmp_path / "a" / "b") == tmp_path
-    assert [it.status for it in disk.check(disk.needs(tmp_path, {}, lambda name: None))][1] in (OK, WARNING)
+    assert [it.status for it in disk.check_disk(disk.needs(tmp_path))][1] in (OK, WARNING)
 
 
 # --- shared memory, memory, limits ---
@@ -163,13 +150,13 @@ def test_room_is_that_of_the_folder_above_which_is_there(tmp_path):
     [(GIB, 8, OK), (GIB - 1, 0, WARNING), (64 << 20, 0, WARNING), (64 << 20, 1, WARNING), (64 << 20, 2, FAILED)],
 )
 def test_shared_memory_matters_most_between_gpus(tmp_path, free, gpus, status):
-    said = only(shared_memory.check(gpus, tmp_path, free), status)
+    said = only(shared_memory.check_shared_memory(gpus, tmp_path, free), status)
     assert status == OK or "--shm-size=1g" in said
 
 
 def test_shared_memory_that_is_not_there_or_closed():
-    only(shared_memory.check(0, Path("/nowhere")), NOT_RUN)
-    only(shared_memory.check(0, Path("/proc")), FAILED)
+    only(shared_memory.check_shared_memory(0, Path("/nowhere")), NOT_RUN)
+    only(shared_memory.check_shared_memory(0, Path("/proc")), FAILED)
 
 
 def groups(tmp_path: Path, limit: object, used: int = 0) -> dict[str, Path]:
@@ -196,7 +183,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
     ],
 )
 def test_memory_is_the_machines_or_that_of_the_job_around(tmp_path, limit, used, status, words):
-    assert words in only(memory.check(**groups(tmp_path, limit, used)), status)
+    assert words in only(memory.check_memory(**groups(tmp_path, limit, used)), status)
 
 
 @LINUX
@@ -208,13 +195,13 @@ def test_control_groups_of_version_1_and_of_containers_are_known(tmp_path):
     (files["mount"] / "memory").mkdir()
     (files["mount"] / "memory" / "memory.limit_in_bytes").write_text(str(4 * GIB))
     (files["mount"] / "memory" / "memory.usage_in_bytes").write_text(str(GIB))
-    assert "3.0 GiB" in only(memory.check(**files), WARNING)
+    assert "3.0 GiB" in only(memory.check_memory(**files), WARNING)
 
 
 @LINUX
 def test_memory_of_this_machine_is_read():
-    assert memory.check()[0].status in (OK, WARNING, FAILED)
-    assert "available" in memory.check()[0].detail
+    assert memory.check_memory()[0].status in (OK, WARNING, FAILED)
+    assert "available" in memory.check_memory()[0].detail
 
 
 @pytest.mark.parametrize(
@@ -229,16 +216,16 @@ def test_memory_of_this_machine_is_read():
     ],
 )
 def test_limits_of_files_and_of_locked_memory(gpus, files, locked, status):
-    only(limits.check(gpus, files, locked), status)
+    only(limits.check_limits(gpus, files, locked), status)
 
 
 def test_limits_of_this_process_are_read():
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert limits.check()[0].detail.startswith("unlimited" if files == resource.RLIM_INFINITY else str(files))
+    assert limits.check_limits()[0].detail.startswith("unlimited" if files == resource.RLIM_INFINITY else str(files))
 
 
 def test_results_below_a_file_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     need = Need("results", tmp_path / "file/runs", 0, 0, "nothing", "cure")
-    (found,) = disk.check([need])
+    (found,) = disk.check_disk([need])
     assert found.status == FAILED and "file cannot be written: Not a directory" in found.detail

@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.doctor import check_gloo as gloo
-from benchmarks.doctor import check_horovod as horovod
-from benchmarks.doctor import check_mpi as mpi
-from benchmarks.doctor import trial_ranks as ranks
+from benchmarks.doctor import rank_checks as gloo
+from benchmarks.doctor import rank_checks as horovod
 from benchmarks.doctor.child import MARK, Ended, Job, judge_ranks, own_environment, run_together
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.known_faults import FAILURES, explain, last_words
+from benchmarks.doctor.finding import FAILED, FAILURES, NOT_RUN, OK, WARNING, explain, last_words
 from tests.findings import only
 
 SECONDS = 60.0
@@ -119,14 +116,9 @@ def test_ranks_that_met_are_no_failure():
     ("output", "meaning"),
     [
         ("NCCL WARN Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes", "too little shared memory"),
-        ("[host] PMIX ERROR: PMIX TEMPORARILY UNAVAILABLE in file ptl_tcp.c at line 688", "PMIx does not match"),
-        ("UNPACK-PMIX-VALUE: UNSUPPORTED TYPE 29", "PMIx does not match"),
-        ("application was not built with SLURM's PMI support and therefore cannot execute", "PMIx does not match"),
-        ("srun: error: cannot find mpi plugin for mpi/pmix", "Slurm has no PMIx"),
         ("ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10", "built for another torch"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/home/me/.horovod'", "HOME cannot be written"),
         ("RuntimeError: could not connect to some hosts via ssh", "localhost is not reached"),
-        ("There are not enough slots available in the system", "too few slots"),
         ("RuntimeError: CUDA error: no kernel image is available for execution", "torch has no kernels for this GPU"),
     ],
 )
@@ -160,136 +152,39 @@ Exit code:    1
 
 
 def test_gloo_adds_up_here():
-    assert "is right" in only(gloo.check(SECONDS), OK)
+    assert "is right" in only(gloo.check_gloo(SECONDS), OK)
 
 
 def test_gloo_that_does_not_is_a_failure():
     closed = Ended(1, "RuntimeError: [enforce fail at device.cc] Unable to find address for: lo\n")
     run = answers(closed, closed)
-    assert "Unable to find address for: lo -> ip link set lo up" in only(gloo.check(SECONDS, run), FAILED)
+    assert "Unable to find address for: lo -> ip link set lo up" in only(gloo.check_gloo(SECONDS, run), FAILED)
     assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
     assert all(job.environment["CUDA_VISIBLE_DEVICES"] == "" for job in run.jobs)
 
 
 @pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 def test_horovod_adds_up_here():
-    assert "Gloo yes" in only(horovod.check(SECONDS), OK)
+    assert "Gloo yes" in only(horovod.check_horovod(SECONDS), OK)
 
 
 def test_horovod_says_what_it_was_built_with():
-    assert "make horovod" in only(horovod.check(SECONDS, installed=False), NOT_RUN)
+    assert "make horovod" in only(horovod.check_horovod(SECONDS, installed=False), NOT_RUN)
     built = {"mpi": True, "gloo": True, "nccl": 22705}
     all_in = Ended(0, reports((0, 2, True), (1, 2, True), built=built))
-    assert "MPI yes, Gloo yes, NCCL yes" in only(horovod.check(SECONDS, 2, True, answers(all_in)), OK)
+    assert "MPI yes, Gloo yes, NCCL yes" in only(horovod.check_horovod(SECONDS, 2, True, answers(all_in)), OK)
     without = Ended(0, reports((0, 2, True), (1, 2, True), built=built | {"nccl": 0}))
-    only(horovod.check(SECONDS, 0, True, answers(without)), OK)
-    assert "HOROVOD_GPU_OPERATIONS=NCCL" in only(horovod.check(SECONDS, 2, True, answers(without)), WARNING)
+    only(horovod.check_horovod(SECONDS, 0, True, answers(without)), OK)
+    assert "HOROVOD_GPU_OPERATIONS=NCCL" in only(horovod.check_horovod(SECONDS, 2, True, answers(without)), WARNING)
     other = Ended(1, "[0]<stderr>:ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10\n")
-    assert "built for another torch" in only(horovod.check(SECONDS, 0, True, answers(other)), FAILED)
+    assert "built for another torch" in only(horovod.check_horovod(SECONDS, 0, True, answers(other)), FAILED)
 
 
 def test_horovod_says_that_the_machine_s_name_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     crashed = Ended(1, "RuntimeError: Horovod detected that one or more processes exited\n")
     for name in ("nosuch.invalid", "123"):  # 0.0.0.123, which nobody has
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
-        text = only(horovod.check(SECONDS, 0, True, answers(crashed)), FAILED)
+        text = only(horovod.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
         assert f"{name}, has no address" in text and f"--add-host {name}:127.0.0.1" in text
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
-    assert "has no address" not in only(horovod.check(SECONDS, 0, True, answers(crashed)), FAILED)
-
-
-# --- MPI ---
-
-
-def launcher(tmp_path: Path, name: str, script: str) -> Any:
-    """A program that stands in for mpirun or srun; `which` finds just that."""
-    program = tmp_path / name
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    return lambda wanted: str(program) if wanted == name else None
-
-
-def test_without_a_launcher_mpi_is_not_run():
-    assert "no mpirun" in only(mpi.check(SECONDS, {}, lambda name: None), NOT_RUN)
-
-
-@pytest.mark.parametrize(
-    ("version", "root", "options"),
-    [
-        ("mpirun (Open MPI) 4.1.4", True, "--oversubscribe --allow-run-as-root -np 2"),
-        ("mpirun (Open MPI) 5.0.3", False, "--oversubscribe -np 2"),
-        ("[vm:7] unable to open mca_x: libnl.so (ignored)\nmpirun (Open MPI) 4.1.4", False, "--oversubscribe -np 2"),
-        ("HYDRA build details:", True, "-np 2"),
-    ],
-)
-def test_mpirun_gets_the_options_that_it_knows(tmp_path, version, root, options):
-    script = f'[ "$1" = --version ] && {{ echo "{version}"; exit; }}; echo "$@" > {tmp_path}/options; echo \'{MET}\''
-    said = only(mpi.check(SECONDS, {}, launcher(tmp_path, "mpirun", script), root=root), OK)
-    assert said.startswith(f"2 ranks of {version.splitlines()[-1]}: a world of 2 through libmpi.so.40")
-    assert (
-        (tmp_path / "options")
-        .read_text()
-        .startswith(f"{options} {sys.executable} -m benchmarks.doctor.trial_ranks mpi")
-    )
-
-
-def test_ranks_of_mpirun_that_are_all_alone_are_a_failure(tmp_path):
-    script = f"echo '{reports((0, 1, True), (0, 1, True), through='libmpi.so.40')}'"
-    said = only(mpi.check(SECONDS, {}, launcher(tmp_path, "mpirun", script)), FAILED)
-    assert "world of 1, not of 2 (2 ranks 0) -> use the mpirun of the MPI" in said
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "words"),
-    [
-        # What Slurm 22.05 says, in a job of one task, without PMIx's library, and without the plugin.
-        ("Unable to create step for job 5: More processors requested than permitted", NOT_RUN, "sbatch --ntasks=2"),
-        ("mpi/pmix_v4: init: (null) [0]: pmi/pmix: can not load PMIx library", FAILED, "Slurm does not find PMIx"),
-        ("Invalid MPI type 'pmix_v9', --mpi=list for acceptable types", FAILED, "Slurm has no PMIx"),
-    ],
-)
-def test_what_srun_refuses_is_told_in_its_words(error, status, words):
-    run = answers(Ended(1, f"srun: error: {error}\n"))
-    assert words in only(mpi.check(SECONDS, {"SLURM_JOB_ID": "5"}, lambda name: f"/bin/{name}", run), status)
-
-
-def test_in_an_allocation_srun_starts_the_ranks():
-    job = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf"}
-    run = answers(Ended(0, MET))
-    only(mpi.check(SECONDS, job, lambda name: f"/bin/{name}", run), OK)
-    assert run.jobs[0].command[:5] == ("srun", "--overlap", "-N1", "-n2", "--mpi=pmix")
-    assert run.jobs[0].environment["SLURM_CONF"] == "/etc/slurm.conf"
-    alone = answers(Ended(0, reports((0, 1, True), (0, 1, True), through="libmpi.so.40")))
-    assert "srun --mpi=list" in only(mpi.check(SECONDS, job, lambda name: f"/bin/{name}", alone), FAILED)
-
-
-@pytest.mark.parametrize(
-    ("ended", "status", "words"),
-    [
-        (Ended(0, reports((1, 2, True), through="Horovod")), OK, "task 1 of 2 is rank 1 of 2 for Horovod"),
-        (Ended(0, reports((0, 1, True), through="Horovod")), FAILED, "task 1 of 2 is rank 0 of 1 for Horovod"),
-        (Ended(0, reports((1, 2, False), through="Horovod")), FAILED, "the sum is wrong"),
-        (Ended(1, "PMIX ERROR: PMIX TEMPORARILY UNAVAILABLE in file ptl_tcp.c\n"), FAILED, "PMIx does not match"),
-        (Ended(None, ""), FAILED, "not done in time"),
-    ],
-)
-def test_a_task_of_a_step_must_be_the_rank_that_slurm_says(ended, status, words):
-    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "PMIX_RANK": "1"}
-    run = answers(ended)
-    said = only(mpi.check(SECONDS, step, lambda name: "/bin/srun", run), status)
-    assert words in said and (status == OK or "srun --mpi=pmix" in said)
-    assert run.jobs[0].environment["PMIX_RANK"] == "1", "it is this step's rank, so it needs what Slurm gave"
-
-
-def test_without_mpis_library_the_launchers_variables_count(monkeypatch):
-    monkeypatch.setattr(ranks, "find_spec", lambda name: None)
-    monkeypatch.setattr(ranks, "LIBMPI", "libnone.so.0")
-    for names in ranks.SIZE_VARIABLES:
-        for name in names:
-            monkeypatch.delenv(name, raising=False)
-    with pytest.raises(RuntimeError, match="neither Horovod with MPI nor libnone"):
-        ranks.mpi_rank()
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    found = {"rank": 1, "size": 2, "right": True, "through": "variables of the launcher"}
-    assert ranks.mpi_rank() == found
+    assert "has no address" not in only(horovod.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)

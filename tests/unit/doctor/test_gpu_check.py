@@ -7,9 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,15 +18,12 @@ from benchmarks.analysis import labels
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.doctor.gpu import work
-from benchmarks.doctor.gpu.agreement import STATES, compare
-from benchmarks.doctor.gpu.cases import MODELS, SETTINGS, memory_cells
+from benchmarks.doctor.child import MARK, Ended
+from benchmarks.doctor.gpu import stretch as work
 from benchmarks.doctor.gpu.contracts import FirstAndLast
-from benchmarks.doctor.gpu.device import find_device, folder_name
-from benchmarks.doctor.gpu.gpu_command import part_of, table
-from benchmarks.doctor.gpu.plans import Plans
-from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
-from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, MARGIN_SECONDS, Stretch, schedule
+from benchmarks.doctor.gpu.gpu_command import find_device, folder_name, table
+from benchmarks.doctor.gpu.steps import GROUPS, MODELS, SETTINGS, Step, list_steps, memory_cells
+from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, MARGIN_SECONDS, STATES, Plans, Stretch, compare, schedule
 from benchmarks.doctor.gpu.summary import merge
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.errors import ConfigError
@@ -109,14 +104,6 @@ def test_all_groups_come_in_the_order_of_worth_and_every_test_file_is_a_step():
     assert list(dict.fromkeys(timed)) == [*MODELS]
 
 
-def test_parts_share_all_steps_among_them(capsys):
-    steps = list_steps("cuda")
-    parts = [part_of(steps, f"{number}/4") for number in (1, 2, 3, 4)]
-    assert [step for several in zip_longest(*parts) for step in several if step] == steps == part_of(steps, None)
-    assert main(["measure", "gpu", "--everything", "--dry-run", "--part", "2/4"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]] == [step.name for step in parts[1]]
-
-
 def test_steps_fall_into_stretches_that_end_in_time(capsys):
     falls = schedule(list_steps("cuda"), LIMIT_SECONDS)
     for number in {number for number, _ in falls}:
@@ -146,11 +133,11 @@ def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     seen = {}
 
-    def run(command, env, **options):
-        seen.update(env)
-        return SimpleNamespace(returncode=0, stdout='hello\n{"uuid": "GPU-a"}\n')
+    def run(jobs, seconds):
+        seen.update(jobs[0].environment)
+        return [Ended(0, f'hello\n{MARK}{{"uuid": "GPU-a"}}\n')]
 
-    monkeypatch.setattr("benchmarks.doctor.gpu.device.subprocess.run", run)
+    monkeypatch.setattr("benchmarks.doctor.gpu.gpu_command.run_together", run)
     assert find_device("cuda") == {"uuid": "GPU-a"}
     for environment in (seen, os.environ):
         assert (environment["RESIREDUCE_DEVICE"], environment["CUDA_VISIBLE_DEVICES"]) == ("cuda", first)
@@ -163,8 +150,6 @@ def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first)
         (["--everything", "--dry-run", "--seconds", "20"], "seconds: 20 is not enough for known.256-mib, 12"),
         (["--only", "memry"], "only: 'memry' is not known (did you mean 'memory'?)"),
         (["--everything", "--device", "gpu"], "device: 'gpu' is not known"),
-        (["--only", "known", "--part", "3/3"], "part: '3/3' is not allowed; give I/N: every N-th step"),
-        (["--only", "known", "--part", "0/2"], "part: '0/2' is not allowed; give I/N: every N-th step"),
         (["--summary", "nowhere"], "summary: nowhere holds no results of a device"),
         (["--everything", "--dry-run", "--replan"], "replan: it means nothing to a stretch; give it with --summary"),
     ],

@@ -1,3 +1,5 @@
+import hashlib
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +14,18 @@ from requests.exceptions import ConnectionError as RefusedConnection
 from urllib3.exceptions import ProtocolError
 
 from benchmarks.__main__ import main
-from benchmarks.images import base_image as base
 from benchmarks.images import build_image as build
-from benchmarks.images.base_image import Base, find_base
-from benchmarks.images.build_image import BuildError, check_disk, describe, follow
-from benchmarks.images.export import check_stored, export_oci, export_sif
-from benchmarks.images.wheels import fetch_toolkit, fetch_wheels
+from benchmarks.images.build_image import (
+    Base,
+    BuildError,
+    check_disk,
+    describe,
+    fetch_toolkit,
+    fetch_wheels,
+    find_base,
+    follow,
+)
+from benchmarks.images.image_command import check_stored, export_oci, export_sif
 from resireduce.errors import ConfigError
 from tests.unit.launching.test_image_entry import ENTRY
 
@@ -134,7 +142,7 @@ def test_a_wrong_base_is_one_line_with_what_is_allowed() -> None:
 
 def test_without_a_registry_the_default_base_is_made_from_packages() -> None:
     own = SimpleNamespace(id=ID, attrs={"RootFS": {"Layers": [PINNED]}})
-    engine = client(**{base.OWN_TAG: own})  # made earlier
+    engine = client(**{build.OWN_TAG: own})  # made earlier
     assert find_base(engine, None) == Base("Debian bookworm from packages", ID, PINNED)
     assert find_base(engine, "packages") == find_base(engine, None)
 
@@ -170,6 +178,27 @@ def test_a_broken_file_of_the_toolkit_is_one_line(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"toolkit\.deb\.json"):
             fetch_toolkit(path)
+
+
+def test_the_toolkit_is_looked_for_in_the_components_that_its_file_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = []
+
+    def apt_get(self: Any, action: str, *given: str, cwd: Path | None = None) -> None:
+        if cwd is not None:
+            sources.append((cwd / "sources.list").read_text(encoding="utf-8"))
+            (cwd / "x.deb").write_bytes(b"deb")
+
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("benchmarks.rig.debian.Apt._call", apt_get)
+    monkeypatch.setattr("benchmarks.rig.debian.archive", lambda: "http://archive/debian")
+    monkeypatch.setattr("benchmarks.rig.debian.shutil.which", lambda name: name)
+    pin = {"package": "x", "version": "1", "suite": "trixie", "components": "non-free"}
+    lock = tmp_path / "toolkit.deb.json"
+    lock.write_text(json.dumps(pin | {"sha256": hashlib.sha256(b"deb").hexdigest()}))
+    assert (fetch_toolkit(lock) / "x.deb").read_bytes() == b"deb"
+    assert sources[0].endswith("http://archive/debian trixie non-free\n")
 
 
 class Gone:
@@ -244,7 +273,7 @@ def test_an_image_is_exported_to_a_path_with_a_colon(
     script = tmp_path / "program"
     script.write_text("#!/bin/sh\nfor it; do case $it in *archive:/*) exit 1;; esac; done\ntouch image.tar image.sif\n")
     script.chmod(0o755)
-    monkeypatch.setattr("benchmarks.images.export.command", lambda name, wrapped=True: [str(script)])
+    monkeypatch.setattr("benchmarks.images.image_command.command", lambda name, wrapped=True: [str(script)])
     monkeypatch.setenv("DOCKER_HOST", "unix:///x")
     output = tmp_path / "a:b c/x:y"
     output.parent.mkdir()

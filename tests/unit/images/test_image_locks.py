@@ -218,7 +218,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> Path:
     uv.parent.mkdir()
     uv.write_text(STAND_IN.format(log=log, act=act), encoding="utf-8")
     uv.chmod(0o755)
-    monkeypatch.setattr("benchmarks.images.audit.audit_tools.FOLDER", uv.parent)
+    monkeypatch.setattr("benchmarks.images.locks.TOOLS", uv.parent)
     monkeypatch.setattr(locks, "FOLDER", tmp_path)
     (tmp_path / "some.in").write_text("numpy\n", encoding="utf-8")
     return log
@@ -260,7 +260,7 @@ def test_versions_stay_unless_the_file_is_broken(
 
 
 def test_without_uv_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.images.audit.audit_tools.FOLDER", tmp_path)
+    monkeypatch.setattr("benchmarks.images.locks.TOOLS", tmp_path)
     with pytest.raises(ConfigError, match="'make audit-tools'"):
         compile_lock(LOCKS["cpu"], upgrade=False)
 

@@ -19,7 +19,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json
 from benchmarks.core.interfaces import address_of, interface_to, rate_limit
-from benchmarks.doctor.slurm.slurm_programs import asking
+from benchmarks.doctor.slurm.slurm_cluster import asking
 from benchmarks.launching.containers import choose
 from benchmarks.launching.processes import RankProcess, Start
 from benchmarks.launching.slurm import job

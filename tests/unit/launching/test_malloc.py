@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.doctor import check_malloc as doctor
+from benchmarks.doctor import machine_checks as doctor
 from benchmarks.doctor.child import MARK, Ended, Job
 from benchmarks.doctor.finding import NOT_RUN, OK, WARNING
 from benchmarks.launching import launch, ranks
@@ -83,7 +83,7 @@ def test_records_say_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not GLIBC, reason="glibc's malloc")
 def test_freed_memory_goes_back_with_the_settings_alone() -> None:
-    (found,) = doctor.check(60.0)
+    (found,) = doctor.check_malloc(60.0)
     assert found.status == OK
     assert found.detail.startswith("of 128 MiB freed, 0 MiB stay resident in ranks of cells, 128 MiB here"), found
     assert all(f"{name}={value}" in found.detail for name, value in MALLOC.items())
@@ -91,7 +91,7 @@ def test_freed_memory_goes_back_with_the_settings_alone() -> None:
 
 @pytest.mark.skipif(not GLIBC, reason="glibc's malloc")
 def test_a_threshold_that_is_too_high_is_a_warning() -> None:
-    (found,) = doctor.check(60.0, {**os.environ, THRESHOLD: str(1 << 30)})
+    (found,) = doctor.check_malloc(60.0, {**os.environ, THRESHOLD: str(1 << 30)})
     assert (found.status, found.cure) == (WARNING, f"unset {THRESHOLD}")
 
 
@@ -107,16 +107,16 @@ def kept(*nbytes: int):
 
 @pytest.mark.parametrize(("shell", "words"), [(0, "0 MiB here"), (128 << 20, "for training of your own")])
 def test_a_shell_without_the_settings_is_told_of_them(shell: int, words: str) -> None:
-    (found,) = doctor.check(1.0, {}, kept(shell, 0), "linux")
+    (found,) = doctor.check_malloc(1.0, {}, kept(shell, 0), "linux")
     assert found.status == OK and words in found.detail
 
 
 def test_another_allocator_is_named() -> None:
-    (found,) = doctor.check(1.0, {}, kept(128 << 20, 64 << 20), "linux")
+    (found,) = doctor.check_malloc(1.0, {}, kept(128 << 20, 64 << 20), "linux")
     assert found.status == WARNING and "LD_PRELOAD" in str(found.cure)
 
 
 def test_what_cannot_be_measured_is_not_run() -> None:
-    assert [it.status for it in doctor.check(1.0, {}, platform="darwin")] == [NOT_RUN]
-    (found,) = doctor.check(1.0, {}, lambda jobs, _: [Ended(1, "OSError: no malloc\n")], "linux")
+    assert [it.status for it in doctor.check_malloc(1.0, {}, platform="darwin")] == [NOT_RUN]
+    (found,) = doctor.check_malloc(1.0, {}, lambda jobs, _: [Ended(1, "OSError: no malloc\n")], "linux")
     assert (found.status, found.detail) == (NOT_RUN, "memory was not measured: OSError: no malloc")

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import median_interval
 from benchmarks.micro import links_command
-from benchmarks.micro.slow_nodes import UNSLOWED, slow_nodes
+from benchmarks.micro.links_command import UNSLOWED, slow_nodes
 from benchmarks.micro.train_on_nodes import make_cells
 from resireduce.errors import ConfigError
 from resireduce.scheme import MERGES

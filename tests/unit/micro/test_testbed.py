@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.micro import testbed_command
-from benchmarks.micro.typical_inputs import typical
+from benchmarks.micro.testbed_command import typical
 from tests.stand_ins import HEAD
 
 SIZES = (100, 100, 700)

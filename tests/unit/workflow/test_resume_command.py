@@ -20,15 +20,18 @@ from benchmarks.core.stop_policy import content_of
 from benchmarks.launching.slurm import queue
 from benchmarks.launching.slurm.queue import cell_comment
 from benchmarks.launching.slurm.working import find_kept, keep
-from benchmarks.workflow.leftovers import (
+from benchmarks.workflow.resume import (
+    HERE,
     check_leftovers,
     end_leftovers,
     find_leftovers,
     is_locked,
     lock_folder,
     move_damaged,
+    profile_options,
+    remember_start,
+    started_with,
 )
-from benchmarks.workflow.resume import HERE, profile_options, remember_start, started_with
 from benchmarks.workflow.run_progress import FailedTries, Finished
 from resireduce.errors import ConfigError
 from tests.records import make_result

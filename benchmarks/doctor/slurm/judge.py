@@ -1,4 +1,4 @@
-"""Turn the results of a trial's job into findings. Each detail names its partition."""
+"""Turn the reports of a trial's job into findings. Each detail names its partition."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,12 +7,102 @@ from typing import Any
 
 from benchmarks.core.files import try_json
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
-from benchmarks.doctor.known_faults import explain, last_words
+from benchmarks.doctor.finding import Finding, explain, failed, last_words, not_run, ok, one_line, warning
 from benchmarks.doctor.slurm.inside import PARTS
-from benchmarks.doctor.slurm.jobs import Rejected, Submitted
-from benchmarks.doctor.slurm.judge_ranks import judge_folder, judge_locks, judge_network, judge_places
-from benchmarks.doctor.slurm.trial import LOG, Trial
+from benchmarks.doctor.slurm.trial import LOG, Rejected, Submitted, Trial
+from benchmarks.doctor.slurm.trial_rank import HELD, NOT_HELD
+
+# --- the tasks in the first step ---
+
+
+LATENCY_SECONDS = 60.0
+"""Seconds that Snakemake waits for a file under the profile (latency-wait)."""
+ONE_NODE = "one node, so that there is no other to compare with"
+
+
+def judge_places(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Finding]:
+    """Judge whether all ranks came, in equal numbers per node, and see the GPUs of their node."""
+    ranks, count = report["ranks"], report["count"]
+    if len(ranks) < count:
+        said = f"{where}: {len(ranks)} of {count} tasks of srun came to their end"
+        cure = "the same by hand: srun -N2 --ntasks-per-node=2 --mpi=none hostname"
+        return [failed("ranks", one_line(f"{said}: {report['error'] or 'srun said nothing'}", 300), cure)]
+    hosts = [rank["host"] for rank in ranks]
+    each = {host: hosts.count(host) for host in dict.fromkeys(hosts)}
+    shown = ", ".join(f"{number} on {host}" for host, number in each.items())
+    if len(each) != trial.nodes or set(each.values()) != {trial.tasks_per_node}:
+        cure = "ask for the settings of srun here: SelectType in slurm.conf, SLURM_* variables, cli_filter plugins"
+        return [failed("ranks", f"{where}: {count} ranks are not evenly on {trial.nodes} nodes: {shown}", cure)]
+    return [ok("ranks", f"{where}: {count} ranks, {shown}"), *_gpus(where, trial, ranks)]
+
+
+def _gpus(where: str, trial: Trial, ranks: list[Mapping[str, Any]]) -> list[Finding]:
+    if not trial.gpus:
+        return [not_run("gres", f"{where}: its nodes have no GPUs that Slurm knows of")]
+    seen, asked = [rank["visible_gpus"] or "" for rank in ranks], f"{where}: with --gres={trial.gres}:{trial.gpus}"
+    for rank, gpus in zip(ranks, seen, strict=True):
+        if len([gpu for gpu in gpus.split(",") if gpu]) != trial.gpus:
+            said = f"{asked} rank {rank['rank']} on {rank['host']} has CUDA_VISIBLE_DEVICES={rank['visible_gpus']}"
+            cure = "each rank must see all GPUs of its node: what does srun bind here by default? and gres.conf"
+            return [failed("gres", said, cure)]
+    return [ok("gres", f"{asked} each rank sees CUDA_VISIBLE_DEVICES={' or '.join(dict.fromkeys(seen))}")]
+
+
+def judge_folder(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Finding]:
+    """Judge whether all nodes have the same files, and see each other's new files in time."""
+    ranks = report["ranks"]
+    contents = {rank["host"]: rank["content"] for rank in ranks if "content" in rank}
+    if len(set(contents.values())) > 1:
+        shown = ", ".join(f"{host} {content}" for host, content in contents.items())
+        cure = "the project must be one folder, on a disk that all nodes see; a copy for each node grows apart"
+        return [failed("shared-folder", f"{where}: nodes have other code: {shown}", cure)]
+    followers = [rank for rank in ranks if "seen" in rank]
+    if not followers:
+        same = [not_run("shared-folder", f"{where}: {ONE_NODE}")]
+        return same if trial.nodes == 1 else []
+    blind = [rank["host"] for rank in followers if not rank["seen"]]
+    if blind:
+        cure = "put the project on the network disk of the cluster, with a shorter cache of folders (NFS: acdirmax)"
+        return [failed("shared-folder", f"{where}: files of other nodes are not seen on {', '.join(blind)}", cure)]
+    slowest = max(rank["round_trip_seconds"] for rank in followers)
+    said = f"{where}: all nodes have the same files; there and back a new one took {slowest:.1f} s"
+    if slowest / 2 > LATENCY_SECONDS / 2:
+        return [warning("shared-folder", said, "more than latency-wait: 60 in slurm/config.yaml")]
+    return [ok("shared-folder", said)]
+
+
+def judge_locks(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Finding]:
+    """Judge whether a lock on one node holds on the others; if not, only the scheduler keeps cells apart."""
+    said = {rank["host"]: rank["lock"] for rank in report["ranks"] if "lock" in rank}
+    if not said:
+        return [not_run("locks", f"{where}: {ONE_NODE}")] if trial.nodes == 1 else []
+    if set(said.values()) == {HELD}:
+        return [ok("locks", f"{where}: a lock (flock) that one node holds is held on the others")]
+    bad = {host: lock for host, lock in said.items() if lock != HELD}
+    what = "is not seen" if NOT_HELD in bad.values() else "cannot be had"
+    cure = "mount the disk with locks (Lustre: -o flock; NFS 4); or never start one run twice: make resume"
+    return [warning("locks", f"{where}: a lock (flock) of another node {what} on {', '.join(bad)}", cure)]
+
+
+def judge_network(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Finding]:
+    """Judge whether the network device that ranks choose by default leads to the first node."""
+    if trial.nodes == 1:
+        return [not_run("network", f"{where}: {ONE_NODE}")]
+    followers = [rank for rank in report["ranks"] if "reached" in rank]
+    if not followers:
+        return []
+    for rank in followers:
+        if rank["route"] is None or not rank["reached"].get(rank["first_route"]):
+            others = [name for name, reached in rank["reached"].items() if reached]
+            cure = f"interface: {others[0]} in slurm/partitions.yaml" if others else "ask which network joins the nodes"
+            why = rank.get("no_route") or f"{rank['first_route']} of the first node is not reached"
+            return [warning("network", one_line(f"{where}, {rank['host']}: {why}", 300), cure)]
+    routes = sorted({rank["route"] for rank in followers} | {rank["first_route"] for rank in followers})
+    return [ok("network", f"{where}: nodes reach each other by {', '.join(routes)}, found by the route")]
+
+
+# --- the whole job ---
+
 
 Reports = Mapping[str, Any]
 """The report of each part of the job, by the names of PARTS."""
@@ -109,18 +199,10 @@ def _node(where: str, node: Mapping[str, Any], runtime: str) -> Iterator[Finding
     else:
         left = "no limit" if node["unlimited"] else f"{node['seconds_left'] or 0:.0f} s left"
         yield ok("time-limit", f"{where}: a job knows its time limit, by squeue: {left}")
-    for one in node["containers"]:
-        said = f"{where}: {one['version']} on {node['host']}"
-        if one["error"] and one["name"] == runtime:
-            cure = "runtime: none in slurm/partitions.yaml, or another one"
-            yield failed("container", one_line(f"{said}: {one['error']}", 300), cure)
-        elif one["error"]:  # cells do not need it
-            yield not_run("container", one_line(f"{said}: {one['error']}", 300))
-        elif one["tried"] is None:
-            yield not_run("container", f"{said}; no image was made yet to try it with: docs/images.md")
-        else:
-            yield ok("container", f"{said}: {one['tried']}")
-    if runtime != "none" and runtime not in [one["name"] for one in node["containers"]]:
+    for name, version in node["containers"].items():
+        if name != runtime:  # cells do not need it
+            yield not_run("container", one_line(f"{where}: {version} on {node['host']}", 300))
+    if runtime != "none" and runtime not in node["containers"]:
         said = f"{where}: {runtime}, the site's runtime, is not on PATH of {node['host']}"
         yield failed("container", said, "modules in slurm/partitions.yaml, runtime: none, or another one")
     elif not node["containers"]:
@@ -133,7 +215,6 @@ def _cells(where: str, trial: Trial, cells: list[Mapping[str, Any]]) -> Iterator
         how = f"{cell['world_size']} ranks over {trial.nodes} node{'s' * (trial.nodes > 1)}"
         how += f", {cell['backend']}" + (f" in {cell['runtime']}" if cell["runtime"] != "none" else "")
         how += f", interface {cell['interface']}" if cell["interface"] else ""
-        how += f", on {cell['device']}" if cell["device"] else ""
         if cell["status"] == "ok":
             group = cell.get("process_group") or "its own Gloo or NCCL"
             yield ok(name, f"{where}: a cell of {how} trained ({group}, {cell['device_name']})")
@@ -151,6 +232,4 @@ def _failed_cell(name: str, what: str, cell: Mapping[str, Any], cells: list[Mapp
     if any(other["interface"] != cell["interface"] for other in later):
         cure = f"interface: {later[-1]['interface'] or 'null'} in slurm/partitions.yaml"
         return warning(name, one_line(f"{what}: {cell['status']}: {cell['reason']}", 300), cure)
-    if any(other["device"] == "cpu" for other in later):
-        cure = "gloo works, so it is the GPUs or NCCL: NCCL_DEBUG=INFO, and see the checks gpu and driver"
     return failed(name, one_line(f"{what}: {cell['status']}: {cell['reason']}", 300), cure)

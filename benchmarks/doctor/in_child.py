@@ -1,0 +1,361 @@
+"""The processes that checks start, each of which reports once: `python -m benchmarks.doctor.in_child WAY ...`."""
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.core.nvml import Nvml, NvmlUnavailable
+from benchmarks.core.provenance import MAPS, loaded_files
+from benchmarks.doctor.child import report
+from benchmarks.doctor.finding import one_line
+from resireduce.scheme import load
+
+if TYPE_CHECKING:
+    import torch
+
+
+# --- what torch, NVML, NCCL and Horovod say ---
+
+
+SIDE = 256
+"""Rows and columns of the matrices that each GPU multiplies."""
+RANK_FACTS = "benchmarks.training.measure.rank_facts"
+
+
+def facts() -> dict[str, Any]:
+    """Return the values of `Facts`."""
+    found: dict[str, Any] = {"libcuda": _loads("libcuda.so.1")}
+    nvml: Nvml | None = None
+    try:
+        nvml = Nvml.load()
+        found |= {"driver": nvml.driver_version(), "driver_cuda": nvml.cuda_version()}
+    except NvmlUnavailable as error:
+        found["nvml_error"] = one_line(error)
+    found["nvml_library"] = next(iter(loaded("libnvidia-ml.so")), None)
+    try:
+        import torch
+    except Exception as error:
+        return found | {"torch_error": one_line(f"{type(error).__name__}: {error}")}
+    return found | _torch_facts(torch, nvml)
+
+
+def _torch_facts(torch: ModuleType, nvml: Nvml | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    if torch.version.cuda is None:
+        return found
+    found |= {
+        "nccl": load(f"{RANK_FACTS}:nccl_version")(),
+        "architectures": torch.cuda.get_arch_list(),
+    }
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return found | {"no_gpu": one_line(error)}
+    return found | {"gpus": [_gpu(torch, nvml, index) for index in range(torch.cuda.device_count())]}
+
+
+def _gpu(torch: ModuleType, nvml: Nvml | None, index: int) -> dict[str, Any]:
+    device = torch.device("cuda", index)
+    properties = torch.cuda.get_device_properties(device)
+    found = {"name": properties.name, "memory_bytes": properties.total_memory}
+    found |= {"capability": [properties.major, properties.minor], "error": _multiply(torch, device)}
+    if nvml is None:
+        return found
+    try:
+        reading = nvml.device(str(properties.uuid), index, os.environ.get("CUDA_VISIBLE_DEVICES")).read()
+    except NvmlUnavailable as error:
+        return found | {"nvml_error": one_line(error)}
+    return found | {"device_reason": reading.device_reason, "process_reason": reading.process_reason}
+
+
+def _multiply(torch: ModuleType, device: Any) -> str | None:
+    """Return why a matrix product of ones is wrong, or None; it leaves a CUDA context, whose memory NVML can find."""
+    try:
+        ones = torch.ones(SIDE, SIDE, device=device)
+        return None if bool((ones @ ones == SIDE).all()) else "a matrix product is wrong"
+    except Exception as error:
+        return one_line(error)
+
+
+def libraries() -> dict[str, Any]:
+    """Return the NCCL that torch and Horovod load into one process, and the one Horovod was built with."""
+    import torch
+
+    found: dict[str, Any] = {"torch": list(torch.cuda.nccl.version()), "horovod": None, "horovod_error": None}
+    try:
+        import horovod.torch as hvd
+    except ModuleNotFoundError as error:
+        found["horovod_error"] = None if (error.name or "").startswith("horovod") else one_line(error)
+    except Exception as error:
+        found["horovod_error"] = one_line(error)
+    else:
+        code = int(hvd.nccl_built())
+        dynamic = any(b"libnccl.so" in Path(path).read_bytes() for path in loaded("horovod/torch/mpi_lib"))
+        found["horovod"] = {"nccl": _split(code) if code else None, "dynamic": dynamic}
+    paths = loaded("libnccl.so")
+    return found | {"loaded": {path: _version_in(path) for path in paths}}
+
+
+def loaded(name: str, maps: Path = MAPS) -> list[str]:
+    """Return the files of a library that are loaded into this process, with links resolved."""
+    return list(dict.fromkeys(map(os.path.realpath, loaded_files(name, maps))))
+
+
+def _version_in(path: str) -> list[int] | None:
+    """Return the version that a loaded NCCL reports."""
+    code = ctypes.c_int()
+    try:
+        ctypes.CDLL(path).ncclGetVersion(ctypes.byref(code))
+    except (OSError, AttributeError):
+        return None
+    return _split(code.value)
+
+
+def _split(code: int) -> list[int]:
+    """Split NCCL's version code: 2.27.5 is 22705; before 2.9, 2.8.3 was 2803 (NCCL's nccl.h, NCCL_VERSION)."""
+    large = 10_000 if code >= 10_000 else 1_000
+    return [code // large, code % large // 100, code % 100]
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+# --- what the one-GPU check records of its device ---
+
+
+def device_facts() -> dict[str, Any]:
+    """Return versions and the properties of the first GPU, which are None without one."""
+    import torch
+
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": "cpu", "uuid": None}
+    facts |= {"driver": None, "nccl": None, "cudnn": torch.backends.cudnn.version()}
+    if not torch.cuda.is_available():
+        return facts
+    properties = torch.cuda.get_device_properties(0)
+    return facts | {
+        "device": properties.name,
+        "uuid": load(f"{RANK_FACTS}:gpu_uuid")(torch.device("cuda", 0)),
+        "device_memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": _driver(),
+        "nccl": load(f"{RANK_FACTS}:nccl_version")(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+    }
+
+
+def _driver() -> str | None:
+    try:
+        return Nvml.load().driver_version()
+    except NvmlUnavailable:  # the check works without it
+        return None
+
+
+# --- one of some ranks that add up a vector ---
+
+
+NUMEL = 100_000
+"""Elements of the vector: too many for a message that any transport would treat as small."""
+JOIN_SECONDS = 30
+
+
+def torch_rank(backend: str, meeting_place: str) -> dict[str, Any]:
+    """Sum over torch.distributed, by RANK and WORLD_SIZE; with nccl, on the GPU of the same number."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    limit = timedelta(seconds=JOIN_SECONDS)
+    dist.init_process_group(backend, init_method=f"file://{meeting_place}", rank=rank, world_size=size, timeout=limit)
+    vector = torch.full((NUMEL,), rank + 1.0, device=device)
+    dist.all_reduce(vector)
+    found = {"rank": rank, "size": dist.get_world_size(), "right": _is_sum(vector, size)}
+    dist.destroy_process_group()
+    return found
+
+
+def horovod_rank() -> dict[str, Any]:
+    """Sum over Horovod on the CPU, with any launcher, and report what Horovod was built with."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    vector = hvd.allreduce(torch.full((NUMEL,), hvd.rank() + 1.0), op=hvd.Sum, name="doctor")
+    built = {"mpi": bool(hvd.mpi_built()), "gloo": bool(hvd.gloo_built()), "nccl": int(hvd.nccl_built())}
+    found = {"rank": hvd.rank(), "size": hvd.size(), "right": _is_sum(vector, hvd.size()), "built": built}
+    hvd.shutdown()
+    return found
+
+
+def _is_sum(vector: "torch.Tensor", size: int) -> bool:
+    return bool((vector == size * (size + 1) / 2).all())
+
+
+# --- one of the ranks that time links and their device ---
+
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21)
+"""Sizes in bytes of each rank's part of a gather."""
+ROUNDS, REPEATS = 20, 4
+"""Rounds over all sizes, and how often a gather is repeated in each."""
+LINKS_JOIN_SECONDS = 60
+LINKS_SIDE, ELEMENTS = 512, 1 << 23
+"""Side of the multiplied matrices, and elements of the copied vector: more than fits into caches."""
+
+
+def links_rank(meeting_place: str, ranks_per_node: int) -> dict[str, Any]:
+    """Return all ranks' findings under `ranks`: for each level seconds by round and size, and device figures.
+
+    Only rank 0 returns them; the others' list is empty. The ranks of a node are numbered consecutively. All ranks time
+    the same collective at the same time, so that those of a node share its link to the others.
+    """
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = _device(rank % ranks_per_node, ranks_per_node)
+    limit = timedelta(seconds=LINKS_JOIN_SECONDS)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=meeting_place, rank=rank, world_size=size, timeout=limit)
+    nodes = [[*range(first, first + ranks_per_node)] for first in range(0, size, ranks_per_node)]
+    places = [list(place) for place in zip(*nodes, strict=True)]
+    levels = {"in_node": nodes} if ranks_per_node > 1 else {}
+    levels |= {"between_nodes": places} if len(nodes) > 1 else {}
+    groups = {level: [dist.new_group(part) for part in parts] for level, parts in levels.items()}
+    own = {
+        level: next(group for group, part in zip(found, levels[level], strict=True) if rank in part)
+        for level, found in groups.items()
+    }
+    rounds = [{level: _seconds(group, device) for level, group in own.items()} for _ in range(ROUNDS + 1)][1:]
+    found = {"rank": rank, "size": size, "backend": backend, "sizes": SIZES, "rounds": rounds}
+    found |= _device_figures(device)
+    every: list[Any] = [None] * size
+    dist.all_gather_object(every, found)
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"ranks": [] if rank else every}
+
+
+def _device(place: int, ranks_per_node: int) -> "torch.device":
+    """Return the GPU of this rank if each rank of a node has its own, else the CPU."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.device_count() >= ranks_per_node:
+        torch.cuda.set_device(place)
+        return torch.device("cuda", place)
+    return torch.device("cpu")
+
+
+def _seconds(group: Any, device: "torch.device") -> list[float]:
+    """Return the seconds of a gather of each size within a group, while all other groups do the same."""
+    import torch
+    import torch.distributed as dist
+
+    found = []
+    for nbytes in SIZES:
+        mine = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.barrier()
+        began = _clock(device)
+        for _ in range(REPEATS):
+            dist.all_gather(rows, mine, group=group)
+        found.append((_clock(device) - began) / REPEATS)
+    return found
+
+
+def _device_figures(device: "torch.device") -> dict[str, Any]:
+    """Return the operations and memory bytes per second reached, the smallest operation's seconds, and the memory."""
+    import torch
+
+    matrix, vector = torch.ones(LINKS_SIDE, LINKS_SIDE, device=device), torch.zeros(ELEMENTS, device=device)
+    target, single = torch.empty_like(vector), torch.zeros(1, device=device)
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "flops_per_second": 2 * LINKS_SIDE**3 / _least(lambda: matrix @ matrix, device),
+        "memory_bytes_per_second": 2 * vector.nbytes / _least(lambda: target.copy_(vector), device),
+        "launch_seconds": _least(lambda: single.add_(1), device),
+        "memory_bytes": memory,
+    }
+
+
+def _least(work: Callable[[], object], device: "torch.device") -> float:
+    """Return the least seconds of several runs of `work`."""
+    seconds = []
+    for _ in range(5):
+        began = _clock(device)
+        work()
+        seconds.append(_clock(device) - began)
+    return min(seconds)
+
+
+def _clock(device: "torch.device") -> float:
+    """Return the seconds of a clock once `device` has finished its work."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+# --- what freed memory stays ---
+
+BLOCKS, BLOCK_BYTES = 32, 4 << 20
+"""128 MiB, in blocks of the size of a layer."""
+LEARNT_FROM_BYTES = 16 << 20
+STAYS_BYTES, STAYS = 100 << 10, 16
+"""Smaller than any but a tiny threshold; and more of them than there are holes before the blocks."""
+
+
+def kept_after_free() -> dict[str, Any]:
+    """Fill and free blocks with the C library's own calls; return how much more memory is resident than before.
+
+    A large block that is freed first teaches glibc's malloc to take such blocks from its heap, as training does.
+    """
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    library.free(library.malloc(LEARNT_FROM_BYTES))
+    before = _resident_bytes()
+    blocks = [library.malloc(BLOCK_BYTES) for _ in range(BLOCKS)]
+    for block in blocks:
+        library.memset(block, 1, BLOCK_BYTES)
+    for _ in range(STAYS):  # the last lies behind them, so that the heap cannot shrink from its end
+        library.malloc(STAYS_BYTES)
+    for block in blocks:
+        library.free(block)
+    return {"kept_bytes": max(0, _resident_bytes() - before)}
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+WAYS: dict[str, Callable[..., dict[str, Any]]] = {
+    "facts": facts,
+    "device": device_facts,
+    "libraries": libraries,
+    "malloc": kept_after_free,
+    "torch": torch_rank,
+    "horovod": horovod_rank,
+    "links": lambda meeting_place, ranks_per_node: links_rank(meeting_place, int(ranks_per_node)),
+}
+
+if __name__ == "__main__":
+    report(WAYS[sys.argv[1]](*sys.argv[2:]))

@@ -1,0 +1,348 @@
+"""Checks of the machine and its packages: versions, folders, room, memory, limits."""
+
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.core.requirements import Pin, read_lock
+from benchmarks.doctor.child import Ended, Job, Run, run_together
+from benchmarks.doctor.finding import (
+    MORE_SHARED_MEMORY,
+    WRITABLE_HOME,
+    Finding,
+    failed,
+    gibibytes,
+    last_words,
+    not_run,
+    ok,
+    warning,
+)
+from benchmarks.doctor.gpu_checks import PROBE, Facts
+from benchmarks.doctor.in_child import BLOCK_BYTES, BLOCKS
+from benchmarks.launching.processes import CGROUPS, MALLOC, MOUNT, memory_groups, with_malloc
+from resireduce.errors import ConfigError
+
+# --- packages ---
+
+PYTHON = (3, 11)
+TORCH = ((2, 9), (2, 14))
+"""Lower bound (inclusive) and upper bound (exclusive), as in pyproject.toml; a test compares them."""
+LOCK = Path("/opt/resireduce/requirements.lock")
+"""Left in an image by its build: the packages that it was made of."""
+SHOWN = 3
+
+
+def check_packages(facts: Facts, lock: Path = LOCK, python: tuple[int, ...] = sys.version_info[:3]) -> list[Finding]:
+    """Return one finding on the versions, and one on the lock."""
+    return [_versions(facts, python), check_lock(lock)]
+
+
+def _versions(facts: Facts, python: tuple[int, ...]) -> Finding:
+    shown = ".".join(map(str, python))
+    if python[:2] < PYTHON:
+        return failed("packages", f"Python {shown}; 3.11 or newer is needed", "make PYTHON=python3.11, or the image")
+    if facts.error:
+        return failed("packages", facts.error, PROBE)
+    if facts.torch is None:
+        cure = "rm -rf .venv && make .venv/installed, or the image"
+        return failed("packages", f"torch cannot be loaded: {facts.torch_error}", cure)
+    major, minor = (int(number) for number in facts.torch.split(".")[:2])
+    low, high = (".".join(map(str, bound)) for bound in TORCH)
+    if not TORCH[0] <= (major, minor) < TORCH[1]:
+        wanted = f"torch {facts.torch}; at least {low} and less than {high} is needed"
+        return failed("packages", wanted, f"pip install 'torch>={low},<{high}'")
+    import resireduce
+
+    return ok("packages", f"Python {shown}, torch {facts.torch}, resireduce {resireduce.__version__}")
+
+
+def check_lock(lock: Path, installed: Callable[[str], str] = version) -> Finding:
+    """Compare the installed packages with the lock; local version parts count only if the lock has them."""
+    if not lock.exists():
+        return not_run("packages", f"no {lock}: this is not an image of the suite")
+    try:
+        pins = read_lock(lock)
+    except ConfigError as error:
+        return failed("packages", str(error), "build the image again")
+    other = [text for pin in pins if (text := _difference(pin, installed))]
+    if other:
+        more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
+        detail = f"not those of {lock}: {', '.join(other[:SHOWN])}{more}"
+        return failed(
+            "packages", detail, "unset PYTHONPATH and PYTHONUSERBASE, apptainer exec --no-home; or build again"
+        )
+    return ok("packages", f"all {len(pins)} are those of {lock}")
+
+
+def _difference(pin: Pin, installed: Callable[[str], str]) -> str | None:
+    try:
+        found = installed(pin.name)
+    except PackageNotFoundError:
+        return f"{pin.name} is missing"
+    return None if pin.version in (found, found.split("+")[0]) else f"{pin.name} {found} instead of {pin.version}"
+
+
+# --- disk ---
+
+
+def existing(path: Path) -> Path:
+    """Return the folder, or its nearest existing parent, in which it would be made; or a file that is in the way."""
+    path = path.expanduser().absolute()
+    return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Return why a folder cannot be written, by trying: a mount may be read-only, or a quota used up."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"doctor")
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes for users other than root."""
+    return shutil.disk_usage(folder).free
+
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Need:
+    """The room that a folder should have."""
+
+    what: str
+    folder: Path
+    least_bytes: int
+    """With less, cells fail: a failure."""
+    enough_bytes: int
+    """With less, some cells fail: a warning."""
+    reason: str
+    """What needs `enough_bytes`."""
+    cure: str
+
+
+def needs(results: Path) -> list[Need]:
+    """Return the needs of this machine."""
+    return [
+        # gpt2-large: 774 M parameters, 12 bytes each with AdamW's states; two exist while one is being written.
+        Need("results", results, GIB, 18 * GIB, "two checkpoints of gpt2-large", "--results DIR on a larger disk"),
+        *_temporary(),
+    ]
+
+
+def _temporary() -> list[Need]:
+    try:
+        folder = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # reported by check home
+        return []
+    # The largest package, torch for CUDA, is downloaded and unpacked there while .venv or an image is made.
+    return [Need("temporary", folder, GIB // 8, 2 * GIB, "packages of .venv", "export TMPDIR=FOLDER")]
+
+
+def check_disk(wanted: Sequence[Need], free: Callable[[Path], int] = free_bytes) -> list[Finding]:
+    """Return one finding for each need."""
+    return [_judge(need, free) for need in wanted]
+
+
+def _judge(need: Need, free: Callable[[Path], int]) -> Finding:
+    folder = existing(need.folder)
+    refused = why_not_writable(folder)
+    if refused:
+        bind = "docker or podman run -v FOLDER:FOLDER -w FOLDER, apptainer exec --bind FOLDER"
+        return failed("disk", f"{need.what}: {folder} cannot be written: {refused}", f"{need.cure}; {bind}")
+    room = free(folder)
+    has = f"{need.what}: {gibibytes(room)} free in {folder}"
+    if room < need.least_bytes:
+        return failed("disk", f"{has}, {gibibytes(need.least_bytes)} is the least", need.cure)
+    if room < need.enough_bytes:
+        return warning("disk", f"{has}, {need.reason} would take {gibibytes(need.enough_bytes)}", need.cure)
+    return ok("disk", has)
+
+
+# --- home ---
+
+WRITABLE_TEMPORARY = "docker or podman run --tmpfs /tmp, apptainer exec --writable-tmpfs, or export TMPDIR=FOLDER"
+
+
+def check_home(
+    environment: Mapping[str, str] = os.environ, temporary: Callable[[], str] = tempfile.gettempdir
+) -> list[Finding]:
+    """Return one finding for HOME, one for the temporary folder."""
+    return [_home(environment.get("HOME")), _temporary_folder(temporary)]
+
+
+def _home(home: str | None) -> Finding:
+    if not home:
+        return failed("home", "HOME is not set", WRITABLE_HOME)
+    refused = "it is no folder" if not Path(home).is_dir() else why_not_writable(Path(home))
+    if refused:
+        return failed("home", f"HOME, {home}, cannot be written: {refused}", WRITABLE_HOME)
+    return ok("home", f"HOME, {home}, can be written")
+
+
+def _temporary_folder(temporary: Callable[[], str]) -> Finding:
+    try:
+        folder = temporary()
+    except FileNotFoundError as error:  # tempfile has tried all of them
+        return failed("home", str(error), WRITABLE_TEMPORARY)
+    refused = why_not_writable(Path(folder))
+    if refused:
+        return failed("home", f"temporary folder {folder} cannot be written: {refused}", WRITABLE_TEMPORARY)
+    return ok("home", f"temporary folder {folder} can be written")
+
+
+# --- memory ---
+
+MEMINFO = Path("/proc/meminfo")
+LEAST_MEMORY_BYTES = 2 << 30
+"""For two ranks of a cell of the smoke matrix, including torch, and Snakemake beside them."""
+ENOUGH_MEMORY_BYTES = 12 << 30
+"""The amount that docs/results.md gives for `make run RUN=full-size`."""
+NEW_FILES, OLD_FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+"""Files with limit and usage of a control group, version 2 and version 1."""
+MORE = "another machine; under Slurm --mem=16G, docker or podman run --memory=16g"
+
+
+def check_memory(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, mount: Path = MOUNT) -> list[Finding]:
+    """Return one finding: the least of the machine's available memory and of what control groups leave."""
+    if sys.platform != "linux":
+        return [not_run("memory", f"{sys.platform} does not say how much is available")]
+    lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
+    available = next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
+    left = {f"{meminfo}": available, **dict(_left_in_groups(cgroups, mount))}
+    where = min(left, key=lambda name: left[name])
+    room = left[where]
+    has = f"{gibibytes(room)} available{'' if where == str(meminfo) else f' of this job or container ({where})'}"
+    if room < LEAST_MEMORY_BYTES:
+        return [failed("memory", f"{has}, {gibibytes(LEAST_MEMORY_BYTES)} is the least", MORE)]
+    if room < ENOUGH_MEMORY_BYTES:
+        return [warning("memory", f"{has}, models of full size need {gibibytes(ENOUGH_MEMORY_BYTES)}", MORE)]
+    return [ok("memory", has)]
+
+
+def _left_in_groups(cgroups: Path, mount: Path) -> Iterator[tuple[str, int]]:
+    """Yield the memory left by this control group and those above it that have a limit, in both versions.
+
+    In a container the mount is the group itself, while its name may still be the host's; then only the mount counts.
+    """
+    with suppress(OSError):
+        for top, own, is_new in memory_groups(cgroups, mount):
+            limit, usage = NEW_FILES if is_new else OLD_FILES
+            for folder in (own, *own.parents):
+                if folder.is_relative_to(top) and (left := _left(folder / limit, folder / usage)) is not None:
+                    yield str(folder), left
+
+
+def _left(limit: Path, usage: Path) -> int | None:
+    """Return the bytes left below the limit. The file cache counts as used there, so more could be had."""
+    try:
+        most = limit.read_text(encoding="utf-8").strip()
+        return None if most == "max" else max(0, int(most) - int(usage.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+# --- malloc ---
+
+# Where freed memory does not return to the system, the resident memory of a process that trains on the CPU shows little
+# of what streamed gradients save.
+
+MOST_SHARE = 0.25
+"""Largest share of freed memory that may stay resident without a warning."""
+MALLOC_PROBE = (sys.executable, "-m", "benchmarks.doctor.in_child", "malloc")
+
+
+def check_malloc(
+    timeout_seconds: float,
+    environment: Mapping[str, str] = os.environ,
+    run: Run = run_together,
+    platform: str = sys.platform,
+) -> list[Finding]:
+    """Return one finding: a warning if ranks of cells keep freed memory. `environment` is that of this shell."""
+    if platform != "linux":
+        return [not_run("malloc", f"{platform} does not say what is resident")]
+    given = [environment, with_malloc(environment, environment)]
+    shell, cells = (_kept(run([Job(MALLOC_PROBE, dict(each))], timeout_seconds)[0]) for each in given)
+    if isinstance(shell, str) or isinstance(cells, str):
+        return [not_run("malloc", f"memory was not measured: {shell if isinstance(shell, str) else cells}")]
+    freed, most = BLOCKS * BLOCK_BYTES, MOST_SHARE * BLOCKS * BLOCK_BYTES
+    said = f"of {gibibytes(freed)} freed, {gibibytes(cells)} stay resident in ranks of cells, {gibibytes(shell)} here"
+    if cells > most:
+        own = [name for name in MALLOC if name in environment]
+        cure = f"unset {' '.join(own)}" if own else "another allocator is at work: unset LD_PRELOAD"
+        return [warning("malloc", f"{said}: what is resident hides what is saved", cure)]
+    if shell > most:
+        settings = " ".join(f"{name}={value}" for name, value in MALLOC.items())
+        return [ok("malloc", f"{said}: for training of your own, on CPUs, set {settings}")]
+    return [ok("malloc", said)]
+
+
+def _kept(ended: Ended) -> int | str:
+    """Return the bytes that stayed resident, or why they are not known."""
+    reports = ended.reports()
+    return int(reports[-1]["kept_bytes"]) if reports else last_words(ended.output)
+
+
+# --- limits ---
+
+LEAST_FILES, ENOUGH_FILES = 256, 1024
+"""A rank has a connection to every other, opens some fifty files of packages, and its data loader passes tensors by
+open files; Snakemake has a log for each job. 1024 is Linux' default for a process."""
+FILES = "ulimit -n 4096; docker or podman run --ulimit nofile=4096:4096"
+ENOUGH_LOCKED_BYTES = 64 << 20
+LOCKED = "ulimit -l unlimited; docker or podman run --ulimit memlock=-1"
+
+
+def check_limits(gpus: int = 0, files: int | None = None, locked_bytes: int | None = None) -> list[Finding]:
+    """Return one finding. gpus: with some, NCCL locks memory; files, locked_bytes: limits to use instead of asking."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if files is None else files
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if locked_bytes is None else locked_bytes
+    many = "unlimited" if files == resource.RLIM_INFINITY else str(files)
+    has = f"{many} open files"
+    if files != resource.RLIM_INFINITY and files < ENOUGH_FILES:
+        least = f"{has}; {ENOUGH_FILES} is what Linux gives"
+        return [failed("limits", least, FILES) if files < LEAST_FILES else warning("limits", least, FILES)]
+    if gpus and locked != resource.RLIM_INFINITY and locked < ENOUGH_LOCKED_BYTES:
+        detail = f"{has}, but {locked >> 10} KiB of locked memory: NCCL's guide asks for no limit"
+        return [warning("limits", detail, LOCKED)]
+    return [ok("limits", has)]
+
+
+# --- shared-memory ---
+
+SHM = Path("/dev/shm")
+ENOUGH_SHARED_BYTES = 1 << 30
+"""The value that NCCL's user guide (Troubleshooting, Shared memory) gives a container."""
+LEAST_SHARED_BYTES = 64 << 20
+"""Docker's default for a container. NCCL takes a segment of 4 to 10 MiB for each pair of GPUs without a direct path, so
+this is too little for the pairs of four GPUs, and NCCL does not start. Ranks on CPUs take none."""
+
+
+def check_shared_memory(gpus: int = 0, folder: Path = SHM, free: int | None = None) -> list[Finding]:
+    """Return one finding. gpus: number that torch sees; free: bytes to use instead of asking."""
+    if not folder.is_dir():
+        return [not_run("shared-memory", f"there is no {folder}: not Linux")]
+    refused = why_not_writable(folder)
+    if refused:
+        return [failed("shared-memory", f"{folder} cannot be written: {refused}", MORE_SHARED_MEMORY)]
+    room = free_bytes(folder) if free is None else free
+    has = f"{gibibytes(room)} free in {folder}"
+    if room <= LEAST_SHARED_BYTES and gpus > 1:
+        return [failed("shared-memory", f"{has}, too little for NCCL between {gpus} GPUs", MORE_SHARED_MEMORY)]
+    if room < ENOUGH_SHARED_BYTES:
+        return [
+            warning(
+                "shared-memory", f"{has}, NCCL's guide asks for {gibibytes(ENOUGH_SHARED_BYTES)}", MORE_SHARED_MEMORY
+            )
+        ]
+    return [ok("shared-memory", has)]

@@ -1,1 +1,0 @@
-"""Bills of materials and known vulnerabilities of the images' packages, by standard tools."""
