@@ -25,7 +25,9 @@ needs_triton = pytest.mark.skipif(
 
 
 @needs_triton
-@pytest.mark.parametrize(("file", "interpret"), [("interpreted.py", "1"), ("turns.py", "1"), ("compiled.py", "0")])
+@pytest.mark.parametrize(
+    ("file", "interpret"), [("bucket.py", "1"), ("interpreted.py", "1"), ("turns.py", "1"), ("compiled.py", "0")]
+)
 def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(APART)])
     own = {
