@@ -115,12 +115,11 @@ class TopK(Selecting, SparseCompressor):
 
     def _taken_on_gpu(self, dense: Tensor, k: int, added: Tensor | None) -> Payload:
         """Do as `take_from_sum_`, with kernels in Triton, which write the payload itself."""
-        from resireduce.kernels.gpu.select import take_largest_
+        from resireduce.kernels.gpu.bucket import compress_topk_
 
         layout = (dense.dtype, k), (torch.int32, k)
         payload = Payload(unfilled(layout, dense.device), layout, dense.shape, dense.dtype)
-        values, places = payload.parts()
-        take_largest_(dense.view(-1), k, (values, places), added)
+        compress_topk_([added], [dense], [k], payload.buffer)
         return payload
 
     def _count(self, grad: Tensor) -> int:

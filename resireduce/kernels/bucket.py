@@ -90,7 +90,7 @@ def _in_triton(tensors: Sequence[Tensor]) -> bool:
         return False
     dtype = tensors[0].dtype
     alike = all(one.dtype == dtype and one.numel() for one in tensors)
-    return alike and sum(one.numel() for one in tensors) <= 2 * LARGEST
+    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
 
 
 def _parts(message: Tensor, ks: Sequence[int], dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:

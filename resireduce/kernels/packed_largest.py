@@ -116,9 +116,9 @@ def add_sent_(dense: Tensor, packed: Tensor, count: int, scale: float) -> bool:
     is none of `dense`.
     """
     if dense.dtype == torch.float32 and count and in_triton(dense, packed):
-        from resireduce.kernels.gpu import sent
+        from resireduce.kernels.gpu import bucket
 
-        sent.add_sent_(dense.view(-1), packed, count, scale)
+        bucket.add_topk_([dense], [count], packed[: BYTES * count], scale)
         return True
     fits = dense.dtype == torch.float32 and dense.is_cpu and dense.is_contiguous() and packed.is_contiguous()
     found = library("sent") if fits and packed.is_cpu and packed.nbytes >= 8 * count else None
