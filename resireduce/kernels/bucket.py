@@ -5,7 +5,7 @@ those of the wider dtype first, and zeros up to a multiple of 8 bytes.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from resireduce.kernels.selection import largest_magnitudes
 ALIGNMENT, INDEX_BYTES = 8, 4
 
 
-@cache
+@lru_cache(maxsize=512)
 def message_places(ks: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[tuple[int, int], ...], int]:
     """Return at which byte of a message the values, and the indices, of each tensor begin, and the message's bytes.
 

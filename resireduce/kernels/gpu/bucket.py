@@ -40,7 +40,7 @@ def _chunk_of(table, tensors, CHUNK: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @jit
-def _border(counts, wanted, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _threshold(counts, wanted, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return, from `ROWS` counts of a tensor, the leading bits of its `wanted`-th largest, its rank among the elements
     with these bits, and their number."""
     bins = tl.arange(0, 256)
@@ -73,7 +73,7 @@ def _look_for_non_finite(table, like, spoilt, tensors, TILE: tl.constexpr, TILES
 
 
 @jit
-def _count_digits(  # type: ignore[no-untyped-def]
+def _histogram(  # type: ignore[no-untyped-def]
     table,
     like,
     bits,
@@ -96,7 +96,7 @@ def _count_digits(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
     residual, gradient, n = tl.load(row), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
-    prefix, _, _ = _border(counts + own * ROWS * 256, tl.load(row + 3).to(tl.int32), ROW)
+    prefix, _, _ = _threshold(counts + own * ROWS * 256, tl.load(row + 3).to(tl.int32), ROW)
     is_fine = True
     if CHECK and ROW == 0:
         is_fine = tl.load(spoilt + own) == 0
@@ -132,7 +132,7 @@ def _count_selected(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
     residual, n = tl.load(row), tl.load(row + 2).to(tl.int32)
-    limit, _, _ = _border(counts + own * ROWS * 256, tl.load(row + 3).to(tl.int32), ROWS)
+    limit, _, _ = _threshold(counts + own * ROWS * 256, tl.load(row + 3).to(tl.int32), ROWS)
     above, equal = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
     end = tl.minimum(first + TILE * TILES, n)
     while first < end:
@@ -186,7 +186,7 @@ def _write_selected(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
     residual, n, k = tl.load(row), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
-    limit, wanted, ties = _border(counts + own * ROWS * 256, k, ROWS)
+    limit, wanted, ties = _threshold(counts + own * ROWS * 256, k, ROWS)
     left_out = ties - wanted
     chunk, begin = tl.program_id(0), tl.load(row + 6)
     before = tl.load(until + chunk - 1, mask=chunk > 0, other=0)
@@ -272,7 +272,7 @@ def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tenso
             _look_for_non_finite[grid](table, values, spoilt, tensors, *tiles, **EXACT)
         for row in range(digits):
             numbers = tensors, row, bits, *tiles, takes
-            _count_digits[grid](table, values, raw, spoilt, answers, counts, *numbers, **EXACT)
+            _histogram[grid](table, values, raw, spoilt, answers, counts, *numbers, **EXACT)
         _count_selected[grid](table, raw, counts, found, tensors, chunks, bits, *tiles, **EXACT)
         until = found.cumsum(0, dtype=torch.int32)
         _write_selected[grid](table, raw, indices, counts, until, tensors, chunks, bits, *tiles, takes, **EXACT)
