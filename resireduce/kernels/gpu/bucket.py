@@ -18,7 +18,7 @@ from torch import Tensor
 from resireduce.kernels.bucket import INDEX_BYTES, message_places
 from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
 
-TILE, TILES = 4096, 4
+TILE, TILES = 4096, 2
 """Elements that a program processes at once, a power of two of 2^14 at most; and how many times, for its chunk."""
 SENT_TILE = 1024
 """Elements of a message that a program adds to their places, a power of two."""
@@ -241,7 +241,7 @@ def compress_topk_(
 ) -> Tensor:
     """Do as the function of this name in `kernels.bucket`, for float32, float16 or bfloat16 that is not empty.
 
-    Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 16,384 elements.
+    Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
     like = message.view(residuals[0].dtype)
     rows = _rows(residuals, gradients, ks, like)
@@ -264,7 +264,7 @@ def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tenso
     with on_device(first):
         table, chunks = _table(rows, 2, size, *_where(first))
         state = torch.zeros(tensors * (digits * BINS + 1), dtype=torch.int32, device=device)
-        counts, spoilt = state[tensors:], state
+        counts, spoilt = state, state[tensors * digits * BINS :]
         answers = torch.empty(tensors, dtype=torch.int32, device=device)
         found = torch.empty(2 * chunks, dtype=torch.int32, device=device)
         grid, tiles = (chunks,), (TILE, TILES)
@@ -306,6 +306,6 @@ def _table(rows: tuple[Row, ...], counted: int, size: int, device: torch.device,
     table = np.column_stack((np.array(rows, np.int64), np.cumsum([0, *chunks[:-1]])))
     owners = np.repeat(np.arange(len(rows)), chunks)
     made = torch.from_numpy(np.concatenate((table.reshape(-1), owners)))
-    return made.to(device, non_blocking=True), len(
-        owners
-    )  # what is copied is not in pinned memory, and so read at once
+    if device.type == "cuda":
+        made = made.pin_memory()  # the host does not wait for the copy
+    return made.to(device, non_blocking=True), len(owners)
