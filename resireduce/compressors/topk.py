@@ -197,7 +197,7 @@ class TopK(Selecting, SparseCompressor):
             super().combine_each_(targets, payloads, scale)
 
     def _combine_on_gpu(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> bool:
-        """Do as `combine_each_`, with a launch for each rank; return False, and do nothing, if kernels do not take it."""
+        """Do as `combine_each_`, with a launch for each rank; return False, and do nothing, where kernels cannot."""
         if not (targets[0].dtype == torch.float32 and self.looks_at(*targets)):
             return False
         messages = [one_behind_another([own[rank].buffer for own in payloads]) for rank in range(len(payloads[0]))]
