@@ -241,6 +241,8 @@ def compress_topk_(
 ) -> Tensor:
     """Do as the function of this name in `kernels.bucket`, for float32, float16 or bfloat16 that is not empty.
 
+    `gradients`, `residuals`, `ks` and `message` are as there.
+
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
     like = message.view(residuals[0].dtype)
@@ -249,7 +251,10 @@ def compress_topk_(
 
 
 def add_topk_(targets: Sequence[Tensor], ks: Sequence[int], message: Tensor, scale: float) -> None:
-    """Do as the function of this name in `kernels.bucket`, for float32. A product is rounded before it is added."""
+    """Do as the function of this name in `kernels.bucket`, for float32. A product is rounded before it is added.
+
+    `targets`, `ks`, `message` and `scale` are as there.
+    """
     values = message.view(torch.float32)
     with on_device(message):
         table, chunks = _table(_rows(targets, [None] * len(ks), ks, values), 3, SENT_TILE, *_where(message))
