@@ -1,7 +1,6 @@
 """Checks whether gradients are finite: each at once or, where the host would wait for a device, once per step."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,9 +8,6 @@ from torch import Tensor
 from resireduce.errors import NonFiniteGradient
 from resireduce.kernels.norms import is_finite
 from resireduce.kernels.on_gpu import in_triton
-
-if TYPE_CHECKING:
-    from resireduce.kernels.gpu.finite import Answers
 
 AT_ONCE = ("cpu", "meta")
 """Types of devices on which the host need not wait for an answer."""
@@ -30,7 +26,6 @@ class Finiteness:
     def __init__(self, at_once: bool = True):
         self.at_once = at_once
         self.restart()
-        self._answers: Answers | None = None
 
     def check_(self, grad: Tensor, name: str) -> None:
         """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note that, and fill it with 0.
@@ -40,7 +35,7 @@ class Finiteness:
         if self.checks_at_once(grad):
             check_finite(grad, name)
         elif grad.numel():
-            self._noted[name, len(self._noted)] = fine = self._zero_unless_finite_(grad)
+            self._noted[name, len(self._noted)] = fine = zero_unless_finite_(grad)
             self._asked.append(fine)
 
     def check_later(self, name: str) -> None:
@@ -53,18 +48,17 @@ class Finiteness:
         `packed` is a copy of them in one tensor: it is filled with 0 if any of them holds NaN or infinity.
         """
         if packed.numel():
-            self._asked.append(self._zero_unless_finite_(packed))
+            self._asked.append(zero_unless_finite_(packed))
             there = [(name, grad) for name, grad in zip(names, gradients, strict=True) if grad.numel()]
             norms = torch._foreach_norm([grad for _, grad in there], torch.inf)
             self._noted.update(((name, LATER), norm) for (name, _), norm in zip(there, norms, strict=True))
 
-    def _zero_unless_finite_(self, grad: Tensor) -> Tensor:
-        if not in_triton(grad):
-            return zero_unless_finite_(grad)
-        from resireduce.kernels.gpu import finite
-
-        self._answers = self._answers or finite.Answers()
-        return finite.zero_unless_finite_(grad, self._answers)
+    def note(self, names: Sequence[str], spoilt: Tensor) -> None:
+        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0."""
+        fine = spoilt.eq(0)
+        self._asked.append(fine.all())
+        for name, one in zip(names, fine.unbind(), strict=True):
+            self._noted[name, len(self._noted)] = one
 
     def checks_at_once(self, grad: Tensor) -> bool:
         """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
@@ -103,7 +97,11 @@ def refusal(name: str) -> str:
 
 
 def zero_unless_finite_(grad: Tensor) -> Tensor:
-    """Fill `grad` with zeros if it is not finite; return whether it was, 0-D bool. The host does not wait."""
+    """Fill `grad` with zeros if it is not finite; return whether it was: 0-D bool or int32. The host does not wait."""
+    if in_triton(grad):
+        from resireduce.kernels.gpu import norms
+
+        return norms.zero_unless_finite_(grad)
     fine = torch.linalg.vector_norm(grad, torch.inf) < torch.inf  # NaN is not less either
     grad.masked_fill_(fine.logical_not(), 0.0)
     return fine

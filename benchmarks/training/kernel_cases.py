@@ -10,7 +10,9 @@ from benchmarks.training.compress_cases import now
 from resireduce.compressors.topk import TopK
 from resireduce.finiteness import zero_unless_finite_
 from resireduce.kernels import submatrix
-from resireduce.kernels.gpu import blocks, crossing, finite, select, self_check, sent, take_out
+from resireduce.kernels.bucket import compress_topk_, message_places
+from resireduce.kernels.gpu import blocks, bucket, norms, self_check
+from resireduce.kernels.gpu import submatrix as crossing
 from resireduce.kernels.selection import PIECE, by_keys
 from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks
@@ -18,29 +20,39 @@ from resireduce.residuals.stored import Blocks
 SIZES, TINY = (1 << 16, 1 << 20, 25 << 20, 100 << 20), (1500,)
 DTYPES = {"cuda": ("float32", "float16", "bfloat16"), "cpu": ("float32",)}
 DENSITY, ROUNDS = 0.01, 10
+TENSORS, LEAST = 20, 1000
+"""Tensors of a bucket, unless they had fewer elements than LEAST."""
 Way = Callable[[Tensor], tuple[Tensor, ...]]
 """Processes a gradient, whose memory it may overwrite, and returns all results."""
 
 
 def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
     """Return for each kernel two ways to process a gradient like 1-D `source`: plain torch's, and the kernel's."""
-    answers = finite.Answers()
     numel, k = source.numel(), max(1, int(DENSITY * source.numel()))
     indices = select_plainly(source, k)
     return {
-        f"select, density {DENSITY:g}": (lambda x: (select_plainly(x, k),), lambda x: (select.select(x, k),)),
+        f"select, density {DENSITY:g}": (lambda x: (select_plainly(x, k),), lambda x: (bucket.select(x, k),)),
         "finite": (
             lambda x: (zero_unless_finite_(x), x),
-            lambda x: (finite.zero_unless_finite_(x, answers).to(torch.bool), x),
+            lambda x: (norms.zero_unless_finite_(x).to(torch.bool), x),
         ),
-        "take out": (
-            lambda x: (x.index_select(0, indices), x.index_fill_(0, indices, 0.0)),
-            lambda x: (take_out.take_out_(x, indices), x),
-        ),
+        f"top-k of a bucket, density {DENSITY:g}": (_of_bucket(compress_topk_), _of_bucket(bucket.compress_topk_)),
         **_crossing(source),
         **(_added(indices) if source.dtype == torch.float32 else {}),
         **{f"{kind}: {name}": pair for kind in ("int8", "int4") for name, pair in _codes(kind, numel, source)},
     }
+
+
+def _of_bucket(compress_: Callable[..., Tensor]) -> Way:
+    """Return a way to add gradients to residuals, and take out the largest of each of several tensors."""
+
+    def compressed(x: Tensor) -> tuple[Tensor, ...]:
+        gradients = x.flip(0).tensor_split(min(TENSORS, 1 + x.numel() // LEAST))
+        ks = [max(1, int(DENSITY * one.numel())) for one in gradients]
+        message = torch.empty(message_places(tuple(ks), x.dtype)[1], dtype=torch.uint8, device=x.device)
+        return compress_(gradients, x.tensor_split(len(gradients)), ks, message), message, x
+
+    return compressed
 
 
 def _crossing(source: Tensor) -> dict[str, tuple[Way, Way]]:
@@ -80,7 +92,7 @@ def _added(indices: Tensor) -> dict[str, tuple[Way, Way]]:
         return (compressor.add_(x, compressor.packed(x, indices), 1 / 3),)
 
     def kernel(x: Tensor) -> tuple[Tensor, ...]:
-        sent.add_sent_(x, compressor.packed(x, indices).buffer, count, 1 / 3)
+        bucket.add_topk_([x], [count], compressor.packed(x, indices).buffer[: 8 * count], 1 / 3)
         return (x,)
 
     return {"pack, and add": (plain, kernel)}

@@ -130,12 +130,17 @@ class Compressor(ABC):
         """Whether `take_from_sums_` can replace an addition, `compress` and `error_`, and there is no state."""
         return False
 
-    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int]]:
+    def looks_at(self, *tensors: Tensor) -> bool:
+        """Whether `take_from_sums_` looks for NaN in what is added to these `tensors` without the host's waiting."""
+        return False
+
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int] | Tensor]:
         """Form all `sums`, in place, and make their payloads; each `dense` then holds what `error_` leaves.
 
         Returns:
             the buffer that holds all payloads one behind the other, 1-D; the payloads, each as `compress` makes it; and
-            the places of the sums whose check has found NaN or infinity: their payloads are those of zeros.
+            the places of the sums whose check has found NaN or infinity: their payloads are those of zeros. Or, where
+            it `looks_at` them on a device, 1 for each of these and 0 for each other: zeros were added in place of NaN.
 
         Raises NotImplementedError unless the compressor `adds`.
         """

@@ -3,12 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Compressor, Selecting, Sum
 from resireduce.core.payload import Payload, unfilled
+from resireduce.kernels.bucket import add_topk_, compress_topk_
 from resireduce.kernels.norms import refuse_non_finite
 from resireduce.kernels.on_gpu import in_triton
 from resireduce.kernels.packed_largest import (
@@ -82,6 +84,14 @@ class SparseCompressor(Compressor):
         return grad
 
 
+def one_behind_another(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return 1-D `parts` of bytes as one tensor, a view; None if they do not lie one behind the other."""
+    ends = [part.data_ptr() + part.numel() for part in parts]
+    if any(end != part.data_ptr() for end, part in zip(ends, parts[1:], strict=False)):
+        return None
+    return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
+
+
 def narrowed(indices: Tensor, like: Tensor) -> Tensor:
     """Return flat `indices` of a tensor `like` this one as they travel: int32, and int64 from 2^31 elements on."""
     return indices.to(torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64)
@@ -105,10 +115,15 @@ class TopK(Selecting, SparseCompressor):
         packed = None if self.half or not self.adds else packed_largest(grad.view(-1), k)
         return super().compress(grad, name, step) if packed is None else self._payload(grad, packed, k)
 
-    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int]]:
+    def looks_at(self, *tensors: Tensor) -> bool:
+        """Whether these are on a GPU where kernels look for NaN in what is added to them."""
+        return not self.half and in_triton(*tensors)
+
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int] | Tensor]:
         """Form all `sums`, take out their largest magnitudes, and return these as `Compressor` says.
 
-        On a CPU one call of compiled code does all, and reads each element once.
+        On a CPU one call of compiled code does all, and reads each element once. On a GPU the number of launches does
+        not depend on how many there are.
         """
         layouts = [self._layout(one.dense) for one in sums]
         buffer, parts = unfilled(layouts, sums[0].dense.device)
@@ -116,6 +131,8 @@ class TopK(Selecting, SparseCompressor):
             Payload(part, layout, one.dense.shape, one.dense.dtype)
             for part, layout, one in zip(parts, layouts, sums, strict=True)
         ]
+        if self.looks_at(*(one.dense for one in sums)):
+            return buffer, payloads, self._take_on_gpu(sums, buffer)
         told = [
             (one.dense, self._count(one.dense), one.added, part, one.check)
             for one, part in zip(sums, parts, strict=True)
@@ -138,6 +155,15 @@ class TopK(Selecting, SparseCompressor):
         index = torch.int32 if dense.numel() <= torch.iinfo(torch.int32).max else torch.int64
         return (torch.float16 if self.half else dense.dtype, count), (index, count)
 
+    def _take_on_gpu(self, sums: Sequence[Sum], buffer: Tensor) -> Tensor:
+        """Form the sums, and write to `buffer` what is taken out; return 1 for each that NaN was added to, or 0."""
+        for one in sums:
+            if not (one.added is None or isinstance(one.added, Tensor)):
+                one.added.add_to_(one.dense)
+                one.added = None
+        added, dense = [cast(Tensor | None, one.added) for one in sums], [one.dense for one in sums]
+        return compress_topk_(added, dense, [self._count(one) for one in dense], buffer)
+
     def _take_from(self, one: Sum, payload: Payload) -> None:
         """Form the sum, take out its largest magnitudes, and write them to `payload`, without compiled code."""
         dense, added, k = one.dense, one.added, self._count(one.dense)
@@ -148,11 +174,6 @@ class TopK(Selecting, SparseCompressor):
             added = None
         flat, more = dense.view(-1), None if added is None else added.view(-1)
         values, places = payload.parts()
-        if not (self.half or one.check) and k < flat.numel() and in_triton(flat, flat if more is None else more):
-            from resireduce.kernels.gpu.select import take_largest_
-
-            take_largest_(flat, k, (values, places), more)
-            return
         indices = largest_of_sum_(flat, more, k, one.check == "sum")
         if self.half:
             payload.buffer.copy_(self.packed(dense, indices).buffer)
@@ -166,12 +187,26 @@ class TopK(Selecting, SparseCompressor):
         """Overwrite each of the `targets` with `scale` x the sum of all ranks' `payloads` of it, by one call."""
         if targets[0].is_meta and targets[0].dtype == torch.float32:
             return  # a plan, which counts memory: this takes none
+        if self.adds and self._combine_on_gpu(targets, payloads, scale):
+            return
         sent = [
             (dense, [(payload.buffer, payload.layout[0][1]) for payload in own])
             for dense, own in zip(targets, payloads, strict=True)
         ]
         if not (self.adds and not self.half and add_sent_each_(sent, scale, zero=True)):
             super().combine_each_(targets, payloads, scale)
+
+    def _combine_on_gpu(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> bool:
+        """Do as `combine_each_`, with a launch for each rank; return False, and do nothing, where kernels cannot."""
+        if not (targets[0].dtype == torch.float32 and self.looks_at(*targets)):
+            return False
+        messages = [one_behind_another([own[rank].buffer for own in payloads]) for rank in range(len(payloads[0]))]
+        if any(message is None for message in messages):
+            return False
+        torch._foreach_zero_([*targets])
+        for message in messages:
+            add_topk_(targets, [own[0].layout[0][1] for own in payloads], cast(Tensor, message), scale)
+        return True
 
     def _count(self, grad: Tensor) -> int:
         return share(self.density, grad.numel())

@@ -350,6 +350,9 @@ class ErrorFeedback:
         found: dict[str, NonFiniteGradient] = {}
         sums = [self._sum(name, one, name in absorbed, found) for name, one in gradients.items()]
         buffer, payloads, spoilt = compressor.take_from_sums_(sums)
+        if isinstance(spoilt, Tensor):
+            self.finiteness.note([*gradients], spoilt)
+            spoilt = set()
         for place, (name, gradient) in enumerate(gradients.items()):
             if place in spoilt:
                 found[name] = NonFiniteGradient(refusal(name))
@@ -373,12 +376,11 @@ class ErrorFeedback:
         if gradient is None:
             return Sum(self._zeros(name))
         residual = self.residual.part_of(name) if hasattr(type(self.residual), "part_of") else self.residual
-        check = ""
-        if not self.finiteness.checks_at_once(gradient):
-            self.finiteness.check_(gradient, name)
-        else:
+        check, found = "", residual.addends(gradient, name)
+        if self.finiteness.checks_at_once(gradient):
             check = "sum" if residual.leaves_stored(name) else "added"
-        found = residual.addends(gradient, name)
+        elif found is None or found[1] is not gradient or not self.compressor_of(name).looks_at(gradient):
+            self.finiteness.check_(gradient, name)
         if found is None and check == "added":
             try:
                 check_finite(gradient, name)

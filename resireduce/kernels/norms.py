@@ -65,9 +65,9 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
     """
     n = x.numel()
     if in_triton(x):
-        from resireduce.kernels.gpu import mean_norm as kernel
+        from resireduce.kernels.gpu import norms
 
-        return kernel.mean_norm(x, phi)
+        return norms.mean_norm(x, phi)
     compiled = library("sums") if x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() else None
     if compiled is None:
         l1, l2 = l1_and_l2_norm(x)
@@ -214,7 +214,7 @@ def _kernel(*tensors: Tensor) -> Callable[..., None] | None:
     """Return the form of `_add` in Triton, where it takes these `tensors`."""
     if not in_triton(*tensors) or any(one.dtype != tensors[0].dtype for one in tensors):
         return None
-    from resireduce.kernels.gpu.weighted import add_weighted
+    from resireduce.kernels.gpu.norms import add_weighted
 
     return add_weighted
 

@@ -1,7 +1,6 @@
 """Whether Triton's kernels are used for a tensor: on an NVIDIA GPU, once they have passed a check there.
 
-Otherwise plain torch gives the same results. With RESIREDUCE_TRITON=0 they are not used; with
-RESIREDUCE_TRITON=launches those are not used whose programs wait for each other.
+Otherwise plain torch gives the same results. With RESIREDUCE_TRITON=0 they are not used.
 """
 
 import logging
@@ -18,8 +17,6 @@ from torch import Tensor
 
 SWITCH = "RESIREDUCE_TRITON"
 """Environment variable: with 0 no kernel in Triton is used."""
-IN_LAUNCHES = "launches"
-"""Value of that variable with which kernels in Triton are used, but none whose programs wait for each other."""
 DEVICE = "cuda"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 1 << 30
@@ -49,30 +46,17 @@ def in_triton(*tensors: Tensor) -> bool:
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether Triton is there, and its kernels give the bits of plain torch on `device` for tensors of `dtype`.
 
-    This compiles them. If they fail, a warning says why; if only those fail whose programs wait for each other, the
-    others are used, with a warning.
+    This compiles them. If they fail, a warning says why.
     """
     capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
     if not capable or find_spec("triton") is None:
         return False
     with _told(f"kernels for {dtype} are being compiled for {device}, once for this machine: some 20 s"):
-        return _proven(device, dtype)
-
-
-def _proven(device: torch.device, dtype: torch.dtype) -> bool:
-    reason = _failure("differing", device, dtype)
+        reason = _failure(device, dtype)
     if reason is not None:
-        _warn(f"kernels in Triton are not used on {device} for {dtype}: {reason}. Plain torch does the same", "0")
-        return False
-    unwanted = os.environ.get(SWITCH) == IN_LAUNCHES
-    reason = None if unwanted else _failure("differing_at_once", device, dtype)
-    if unwanted or reason is not None:
-        from resireduce.kernels.gpu import once
-
-        once.LEFT_OUT.add((device, dtype))
-    if reason is not None:
-        _warn(f"nothing is selected in one launch on {device} for {dtype}: {reason}. Several do the same", IN_LAUNCHES)
-    return True
+        text = f"kernels in Triton are not used on {device} for {dtype}: {reason}. Plain torch does the same"
+        warnings.warn(f"{text}; {SWITCH}=0 is a way to say so beforehand", stacklevel=4)
+    return reason is None
 
 
 @contextmanager
@@ -87,16 +71,12 @@ def _told(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _failure(check: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why kernels cannot be used, by function `check` of self_check.py; None: they can."""
+def _failure(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why kernels cannot be used, by what self_check.py finds; None: they can."""
     try:
         from resireduce.kernels.gpu import self_check
 
-        wrong = getattr(self_check, check)(device, dtype)
+        wrong = self_check.differing(device, dtype)
     except Exception as error:  # no C compiler, no place for compiled code, a version of Triton that is too new, ...
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return f"other results than plain torch: {', '.join(wrong)}" if wrong else None
-
-
-def _warn(text: str, value: str) -> None:
-    warnings.warn(f"{text}; {SWITCH}={value} is a way to say so beforehand", stacklevel=5)

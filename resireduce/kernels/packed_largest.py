@@ -170,9 +170,9 @@ def add_sent_(dense: Tensor, packed: Tensor, count: int, scale: float) -> bool:
     is none of `dense`.
     """
     if dense.dtype == torch.float32 and count and in_triton(dense, packed):
-        from resireduce.kernels.gpu import sent
+        from resireduce.kernels.gpu import bucket
 
-        sent.add_sent_(dense.view(-1), packed, count, scale)
+        bucket.add_topk_([dense], [count], packed[: BYTES * count], scale)
         return True
     return add_sent_each_([(dense, [(packed, count)])], scale, zero=False)
 

@@ -215,7 +215,7 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
     if k >= n:
         return torch.arange(n, device=flat.device)
     if in_triton(flat):
-        from resireduce.kernels.gpu.select import select
+        from resireduce.kernels.gpu.bucket import select
 
         return select(flat, k)
     if flat.device.type not in ("cpu", "meta"):
@@ -235,7 +235,7 @@ def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = Fa
     if k < flat.numel() and not in_triton(flat) and flat.device.type in ("cpu", "meta"):
         return by_candidates(flat, k, piece_of(flat.numel()), added, check)
     if k < flat.numel() and added is not None and not check and in_triton(flat, added) and added.dtype == flat.dtype:
-        from resireduce.kernels.gpu.select import select
+        from resireduce.kernels.gpu.bucket import select
 
         return select(flat, k, added)
     if added is not None:

@@ -58,9 +58,9 @@ def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor)
     if _compiled("resireduce_add_crossing", matrix, rows, columns, values):
         return
     if _in_triton(matrix, rows, columns, values):
-        from resireduce.kernels.gpu import crossing
+        from resireduce.kernels.gpu import submatrix
 
-        crossing.add_crossing_(matrix, rows, columns, values)
+        submatrix.add_crossing_(matrix, rows, columns, values)
         return
     places = columns.long()
     for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
@@ -77,9 +77,9 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     if _compiled("resireduce_cut_crossing", matrix, rows, columns, values):
         return values
     if _in_triton(matrix, rows, columns, values):
-        from resireduce.kernels.gpu import crossing
+        from resireduce.kernels.gpu import submatrix
 
-        crossing.cut_crossing_into(values, matrix, rows, columns)
+        submatrix.cut_crossing_into(values, matrix, rows, columns)
         return values
     for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
         torch.index_select(matrix.index_select(0, some), 1, columns, out=part)

@@ -25,7 +25,7 @@ needs_triton = pytest.mark.skipif(
 
 
 @needs_triton
-@pytest.mark.parametrize(("file", "interpret"), [("interpreted.py", "1"), ("turns.py", "1"), ("compiled.py", "0")])
+@pytest.mark.parametrize(("file", "interpret"), [("bucket.py", "1"), ("interpreted.py", "1"), ("compiled.py", "0")])
 def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(APART)])
     own = {
@@ -60,7 +60,7 @@ def test_the_library_loads_without_triton() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch, resireduce, resireduce.api\n"
-        "from resireduce.kernels.gpu import blocks, finite, select, self_check, take_out\n"
+        "from resireduce.kernels.gpu import blocks, bucket, norms, self_check, submatrix\n"
         "from resireduce.kernels.selection import largest_magnitudes\n"
         "assert largest_magnitudes(torch.tensor([1.0, -3.0, 2.0]), 1).tolist() == [1]\n"
     )

@@ -10,30 +10,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from resireduce.kernels.gpu import blocks, crossing, finite, launches, mean_norm, near, once, sent, take_out, weighted
+from resireduce.kernels.gpu import blocks, bucket, norms, submatrix
 from resireduce.kernels.gpu.language import EXACT
 
-KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
-KEYS |= {"near": "*i32", "keys": "*i32", "places": "*i32", "total": "*i32", "total_near": "*i32"}
-KEYS |= {"state": "*i32", "added": "*fp32", "taken": "*i32"}
-HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16", "added": "*fp16", "taken": "*i16"}
-SIZES = {
-    "n": "i32",
-    "k": "i32",
-    "first": "i32",
-    "place": "i32",
-    "room": "i32",
-    "blocks": "i32",
-    "row": "i32",
-    "rows": "i32",
-}
-LOOK = {"BITS": 31, "TILE": launches.TILE}
-WHOLE = LOOK | {"NEAR": False}
-NEAR = LOOK | {"NEAR": True}
-ONCE = LOOK | {"NEAR": False, "SUM": False, "TAKE": False, "PROGRAMS": once.PROGRAMS}
+BUCKET = {"table": "*i64", "spoilt": "*i32", "answers": "*i32", "counts": "*i32", "found": "*i32", "until": "*i32"}
+KEYS = BUCKET | {"like": "*fp32", "bits": "*i32", "indices": "*i32", "values": "*fp32", "scale": "fp32"}
+HALF_KEYS = KEYS | {"like": "*fp16", "bits": "*i16"}
+BRAIN_KEYS = HALF_KEYS | {"like": "*bf16"}
+SIZES = {"n": "i32", "width": "i32", "tensors": "i32", "chunks": "i32"}
+LOOK = {"TILE": bucket.TILE, "TILES": bucket.TILES}
+WHOLE = LOOK | {"BITS": 31}
+HALF = LOOK | {"BITS": 15}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
-SENT = {"values": "*fp32", "places": "*i32"}
 CROSSING = {"down": "*i32", "across": "*i32", "width": "i32"}
 NORM = {
     "sums": "*fp64",
@@ -44,60 +33,30 @@ NORM = {
     "size": "fp32",
     "root": "fp32",
 }
-NORMED = {"TILE": mean_norm.TILE, "MOST": mean_norm.MOST}
-WEIGHTED = {"TINY": blocks.TINY, "TILE": weighted.TILE, "IS_ONE": True, "IS_LAST": True}
+NORMED = {"TILE": norms.TILE, "MOST": norms.MOST}
+WEIGHTED = {"TINY": blocks.TINY, "TILE": norms.TILE, "IS_ONE": True, "IS_LAST": True}
 FLOATS = dict.fromkeys(("into", "total", "more", "weight", "weights"), "*fp32")
 KERNELS = {
-    "the next bits": (launches._histogram, KEYS, WHOLE | {"TILES": launches.TILES}),
-    "the next bits of float16": (launches._histogram, HALF_KEYS, WHOLE | {"BITS": 15, "TILES": launches.TILES}),
-    "settle": (launches._settle, KEYS, {}),
-    "count": (launches._count, KEYS, WHOLE),
-    "write": (launches._write, HALF_KEYS, WHOLE | {"BITS": 15}),
-    "the next bits of those near": (launches._histogram, KEYS, NEAR | {"TILES": launches.TILES}),
-    "count those near": (launches._count, HALF_KEYS, NEAR | {"BITS": 15}),
-    "write those near": (launches._write, KEYS, NEAR),
-    "find how many are near": (near._count_near, KEYS, LOOK | {"SUM": False}),
-    "find how many of a sum are near": (near._count_near, KEYS, LOOK | {"SUM": True}),
-    "find how many of a sum of float16 are near": (near._count_near, HALF_KEYS, LOOK | {"BITS": 15, "SUM": True}),
-    "find those near": (near._write_near, KEYS, LOOK | {"PART": near.PART}),
-    "find those near of float16": (near._write_near, HALF_KEYS, LOOK | {"BITS": 15, "PART": near.PART}),
-    "select at once": (once._select, KEYS, ONCE),
-    "select of those near at once": (once._select, HALF_KEYS, ONCE | {"BITS": 15, "NEAR": True}),
-    "select of a sum at once": (once._select, KEYS, ONCE | {"SUM": True}),
-    "select of a sum of bfloat16 at once": (
-        once._select,
-        HALF_KEYS | {"added": "*bf16"},
-        ONCE | {"BITS": 15, "SUM": True},
-    ),
-    "take out the largest of a sum": (once._select, KEYS | {"out": "*i32"}, ONCE | {"SUM": True, "TAKE": True}),
-    "take out the largest of float16, of those near": (
-        once._select,
-        HALF_KEYS | {"out": "*i32"},
-        ONCE | {"BITS": 15, "NEAR": True, "TAKE": True},
-    ),
-    "border at once": (once._border, KEYS, LOOK),
-    "finite": (
-        finite._zero_unless_finite,
-        {"gradient": "*fp32", "states": "*i32", "place": "i32"},
-        {"TILE": finite.TILE},
-    ),
-    "finite bfloat16": (
-        finite._zero_unless_finite,
-        {"gradient": "*bf16", "states": "*i32", "place": "i32"},
-        {"TILE": finite.TILE},
-    ),
-    "take out": (
-        take_out._take_out,
-        {"flat": "*bf16", "values": "*bf16", "indices": "*i64"},
-        {"TILE": take_out.TILE},
-    ),
-    "add": (sent._add_sent, SENT | {"dense": "*fp32", "scale": "fp32"}, {"TILE": sent.TILE}),
-    "add a crossing": (crossing._add, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, {"TILE": crossing.TILE}),
-    "cut a crossing": (crossing._cut, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, {"TILE": crossing.TILE}),
-    "mean norm": (mean_norm._mean_norm, NORM | {"flat": "*fp32"}, NORMED),
-    "mean norm of bfloat16": (mean_norm._mean_norm, NORM | {"flat": "*bf16"}, NORMED),
-    "weighted sum": (weighted._add_weighted, FLOATS, WEIGHTED),
-    "weighted sum of float16": (weighted._add_weighted, dict.fromkeys(FLOATS, "*fp16"), WEIGHTED),
+    "look for NaN": (bucket._look_for_non_finite, KEYS, LOOK),
+    "look for NaN in bfloat16": (bucket._look_for_non_finite, BRAIN_KEYS, LOOK),
+    "add, and the first bits": (bucket._histogram, KEYS, WHOLE | {"ROW": 0, "CHECK": True}),
+    "add, and the first bits of float16": (bucket._histogram, HALF_KEYS, HALF | {"ROW": 0, "CHECK": True}),
+    "add, and the first bits of bfloat16": (bucket._histogram, BRAIN_KEYS, HALF | {"ROW": 0, "CHECK": False}),
+    "the last bits": (bucket._histogram, KEYS, WHOLE | {"ROW": 3, "CHECK": False}),
+    "count": (bucket._count_selected, KEYS, WHOLE),
+    "count float16": (bucket._count_selected, HALF_KEYS, HALF),
+    "write": (bucket._write_selected, KEYS, WHOLE | {"TAKE": True}),
+    "write float16": (bucket._write_selected, HALF_KEYS, HALF | {"TAKE": True}),
+    "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False}),
+    "add what was sent": (bucket._add_sent, KEYS, {"TILE": bucket.SENT_TILE}),
+    "finite": (norms._zero_unless_finite, {"gradient": "*fp32", "state": "*i32"}, {"TILE": norms.LOOK_TILE}),
+    "finite bfloat16": (norms._zero_unless_finite, {"gradient": "*bf16", "state": "*i32"}, {"TILE": norms.LOOK_TILE}),
+    "add a crossing": (submatrix._add, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, {"TILE": submatrix.TILE}),
+    "cut a crossing": (submatrix._cut, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, {"TILE": submatrix.TILE}),
+    "mean norm": (norms._mean_norm, NORM | {"flat": "*fp32"}, NORMED),
+    "mean norm of bfloat16": (norms._mean_norm, NORM | {"flat": "*bf16"}, NORMED),
+    "weighted sum": (norms._add_weighted, FLOATS, WEIGHTED),
+    "weighted sum of float16": (norms._add_weighted, dict.fromkeys(FLOATS, "*fp16"), WEIGHTED),
     "encode int8": (blocks._encode, CODES | {"values": "*fp32"}, {"TINY": blocks.TINY, "BITS": 8, "ROWS": blocks.ROWS}),
     "encode int4": (blocks._encode, PAIRS | {"values": "*fp16"}, {"TINY": blocks.TINY, "BITS": 4, "ROWS": blocks.ROWS}),
     "decode int8": (blocks._decode_add, CODES | {"target": "*fp32"}, {"BITS": 8, "TILE": blocks.TILE}),

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
-from resireduce.kernels.gpu.quotients import inverse, times
+from resireduce.kernels.gpu.language import EXACT, inverse, jit, on_device, times, tl
 
 BLOCK = 64
 TILE, ROWS = 1024, 32

@@ -5,15 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu import selections
+from resireduce.kernels.bucket import message_places
 from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
-from resireduce.kernels.gpu.crossing import add_crossing_, cut_crossing_into
-from resireduce.kernels.gpu.finite import zero_unless_finite_
-from resireduce.kernels.gpu.mean_norm import mean_norm
-from resireduce.kernels.gpu.selections import same_bits
-from resireduce.kernels.gpu.sent import add_sent_
-from resireduce.kernels.gpu.take_out import take_out_
-from resireduce.kernels.gpu.weighted import add_weighted
+from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, select
+from resireduce.kernels.gpu.norms import add_weighted, mean_norm, zero_unless_finite_
+from resireduce.kernels.gpu.submatrix import add_crossing_, cut_crossing_into
 
 NUMEL = 9 * 8192 + 77
 """Elements of a check: more than one program of any kernel processes, and not a multiple of any tile."""
@@ -25,20 +21,14 @@ def differing(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> l
     Unless `numel` is a multiple of 16, a smaller one is checked too, since Triton compiles other code for it. The host
     waits for the device. Raises what Triton raises if it cannot compile them.
     """
-    return _differing(CHECKS, sample(device, dtype, numel))
+    flat = sample(device, dtype, numel)
+    sizes = {numel, numel // 16 * 16}
+    return [name for name, same in CHECKS.items() if not all(same(flat[:size]) for size in sizes)]
 
 
-def differing_at_once(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
-    """Return what `differing` does, for the selection in one launch, which the library can do without.
-
-    device, dtype, numel: as for `differing`.
-    """
-    return _differing(CHECKS_AT_ONCE, sample(device, dtype, numel))
-
-
-def _differing(checks: dict[str, Callable[[Tensor], bool]], flat: Tensor) -> list[str]:
-    sizes = {flat.numel(), flat.numel() // 16 * 16}
-    return [name for name, same in checks.items() if not all(same(flat[:size]) for size in sizes)]
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether `one` and `other` have the same bits: zeros of the same sign, too."""
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
@@ -62,11 +52,39 @@ def _zeroes(flat: Tensor) -> bool:
     return all(found)
 
 
-def _takes_out(flat: Tensor) -> bool:
-    indices = torch.arange(0, flat.numel(), 3, device=flat.device)
-    left = flat.clone()
-    taken = take_out_(left, indices)
-    return same_bits(taken, flat[indices]) and same_bits(left, flat.index_fill(0, indices, 0.0))
+def _largest(flat: Tensor, k: int) -> Tensor:
+    return flat.abs().sort(stable=True).indices[-k:].sort().values
+
+
+def _selects(flat: Tensor) -> bool:
+    """Return whether elements are selected as by a sort, and sums are torch's."""
+    n, added, left = flat.numel(), flat.flip(0), flat.clone()
+    same = [torch.equal(select(flat, k), _largest(flat, k)) for k in {1, n // 100 + 1, n // 2, n - 1}]
+    same += [torch.equal(select(left, n // 3, added), _largest(flat + added, n // 3)), same_bits(left, flat + added)]
+    return all(same)
+
+
+def _compresses(flat: Tensor) -> bool:
+    """Return whether a bucket has its largest taken out as by torch.
+
+    All or nearly all elements of some of its tensors are equal; one gradient is not finite, and one not there.
+    """
+    last = torch.zeros_like(flat)
+    last[-40:] = flat[:40].abs() + 1
+    sums = [flat, torch.full_like(flat, -3.5), last, torch.zeros_like(flat), flat[:300].clone(), flat[:1].clone()]
+    gradients: list[Tensor | None] = [one.flip(0) for one in sums]
+    gradients[1], gradients[3] = None, torch.full_like(flat, torch.nan)
+    residuals, ks = [one.clone() for one in sums], [one.numel() // 99 + 1 for one in sums]
+    places, nbytes = message_places(tuple(ks), flat.dtype)
+    message = torch.full((nbytes,), 7, dtype=torch.uint8, device=flat.device)
+    same = [compress_topk_(gradients, residuals, ks, message).tolist() == [0, 0, 0, 1, 0, 0]]
+    for one, more, k, left, (at, indices_at) in zip(sums, gradients, ks, residuals, places, strict=True):
+        whole = one if more is None or more.isnan().any() else one + more
+        chosen = _largest(whole, k)
+        same.append(same_bits(message[at : at + k * flat.itemsize].view(flat.dtype), whole[chosen]))
+        same.append(torch.equal(message[indices_at : indices_at + 4 * k].view(torch.int32), chosen.int()))
+        same.append(same_bits(left, whole.index_fill(0, chosen, 0.0)))
+    return all(same)
 
 
 def _adds_sent(flat: Tensor) -> bool:
@@ -74,7 +92,7 @@ def _adds_sent(flat: Tensor) -> bool:
     indices = torch.arange(1, values.numel(), 3, device=flat.device)
     packed = torch.cat((values[indices].view(torch.uint8), indices.to(torch.int32).view(torch.uint8)))
     added, sums = torch.ones_like(values), torch.ones_like(values)
-    add_sent_(added, packed, indices.numel(), scale)
+    add_topk_([added], [indices.numel()], packed, scale)
     sums[indices] += values[indices] * scale
     return same_bits(added, sums)
 
@@ -137,11 +155,9 @@ def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]
 
 
 CHECKS: dict[str, Callable[[Tensor], bool]] = {
-    "select": selections.selects,
-    "select of many": selections.selects_of_many,
-    "sum of many": selections.adds_of_many,
+    "select": _selects,
+    "top-k of a bucket": _compresses,
     "finite": _zeroes,
-    "take out": _takes_out,
     "add what was sent": _adds_sent,
     "rows and columns": _crosses,
     "weighted": _weights,
@@ -149,9 +165,3 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "4 bits": _codes(4),
 }
 """By kernel, whether it has the bits of plain torch for a 1-D sample."""
-CHECKS_AT_ONCE: dict[str, Callable[[Tensor], bool]] = {
-    "select in one launch": selections.selects_at_once,
-    "sum in one launch": selections.adds_at_once,
-    "many in one launch": selections.of_many_at_once,
-}
-"""As `CHECKS`, of what the library can do without."""

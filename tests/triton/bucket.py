@@ -1,0 +1,188 @@
+"""Selection in all tensors of a bucket, in Triton's interpreter: `tests/unit/library/test_triton.py` runs this.
+
+Oracles are NumPy's, from the definitions.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter
+
+from resireduce.kernels.bucket import message_places
+from resireduce.kernels.gpu import bucket
+from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, select
+
+FLOATS = [torch.float32, torch.float16]
+
+
+def drawn(n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def kinds(n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Elements that are hard to choose from, by what makes them so."""
+    values, one_place = drawn(n, dtype), torch.zeros(n, dtype=dtype)
+    one_place[n // 3 : n // 3 + 40] = values[:40].abs() + 1000
+    near = torch.ones(n, dtype=dtype)
+    near[::7] = 1 + torch.finfo(dtype).eps  # all in one value of the leading bits, and differ in the last
+    return {
+        "normal": values,
+        "constant": torch.full((n,), -3.5, dtype=dtype),
+        "zeros of both signs": torch.zeros(n, dtype=dtype).mul_(values.sign()),
+        "ties": values.sign() * 2,
+        "denormal": values.double().mul(torch.finfo(dtype).smallest_normal / 8).to(dtype),
+        "all mass in one place": one_place,
+        "one bit apart": near,
+        "infinite": torch.where(values > 1, torch.inf, values),
+    }
+
+
+def last_of_a_stable_sort(flat: Tensor, k: int) -> list[int]:
+    """Return the k largest by a stable sort in NumPy: of equal magnitudes those of the highest indices."""
+    magnitudes = np.abs(flat.double().numpy())
+    return sorted(np.argsort(magnitudes, kind="stable")[-k:].tolist())
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "TILE", 128)
+    monkeypatch.setattr(bucket, "TILES", 2)
+    monkeypatch.setattr(bucket, "SENT_TILE", 64)
+
+
+def compressed(gradients: list[Tensor | None], residuals: list[Tensor], ks: list[int]) -> tuple[list[int], Tensor]:
+    """Return which gradients were not finite, and the message."""
+    message = torch.full((message_places(tuple(ks), residuals[0].dtype)[1],), 7, dtype=torch.uint8)
+    return compress_topk_(gradients, residuals, ks, message).tolist(), message
+
+
+def expected(sums: list[Tensor], ks: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """Return the message of `sums`, and what it leaves of them."""
+    parts, left = [], []
+    for one, k in zip(sums, ks, strict=True):
+        chosen = torch.tensor(last_of_a_stable_sort(one, k))
+        pair = [one[chosen].view(torch.uint8), chosen.to(torch.int32).view(torch.uint8)]
+        whole = torch.cat(pair if one.element_size() == 4 else pair[::-1])
+        parts.append(torch.nn.functional.pad(whole, (0, -len(whole) % 8)))
+        left.append(one.index_fill(0, chosen, 0.0))
+    return torch.cat(parts), left
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_each_tensor_of_a_bucket_has_its_own_largest_taken_out(dtype: torch.dtype) -> None:
+    values = kinds(601, dtype)
+    sums = [*values.values(), drawn(1, dtype), drawn(256, dtype), drawn(257, dtype)]
+    gradients: list[Tensor | None] = [None if number % 3 == 2 else one.flip(0) for number, one in enumerate(sums)]
+    gradients[[*values].index("infinite")] = torch.zeros(601, dtype=dtype)
+    residuals = [one.clone() for one in sums]
+    sums = [one if more is None else one + more for one, more in zip(sums, gradients, strict=True)]
+    ks = [*range(1, 9), 1, 255, 257]
+    message, left = expected(sums, ks)
+    assert compressed(gradients, residuals, ks)[1].tolist() == message.tolist()
+    assert all(map(same_bits, residuals, left))
+
+
+def test_a_bucket_of_bfloat16() -> None:
+    """The numbers are whole and small: the interpreter rounds no sum of bfloat16 as it should."""
+    sizes = [700, 3, 130]
+    residuals, gradients = ([drawn(n, seed=seed).mul(8).round().bfloat16() for n in sizes] for seed in (1, 2))
+    ks = [35, 3, 9]
+    message, left = expected([one + more for one, more in zip(residuals, gradients, strict=True)], ks)
+    assert compressed([*gradients], residuals, ks)[1].tolist() == message.tolist()
+    assert all(map(same_bits, residuals, left))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradients_that_are_not_finite_are_zeros(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    gradients: list[Tensor] = []
+    for place, bad in ((0, torch.nan), (300, torch.inf), (599, -torch.inf), (5, largest)):
+        gradients.append(drawn(600, dtype).index_fill(0, torch.tensor(place), bad))
+    residuals = [drawn(600, dtype, seed=1).abs() for _ in range(5)]
+    sums = [*(one.clone() for one in residuals[:3]), residuals[3] + gradients[3], residuals[4].clone()]
+    message, left = expected(sums, [7] * 5)
+    found, made = compressed([*gradients, None], residuals, [7] * 5)
+    assert found == [1, 1, 1, 0, 0] and made.tolist() == message.tolist()
+    assert all(map(same_bits, residuals, left))
+
+
+def test_what_has_come_is_added_to_its_places() -> None:
+    sizes, ks = [1000, 5, 200], [300, 5, 1]
+    _, message = compressed([None] * 3, [drawn(n) for n in sizes], ks)
+    targets, sums = ([drawn(n, seed=3) for n in sizes] for _ in range(2))
+    for one, n, k in zip(sums, sizes, ks, strict=True):
+        chosen = last_of_a_stable_sort(drawn(n), k)
+        one.numpy()[chosen] += drawn(n).numpy()[chosen] * np.float32(1 / 3)
+    add_topk_(targets, ks, message, 1 / 3)
+    assert all(map(same_bits, targets, sums))
+
+
+@pytest.mark.parametrize("kind", kinds(300, torch.float32))
+def test_a_selection_is_the_end_of_a_stable_sort(kind: str) -> None:
+    flat = kinds(701, torch.float32)[kind]
+    assert select(flat, 131).tolist() == last_of_a_stable_sort(flat, 131)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("k", [1, 130, 699])
+def test_a_selection_in_half_precision(k: int, dtype: torch.dtype) -> None:
+    flat = drawn(700, dtype)
+    assert select(flat, k).tolist() == last_of_a_stable_sort(flat, k)
+
+
+@pytest.mark.parametrize("n", [2, 127, 128, 129, 256, 257])
+def test_sizes_at_the_borders_of_chunks(n: int) -> None:
+    flat, added = (drawn(n, torch.float16, seed).mul_(4).round_() for seed in (0, 1))
+    for k in {1, n - 1, n}:
+        assert select(flat, k).tolist() == last_of_a_stable_sort(flat, k)
+    both = flat + added
+    assert select(flat, 1, added).tolist() == last_of_a_stable_sort(both, 1) and same_bits(flat, both)
+
+
+class Launches(TorchDispatchMode):
+    """Counts torch's operations, but for views and memory that is only taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not function.is_view and function.overloadpacket._qualified_op_name != "aten::empty":
+            self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """Records what is launched; kernels are not run."""
+    found = Launches()
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda own, *_, **__: found.seen.append(own.fn.__name__))
+    yield found
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_launches_do_not_depend_on_how_many_tensors_there_are(dtype: torch.dtype, launches: Launches) -> None:
+    numbers = []
+    for count in (1, 3, 200):
+        gradients, residuals = ([torch.ones(300, dtype=dtype) for _ in range(count)] for _ in range(2))
+        ks = [5] * count
+        message = torch.empty(message_places(tuple(ks), dtype)[1], dtype=torch.uint8)
+        for _ in range(2):  # the second time addresses are known
+            launches.seen.clear()
+            with launches:
+                compress_topk_([*gradients], residuals, ks, message)
+        numbers.append(len(launches.seen))
+        launches.seen.clear()
+        with launches:
+            add_topk_(residuals, ks, message, 1.0)
+        assert launches.seen.count("_add_sent") == 1
+    assert numbers == [9 if dtype == torch.float32 else 7] * 3, launches.seen
