@@ -158,8 +158,8 @@ def _plan(args: argparse.Namespace) -> str:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
         return json.dumps(result | listed, indent=2)
     choices = result.pop("choices", ())
-    fullest = {key: result.pop(key) for key in [*result] if key in FULLEST or key.startswith("fullest_")}
-    return "\n".join([*figure_lines(result), *map(item_line, items), *fullest_lines(fullest, choices)])
+    found = {key: result.pop(key) for key in [*result] if key in FULLEST or key.startswith("fullest_")}
+    return "\n".join([*figure_lines(result), *map(item_line, items), *fullest_lines(found, choices)])
 
 
 def _groups(args: argparse.Namespace) -> str:

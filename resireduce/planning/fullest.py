@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -151,13 +151,13 @@ def _attention(
         key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
     if query.dtype in HALVES and attn_mask is None:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+        return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
     if attn_mask is not None:
         mask = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype == torch.bool else attn_mask
         attn_mask = mask.expand(*query.shape[:-1], key.shape[-2])
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     wanted = torch.is_grad_enabled() and query.requires_grad
-    return efficient(query, key, value, attn_mask, wanted, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+    return efficient(query, key, value, attn_mask, wanted, dropout_p, is_causal, scale=scale)[0]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -198,7 +198,7 @@ def head_of(model: nn.Module) -> nn.Module:
             f"loss_chunk: the {type(model).__name__} has no get_output_embeddings(), which tells the layer that makes "
             "logits, as language models of transformers have it; leave the option out"
         )
-    return head  # type: ignore[no-any-return]
+    return head
 
 
 # --- A step of the model alone, and one of the library and the optimizer alone ---
@@ -343,7 +343,7 @@ def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -
             for parameter in order:
                 count.since()
                 before = count.now
-                _Made.apply(parameter).backward()  # type: ignore[no-untyped-call]
+                _Made.apply(parameter).backward()
                 held.beside[parameter] = count.since() - before, count.now - before
         before = count.now
         optimizer.step()
@@ -384,7 +384,7 @@ def fullest(passes: Passes, held: Held) -> dict[str, Any]:
 # --- What a plan says of it ---
 
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "as asked": {},
     "full residuals, kept": {"scheme": "baseline", "residual_dtype": None, "gradients": "kept"},
     "full residuals, streamed": {"scheme": "baseline", "residual_dtype": None, "gradients": "streamed"},
@@ -414,7 +414,7 @@ def as_bytes(memory: object) -> int:
             f"memory: {short(memory)} is not allowed; give a number of bytes, or one with a unit of "
             f"{', '.join(unit for unit in UNITS if len(unit) > 1)}, such as 24GB"
         )
-    return int(found)  # type: ignore[call-overload, no-any-return]
+    return int(cast(float, found))
 
 
 @dataclass(frozen=True)
