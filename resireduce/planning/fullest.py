@@ -355,7 +355,10 @@ def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
-    """Return where the fullest moment of a step lies, and the bytes of what is alive then, of a model and a library."""
+    """Return where the fullest moment of a step lies, and the bytes of what is alive then.
+
+    Those of the model are in `passes`, those of the library and the optimizer in `held`.
+    """
     now, gradients = held.start + held.earlier, held.earlier if held.kept else 0
     best = (passes.forward + now, "forward", passes.forward, gradients)
     for parameter, most, rest in passes.handed:
@@ -440,7 +443,11 @@ class Fits:
         shards: object,
         progress: Callable[[str], object],
     ) -> "Fits | None":
-        """Return what was asked, None without a batch. Raises ConfigError, before any work, for what cannot be."""
+        """Return what was asked, None without a `batch`. Raises ConfigError, before any work, for what cannot be.
+
+        `inputs`, `checkpoint`, `loss_chunk`, `memory`, `compiled`, `shards` and `progress` are as `resireduce.plan` was
+        given them.
+        """
         given = {"checkpoint": checkpoint or None, "loss_chunk": loss_chunk, "memory": memory}
         if batch is None:
             for name, value in given.items():
@@ -522,7 +529,10 @@ class Fits:
 def choices(
     optimizer: Any, arguments: dict[str, Any], given: Settings
 ) -> Iterator[tuple[str, Any, dict[str, Any], Mapping[str, Any]]]:
-    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings."""
+    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings.
+
+    What was asked for: `optimizer`, its `arguments`, and the settings `given`.
+    """
     for kind, changed in KINDS.items():
         if kind == "as asked" or any(getattr(given, name) != value for name, value in changed.items()):
             yield kind, optimizer, arguments, changed
@@ -533,7 +543,7 @@ def choices(
 
 
 def most_of(passes: Passes, held: list[Held]) -> dict[str, Any]:
-    """Return the fullest of the moments that `fullest` says of each kind of step."""
+    """Return the fullest of the moments that `fullest` says of `passes` with each kind of step in `held`."""
     return max((fullest(passes, one) for one in held), key=lambda one: int(one["fullest_bytes"]))
 
 
