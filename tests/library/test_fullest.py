@@ -25,7 +25,7 @@ from resireduce.planning.optimizers import without_storage
 from resireduce.scheme import load
 from resireduce.settings import Settings
 
-RECORD = Path(__file__).parents[3] / "results/reference/nvidia-h200/memory.json"
+RECORD = Path(__file__).parents[2] / "results/reference/nvidia-h200/memory.json"
 WITHIN = 0.05
 OUTSIDE = {
     "vgg19.topk.baseline.streamed.int4.d0.01.s0.n1.local.steps5.synthetic": (

@@ -124,7 +124,17 @@ def list_steps(device: str, tiny: bool = False) -> list[Step]:
 
 def _known(device: str, tiny: bool) -> Iterator[Step]:
     for mebibytes in ("64",) if tiny else ("256", "4096"):
-        command = ("benchmarks", "measure", "--device", device, "--mebibytes", mebibytes, "--output", OUTPUT)
+        command = (
+            "benchmarks",
+            "measure",
+            "allocation",
+            "--device",
+            device,
+            "--mebibytes",
+            mebibytes,
+            "--output",
+            OUTPUT,
+        )
         yield Step(f"known.{mebibytes}-mib", "known", 12.0, command=command)
 
 
@@ -147,7 +157,7 @@ def _memory(tiny: bool) -> Iterator[Step]:
 def _throughput(device: str, tiny: bool) -> Iterator[Step]:
     rounds, steps = (2, 1) if tiny else (ROUNDS, ROUND_STEPS)
     for model in (TINY_MODEL,) if tiny else MODELS:
-        command = ("benchmarks", "pace", "--device", device, "--ranks", "1", "--models", model, "--pairs", "every",
+        command = ("benchmarks", "measure", "pace", "--device", device, "--ranks", "1", "--models", model, "--pairs", "every",
                    "--rounds", str(rounds), "--steps", str(steps), "--output", OUTPUT)  # fmt: skip
         seconds = estimate(model, (rounds + 1) * steps, TIMED_TOGETHER)
         yield Step(f"throughput.{model}", "throughput", seconds, command=command)

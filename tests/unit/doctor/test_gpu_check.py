@@ -351,7 +351,7 @@ def test_a_case_without_a_plan_is_measured_and_planned_anew_when_asked(make_stre
     (text,) = merge([tmp_path / "run"], tmp_path / "without")
     cells = [part.strip() for part in next(line for line in text.splitlines() if "resnet-digits" in line).split("|")]
     assert (cells[7], cells[9]) == (labels.ABSENT, labels.ABSENT), "by plan, allocated / itemised"
-    merge_again = ["gpu-check", "--summary", str(tmp_path / "run"), "--replan", "--output", str(tmp_path / "with")]
+    merge_again = ["measure", "gpu", "--summary", str(tmp_path / "run"), "--replan", "--output", str(tmp_path / "with")]
     assert main(merge_again) == 0
     again = json.loads((tmp_path / "with/nvidia-h200/memory.json").read_text())["cases"][0]
     assert again["planned"] == plan_of(CELLS[0]) and again["ranks"] == case["ranks"]

@@ -124,5 +124,5 @@ def test_every_direct_dependency_is_pinned_within_its_bounds(requirement: Requir
 def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
     folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
     left_out = pytestconfig.getini("norecursedirs")
-    assert {"unit", "dist", "workflow"} <= folders
+    assert {"library", "ranks", "workflow"} <= folders
     assert [name for name in folders for pattern in left_out if fnmatchcase(name, pattern)] == []

@@ -223,7 +223,7 @@ def test_a_run_that_ends_badly_does_not_replace_a_finished_record(spec, capsys):
     ],
 )
 def test_an_output_that_cannot_be_written_is_named_before_training(spec, capsys, output, message):
-    for command in (["run", "--cell", str(spec)], ["pretrain", "--model", "gpt2-bytes"]):
+    for command in (["run", "--cell", str(spec)], ["data", "pretrain", "--model", "gpt2-bytes"]):
         assert main([*command, "--output", output]) == 2
         assert capsys.readouterr().err.startswith(f"error: {message}")
 

@@ -251,7 +251,7 @@ def test_what_is_missing_or_damaged_is_named(
     assert main(["simulate", "--measured", str(tmp_path / "record.json")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: measured: ") and said in line
-    assert line.endswith("make it with: python -m benchmarks testbed")
+    assert line.endswith("make it with: python -m benchmarks measure testbed")
 
 
 # --- The page ---
