@@ -157,8 +157,8 @@ def _memory(tiny: bool) -> Iterator[Step]:
 def _throughput(device: str, tiny: bool) -> Iterator[Step]:
     rounds, steps = (2, 1) if tiny else (ROUNDS, ROUND_STEPS)
     for model in (TINY_MODEL,) if tiny else MODELS:
-        command = ("benchmarks", "measure", "pace", "--device", device, "--ranks", "1", "--models", model, "--pairs", "every",
-                   "--rounds", str(rounds), "--steps", str(steps), "--output", OUTPUT)  # fmt: skip
+        command = ("benchmarks", "measure", "pace", "--device", device, "--ranks", "1", "--models", model,
+                   "--pairs", "every", "--rounds", str(rounds), "--steps", str(steps), "--output", OUTPUT)  # fmt: skip
         seconds = estimate(model, (rounds + 1) * steps, TIMED_TOGETHER)
         yield Step(f"throughput.{model}", "throughput", seconds, command=command)
 
