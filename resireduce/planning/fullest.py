@@ -409,7 +409,10 @@ TRIES = 8
 
 
 def as_bytes(memory: object) -> int:
-    """Return the bytes that `memory` says: a number of them, or a text such as "24GB" or "80GiB". Raises ConfigError for anything else."""
+    """Return the bytes that `memory` says: a number of them, or a text such as "24GB" or "80GiB".
+
+    Raises ConfigError for anything else.
+    """
     parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(\w*)\s*", memory if isinstance(memory, str) else "")
     found = memory if is_count(memory) else float(parts[1]) * UNITS[parts[2]] if parts and parts[2] in UNITS else 0
     if not found:
