@@ -297,7 +297,7 @@ def test_a_model_without_the_parts_that_an_option_needs(option: dict[str, Any], 
 
 
 def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    here = "tests.unit.library.test_fullest"
+    here = "tests.library.test_fullest"
     command = ["plan", "--model", f"{here}:Net", "--optimizer", "adamw", "--batch", "64", "--input", f"{here}:inputs"]
     assert main([*command, "--memory", "70MiB"]) == 0
     lines = capsys.readouterr().out.splitlines()
