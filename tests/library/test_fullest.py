@@ -296,15 +296,11 @@ def test_a_model_without_the_parts_that_an_option_needs(option: dict[str, Any], 
         plan(partial(nn.Sequential, nn.Linear(128, 9)), inputs=inputs, batch=2, **option)
 
 
-def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_each_choice_holds(capsys: pytest.CaptureFixture[str]) -> None:
     here = "tests.library.test_fullest"
     command = ["plan", "--model", f"{here}:Net", "--optimizer", "adamw", "--batch", "64", "--input", f"{here}:inputs"]
-    assert main([*command, "--memory", "70MiB"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "It does not fit into 70.00 MiB; the largest batch that does is 0" in lines
-    assert main([*command, "--memory", "1GB", "--checkpoint", "--loss-chunk", "16", "--json"]) == 0
+    assert main([*command, "--checkpoint", "--loss-chunk", "16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["fits"] and found["largest_batch"] > 64
     assert found["choices"][0]["checkpointed_chunked_fullest_bytes"] == found["fullest_bytes"]
 
 
