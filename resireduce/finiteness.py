@@ -1,6 +1,6 @@
 """Checks whether gradients are finite: each at once or, where the host would wait for a device, once per step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,6 @@ from resireduce.kernels.on_gpu import in_triton
 
 AT_ONCE = ("cpu", "meta")
 """Types of devices on which the host need not wait for an answer."""
-LATER = -1
-"""In place of a number: the gradient was checked together with others."""
 
 
 class Finiteness:
@@ -38,25 +36,23 @@ class Finiteness:
             self._noted[name, len(self._noted)] = fine = zero_unless_finite_(grad)
             self._asked.append(fine)
 
-    def check_later(self, name: str) -> None:
-        """Note that the gradient of tensor `name` has come, and will be checked by `check_together_`."""
-        self._noted[name, LATER] = None
-
-    def check_together_(self, packed: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Check several `gradients`, of tensors `names`, as `check_` does, but by a single operation on the device.
+    def check_together_(self, packed: Tensor, gradients: Mapping[str, Tensor]) -> None:
+        """Check several `gradients`, by the names of their tensors, as `check_` does where it does not raise.
 
         `packed` is a copy of them in one tensor: it is filled with 0 if any of them holds NaN or infinity.
         """
-        if packed.numel():
+        there = {name: grad for name, grad in gradients.items() if grad.numel()}
+        if there:
             self._asked.append(zero_unless_finite_(packed))
-            there = [(name, grad) for name, grad in zip(names, gradients, strict=True) if grad.numel()]
-            norms = torch._foreach_norm([grad for _, grad in there], torch.inf)
-            self._noted.update(((name, LATER), norm) for (name, _), norm in zip(there, norms, strict=True))
+            self._note(there, torch.stack(torch._foreach_norm([*there.values()], torch.inf)) < torch.inf)
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
         """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0."""
         fine = spoilt.eq(0)
         self._asked.append(fine.all())
+        self._note(names, fine)
+
+    def _note(self, names: Iterable[str], fine: Tensor) -> None:
         for name, one in zip(names, fine.unbind(), strict=True):
             self._noted[name, len(self._noted)] = one
 
@@ -70,19 +66,15 @@ class Finiteness:
         self.restart()
         if not asked or all(_read(asked)):
             return None
-        found = {key: value for key, value in noted.items() if value is not None}
-        values = zip(found, _read([*found.values()]), strict=True)
-        spoilt = [name for (name, how), value in values if not (value < torch.inf if how == LATER else value)]
-        first = next(iter(spoilt), next(name for name, _ in noted))
-        return NonFiniteGradient(_text(first, "nothing of it was sent"))
+        spoilt = [name for (name, _), fine in zip(noted, _read([*noted.values()]), strict=True) if not fine]
+        return NonFiniteGradient(_text(spoilt[0], "nothing of it was sent"))
 
     def restart(self) -> None:
         """Forget which gradients have been noted in this step, whether they were finite or not."""
         self._asked: list[Tensor] = []
         """For each question whether all was finite."""
-        self._noted: dict[tuple[str, int], Tensor | None] = {}
-        """For each gradient, in the order in which they came, by name and number, what tells whether it was finite: the
-        answer or, by name and LATER, the largest magnitude, once that is known."""
+        self._noted: dict[tuple[str, int], Tensor] = {}
+        """For each gradient, in the order in which they came, by name and number, whether it was finite."""
 
 
 def check_finite(grad: Tensor, name: str) -> None:

@@ -175,7 +175,7 @@ def _held(
             distributed.start_at(0)
             slots = {id(slot.parameter): slot for slot in distributed.slots}
             few_bits = given.scheme == "baseline" and given.residual_dtype in ("int8", "int4")
-            alone = few_bits and distributed.streamed and given.merge in (None, "none")
+            alone = few_bits and distributed.streamed and given.merge == "none"
             alike = {one: (one.shape, one.dtype, slots[id(one)].dense) if alone else one for one in order}
             some = list({key: one for one, key in alike.items()}.values())
             _hand_over(distributed, some)

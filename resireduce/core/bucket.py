@@ -32,8 +32,8 @@ class Bucket:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all gradients have come."""
-        return all(slot.is_ready for slot in self.slots)
+        """Whether all gradients have come: the last one is asked first, since this is asked for each."""
+        return all(slot.is_ready for slot in reversed(self.slots))
 
     @property
     def nbytes(self) -> int:

@@ -280,33 +280,29 @@ class ErrorFeedback:
         compressor, taken = self.compressor_of(names[0]), self._take_sums(gradients, absorbed, refused, step)
         if taken is not None:
             return taken
-        made, later = [], dict[str, Tensor]()
-        for name, gradient in gradients.items():
+        there = {name: one for name, one in gradients.items() if one is not None and name not in absorbed}
+        # Where the host would wait for each, dense ones are checked together, unless they change velocities before.
+        together = len(names) > 1 and compressor is self._dense_compressor and self.momentum is None
+        together = together and not any(map(self.finiteness.checks_at_once, there.values()))
+        made = []
+        for name in names:
             try:
-                if gradient is None or name in absorbed:
-                    made.append(self._made_without(name, step, name in absorbed))
-                    continue
-                # Where the host would wait for each, small dense ones are checked together.
-                if (
-                    len(names) > 1
-                    and compressor is self._dense_compressor
-                    and not self.finiteness.checks_at_once(gradient)
-                ):
-                    later[name] = gradient
-                    self.finiteness.check_later(name)
-                else:
-                    self.finiteness.check_(gradient, name)
-                made.append(self._made(name, gradient, step))
+                if not together and name in there:
+                    self.finiteness.check_(there[name], name)
             except NonFiniteGradient as error:
                 if refused is None:
                     raise
                 refused[name] = error
-                made.append(self._made_without(name, step, False))
+                del there[name]
+            if name in there:
+                made.append(self._made(name, there[name], step))
+            else:
+                made.append(self._made_without(name, step, name in absorbed))
         if isinstance(made[0], Round):
             return made[0]
         message = Message.of(names, compressor, [one for one in made if isinstance(one, Payload)])
-        if later:
-            self.finiteness.check_together_(message.buffer, [*later.values()], [*later])
+        if together:
+            self.finiteness.check_together_(message.buffer, there)
         return message
 
     def _made_without(self, name: str, step: int, is_absorbed: bool) -> Payload | Round:
@@ -379,7 +375,9 @@ class ErrorFeedback:
         check, found = "", residual.addends(gradient, name)
         if self.finiteness.checks_at_once(gradient):
             check = "sum" if residual.leaves_stored(name) else "added"
-        elif found is None or found[1] is not gradient or not self.compressor_of(name).looks_at(gradient):
+        elif found is not None and found[1] is gradient and self.compressor_of(name).looks_at(gradient):
+            check = "added"  # on the device
+        else:
             self.finiteness.check_(gradient, name)
         if found is None and check == "added":
             try:

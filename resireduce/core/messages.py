@@ -1,7 +1,7 @@
 """What travels: the payloads of one bucket in one message, and the rounds in which ranks make some payloads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,6 +68,10 @@ class Message:
     def nbytes(self) -> int:
         """Bytes that this rank sends, in all rounds."""
         return self.buffer.nbytes + sum(payload.rounds_bytes for payload in self.payloads)
+
+    def gathered_nbytes(self, ranks: int) -> int:
+        """Return the bytes of the messages of all `ranks`, if they are gathered; 0 if they are summed in place."""
+        return ranks * self.nbytes if self.is_gathered else 0
 
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective; with rounds there is none.
@@ -146,6 +150,10 @@ class Round:
     handle: Handle[Any] | None = None
     """The collective under way, once it has been launched."""
 
+    def gathered_nbytes(self, ranks: int) -> int:
+        """Return 0, whatever the number of `ranks`: a round is received before the message is launched."""
+        return 0
+
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective by `communicator`, under a name that is unique for the tensor."""
         asked, called = self.asked, f"{self.name}#{self.number}"
@@ -165,8 +173,3 @@ def continue_rounds(name: str, rounds: Rounds, number: int = 0, result: Any = No
         payload: Payload = made.value
         return payload
     return Round(name, number + 1, asked, rounds)
-
-
-def copied(payload: Payload) -> Payload:
-    """Return a copy of `payload` in memory of its own."""
-    return replace(payload, buffer=payload.buffer.clone())

@@ -10,7 +10,7 @@ from torch import Tensor
 from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Bucket, arrange, in_buckets
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message, Round, copied
+from resireduce.core.messages import Message, Round
 from resireduce.core.slot import Slot, laid_out
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.node import Gather
@@ -74,7 +74,7 @@ class LaunchQueue:
 
     def _restart(self) -> None:
         self._launched = self._gathered_bytes = 0
-        self._under_way: deque[Bucket] = deque()
+        self._under_way: deque[tuple[Bucket, int]] = deque()  # and its gathered bytes
         self._parked: list[Slot] = []
         for bucket in self.buckets:
             bucket.restart()
@@ -128,7 +128,7 @@ class LaunchQueue:
         """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""
         for slot, payload in zip(bucket.slots, message.payloads, strict=True):
             if slot.is_taken and slot not in refused and self.feedback.leaves_residual(slot.name):
-                slot.sent = payload if message.is_gathered else copied(payload)
+                slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
@@ -142,11 +142,12 @@ class LaunchQueue:
                 if not complete:
                     return
                 self.compress(bucket, step)
-            nbytes = self._gathered_nbytes(bucket)
+            assert bucket.message is not None
+            nbytes = bucket.message.gathered_nbytes(self.feedback.communicator.world_size)
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
             self._send(bucket)
-            self._under_way.append(bucket)
+            self._under_way.append((bucket, nbytes))
             self._gathered_bytes += nbytes
             self._launched += 1
         if complete:
@@ -168,7 +169,7 @@ class LaunchQueue:
         self.feedback.send(bucket.message)
 
     def _end_rounds(self) -> None:
-        waiting = [bucket for bucket in self._under_way if isinstance(bucket.message, Round)]
+        waiting = [bucket for bucket, _ in self._under_way if isinstance(bucket.message, Round)]
         while waiting:
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
@@ -178,12 +179,6 @@ class LaunchQueue:
                 self._send(bucket)
             waiting = [bucket for bucket in waiting if isinstance(bucket.message, Round)]
 
-    def _gathered_nbytes(self, bucket: Bucket) -> int:
-        """Return the bytes of all ranks' messages of a `bucket` if they are gathered; 0 if they are summed in place."""
-        message = bucket.message
-        gathered = isinstance(message, Message) and message.is_gathered
-        return message.nbytes * self.feedback.communicator.world_size if gathered else 0  # type: ignore[union-attr]
-
     @property
     def timeline(self) -> Timeline | None:
         """The timeline of the pipeline, if it has one."""
@@ -191,7 +186,7 @@ class LaunchQueue:
 
     def next(self) -> Bucket | None:
         """Return the bucket whose message is the oldest under way, if any is."""
-        return self._under_way[0] if self._under_way else None
+        return self._under_way[0][0] if self._under_way else None
 
     def receive(self) -> list[Slot]:
         """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.
@@ -199,8 +194,8 @@ class LaunchQueue:
         A tensor without a gradient on this rank is parked until `settle` asks the other ranks. The message's share of
         the bytes that may be under way is released.
         """
-        bucket = self._under_way.popleft()
-        self._gathered_bytes -= self._gathered_nbytes(bucket)
+        bucket, nbytes = self._under_way.popleft()
+        self._gathered_bytes -= nbytes
         taken = [slot for slot in bucket.slots if slot.is_taken]
         self._parked += [slot for slot in bucket.slots if not slot.is_taken]
         if taken:

@@ -128,7 +128,7 @@ class UnderWay:
 
     def _launch(self, made: Message | Round, targets: Sequence[Tensor]) -> None:
         """Launch a message, or the first round of one; averages go into `targets`."""
-        nbytes = self._gathered_nbytes(made)
+        nbytes = made.gathered_nbytes(self._feedback.communicator.world_size)
         while nbytes and self._messages and self._gathered_bytes + nbytes > self._limit_bytes:
             self._receive()
         self._gathered_bytes += nbytes
@@ -150,14 +150,10 @@ class UnderWay:
         while self._messages:
             self._receive()
 
-    def _gathered_nbytes(self, made: Message | Round) -> int:
-        gathered = isinstance(made, Message) and made.is_gathered
-        return made.nbytes * self._feedback.communicator.world_size if gathered else 0  # type: ignore[union-attr]
-
     def _receive(self) -> None:
         message, targets = self._messages.popleft()
         assert isinstance(message, Message)
-        self._gathered_bytes -= self._gathered_nbytes(message)
+        self._gathered_bytes -= message.gathered_nbytes(self._feedback.communicator.world_size)
         into = [target if target.is_contiguous() else None for target in targets]
         for target, average in zip(targets, self._feedback.receive(message, None, into), strict=True):
             if average is not target:

@@ -178,7 +178,7 @@ def test_how_values_lie_in_memory_does_not_count(recwarn: pytest.WarningsRecorde
 
 
 def test_looking_takes_little_memory() -> None:
-    """Of two steps that look and one that does not."""
+    """The two steps that compare parameters hold at most little more than the third, which does not."""
 
     def rank(communicator: Communicator) -> list[int]:
         peaks = []

@@ -65,7 +65,7 @@ def check_that_it_is_named_and_spoils_nothing(name: str, value: float, **options
 
     def rank(communicator: Communicator) -> str:
         model, optimizer = train(communicator, start, steps=2, **options)  # type: ignore[arg-type]
-        held = [*model.parameters(), *residuals(optimizer).values()]  # the tensors themselves
+        held = [*model.parameters(), *optimizer.residual_state_dict().values()]  # the tensors themselves
         if communicator.rank == 1:
             model.get_parameter(name).register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
         loss_of(model, torch.Generator().manual_seed(5)).backward()
@@ -112,6 +112,13 @@ def test_of_several_the_first_that_came_is_named(gradients: str, monkeypatch: py
     loss_of(model, torch.Generator().manual_seed(5)).backward()
     with pytest.raises(NonFiniteGradient, match="'blocks.1.up.weight' holds NaN" if gradients == "streamed" else "NaN"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("gradients", LIFETIMES)
+def test_a_small_tensor_spoils_no_velocity(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_a_device(monkeypatch)
+    options = {"gradients": gradients, "compressor": "dgc-momentum", "scheme": "baseline"}
+    check_that_it_is_named_and_spoils_nothing("blocks.1.up.bias", torch.nan, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"merge": "hybrid"}, {"update": "in_backward", "compressor": "none"}], ids=str)

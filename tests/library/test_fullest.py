@@ -109,6 +109,7 @@ def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(model: str) 
             compressor=cell["compressor"],
             density=cell["density"],
             overlap=True,
+            merge="none",  # as the cells that were measured
             backend=PretendCommunicator(cell["world_size"]),
         )
 
@@ -302,6 +303,9 @@ def test_the_command_says_what_each_choice_holds(capsys: pytest.CaptureFixture[s
     assert main([*command, "--checkpoint", "--loss-chunk", "16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["choices"][0]["checkpointed_chunked_fullest_bytes"] == found["fullest_bytes"]
+    assert main([*command, "--memory", "70MiB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "It does not fit into 70.00 MiB; the largest batch that does is 0" in lines
 
 
 def test_a_known_model_has_its_own_inputs(capsys: pytest.CaptureFixture[str]) -> None:

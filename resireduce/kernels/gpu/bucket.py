@@ -25,8 +25,9 @@ SENT_TILE = 1024
 DIGIT, BINS = 8, 256
 """Bits that a launch settles, and how many values they have."""
 COLUMNS = 7
-"""Of the table of tensors: addresses of residual and gradient, or 0; elements, how many are selected; where values, and
-indices, begin in the message, in units of their own; and the first chunk."""
+"""How many numbers the table has for each tensor: the addresses of its residual and of its gradient (0: none), its
+elements, how many of them are selected, where its values and where its indices begin in the message, each counted in
+elements of their own dtype, and the number of its first chunk."""
 Row = tuple[int, int, int, int, int, int]
 """All but the last."""
 
