@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import COMMANDS, MEASURES, main
 from benchmarks.analysis import labels
 from benchmarks.analysis.results_page import PAGE, REFERENCE, TEMPLATE, render
 from benchmarks.analysis.statistics import interval
@@ -141,3 +141,11 @@ def test_committed_means_are_those_of_the_values_beside_them() -> None:
         one = interval([*values])
         assert one is not None and row[count] == one.n
         assert [row[mean], row[half]] == pytest.approx([one.mean, one.half_width]), row
+
+
+def test_commands_of_the_pages_are_there() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks/config").glob("*.yaml")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in pages if path.name != "CHANGELOG.md")
+    assert {*re.findall(r"python3? -m benchmarks ([a-z]+)", text)} <= COMMANDS.keys()
+    measured = set(re.findall(r"python3? -m benchmarks measure ([a-z-]+)(?: ([a-z-]+))?", text))
+    assert {one for one, _ in measured} <= MEASURES.keys() and not {more for _, more in measured} & MEASURES.keys()
