@@ -174,14 +174,13 @@ class TopK(Selecting, SparseCompressor):
             added = None
         flat, more = dense.view(-1), None if added is None else added.view(-1)
         values, places = payload.parts()
-        indices = largest_of_sum_(flat, more, k, one.check == "sum")
+        largest_of_sum_(flat, more, k, one.check == "sum", into=places)
         if self.half:
-            payload.buffer.copy_(self.packed(dense, indices).buffer)
+            payload.buffer.copy_(self.packed(dense, places.long()).buffer)
             self.error_(dense, payload)
             return
-        torch.index_select(flat, 0, indices, out=values)
-        places.copy_(indices)
-        flat.index_fill_(0, indices, 0.0)
+        torch.index_select(flat, 0, places, out=values)
+        flat.index_fill_(0, places.long(), 0.0)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         """Overwrite each of the `targets` with `scale` x the sum of all ranks' `payloads` of it, by one call."""

@@ -220,29 +220,29 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
         return select(flat, k)
     if flat.device.type not in ("cpu", "meta"):
         return by_keys(flat, k, piece or max(PIECE, -(-n // 64)))
-    return by_candidates(flat, k, piece or piece_of(n))
+    return found_in(flat, k, piece or piece_of(n)).chosen()
 
 
-def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = False) -> Tensor:
-    """Add 1-D `added`, if any, of the same dtype, to 1-D `flat` in place; return the indices of the `k` largest
-    magnitudes.
+def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool, into: Tensor) -> Tensor:
+    """Add 1-D `added`, if any, of the same dtype, to 1-D `flat` in place; write the indices of the `k` largest
+    magnitudes to `into`, and return it.
 
-    They are those of `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for all of
-    this; on a GPU the first kernel of the selection forms the sum.
+    They are those of `largest_magnitudes`, ascending; `into` is 1-D, of any integer dtype that holds them. On a CPU
+    compiled code reads each element once for all of this; on a GPU the first kernel of the selection forms the sum.
 
     check: raise FloatingPointError if an element of the sum is NaN or infinite.
     """
     if k < flat.numel() and not in_triton(flat) and flat.device.type in ("cpu", "meta"):
-        return by_candidates(flat, k, piece_of(flat.numel()), added, check)
+        return found_in(flat, k, piece_of(flat.numel()), added, check).chosen(into)
     if k < flat.numel() and added is not None and not check and in_triton(flat, added) and added.dtype == flat.dtype:
         from resireduce.kernels.gpu.bucket import select
 
-        return select(flat, k, added)
+        return into.copy_(select(flat, k, added))
     if added is not None:
         flat.add_(added)
     if check:
         refuse_non_finite(flat)
-    return largest_magnitudes(flat, k)
+    return into.copy_(largest_magnitudes(flat, k))
 
 
 def piece_of(n: int) -> int:
@@ -250,16 +250,11 @@ def piece_of(n: int) -> int:
     return min(PIECE, max(SMALLEST, n // PIECES))
 
 
-def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None, check: bool = False) -> Tensor:
-    """Return what `largest_magnitudes` does for `flat`, `k` and `piece`: for a tensor on a CPU or without storage.
+def found_in(flat: Tensor, k: int, piece: int, added: Tensor | None = None, check: bool = False) -> Candidates:
+    """Return at least `k` candidates of `flat`, on a CPU or without storage, by scans of `piece` elements at a time.
 
     added: 1-D, is added to `flat` first. check: as for `largest_of_sum_`.
     """
-    return found_in(flat, k, piece, added, check).chosen()
-
-
-def found_in(flat: Tensor, k: int, piece: int, added: Tensor | None = None, check: bool = False) -> Candidates:
-    """Return at least `k` candidates of `flat`; `piece`, `added` and `check` are as for `by_candidates`."""
     border = _sampled_border(flat, *sample_of(flat.numel(), k, room_for(flat.numel(), k, piece)), added)
     candidates = candidates_of(flat, k, piece)
     candidates.look_through(border, added, check)

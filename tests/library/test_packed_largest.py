@@ -188,14 +188,20 @@ def test_a_payload_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("n", [10_240, 262_144, 1_000_000])
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
-def test_what_it_holds_is_what_a_plan_counts(n: int, density: float) -> None:
+def test_what_it_holds_is_what_a_plan_counts_and_what_plain_torch_holds(
+    monkeypatch: pytest.MonkeyPatch, n: int, density: float
+) -> None:
     def held(device: str) -> int:
         dense, added = (torch.zeros(n, device=device) for _ in range(2))
         with LiveBytes(lambda tensor: True) as live:
             TopK(density).take_from_sums_([Sum(dense, added)])
         return live.peak_bytes
 
-    assert held("cpu") == held("meta")
+    compiled = held("cpu")
+    assert compiled == held("meta")
+    monkeypatch.setenv(SWITCH, "0")
+    library.cache_clear()
+    assert held("cpu") == held("meta") == compiled
 
 
 @pytest.mark.parametrize("shape", [(160, 160, 3, 3), (64, 64, 3, 3), (96, 32, 5, 5), (64, 48, 7, 7), (17, 600, 9)])
@@ -203,7 +209,7 @@ def test_one_place_of_all_kernels_does_not_mislead_the_sample(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
 ) -> None:
     """Where each 63rd element was in the sample, all of 3 x 3 kernels lay in the same place of a kernel."""
-    monkeypatch.setattr("resireduce.kernels.selection.by_candidates", None)  # not a second time
+    monkeypatch.setattr("resireduce.kernels.packed_largest._scanned", None)  # not a second time
     places = math.prod(shape[2:])
     for place in range(places):
         flat = values(math.prod(shape), "normal")
