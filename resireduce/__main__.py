@@ -74,8 +74,6 @@ def _add_training(plan: argparse.ArgumentParser) -> None:
     text = f"{' or '.join(GRADIENTS)} (default: %(default)s)"
     plan.add_argument("--gradients", default=DEFAULTS.gradients, help=text)
     plan.add_argument("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
-    text = "kept gradients are sent in the backward pass"
-    plan.add_argument("--overlap", action="store_true", default=None, help=text)
     text = "backward passes accumulated per step (default: %(default)s)"
     plan.add_argument("--backward-passes-per-step", metavar="N", default=1, type=as_count, help=text)
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")

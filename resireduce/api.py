@@ -49,7 +49,6 @@ def distribute(
     grad_scaler: GradScaler | None = None,
     residual_device: str | None = None,
     update: str = "in_step",
-    overlap: bool | None = None,
     group: "dist.ProcessGroup | None" = None,
     warm_up_steps: int = 0,
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat",
@@ -100,8 +99,6 @@ def distribute(
             in_backward, with compressor "none" and streamed gradients only: parameters are updated, and averages freed,
             during the backward pass. The optimizer's options must then not change before `step()`, and no weight may
             be used detached in an earlier part of the model than the one where it is trained.
-        overlap: kept gradients only: True compresses and sends during the backward pass. `.grad` cannot then be used
-            before `step()`.
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It only names the
             ranks: their messages go through another group, made for this optimizer.
         warm_up_steps: the number of first steps in which everything is sent dense, as by "none"; streamed gradients

@@ -30,7 +30,6 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
     check_norms(settings)
     check_scaler(settings.grad_scaler, model)
     check_count("warm_up_steps", settings.warm_up_steps, of="steps")
-    check_overlap(settings)
     check_hierarchy(settings)
 
 
@@ -45,22 +44,6 @@ def check_passes(backward_passes_per_step: object) -> None:
     """Raise ConfigError unless `backward_passes_per_step` is a whole number, 1 or more."""
     if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:  # type: ignore[operator]
         raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
-
-
-def check_overlap(settings: Settings) -> None:
-    """Raise ConfigError for an `overlap` that other `settings` do not allow."""
-    overlap, gradients = settings.overlap, settings.gradients
-    if overlap not in (None, True, False):
-        raise ConfigError(f"overlap: {overlap!r} is not allowed; give True, False or None")
-    if overlap is False and gradients == "streamed":
-        raise ConfigError("overlap: False is not allowed with gradients='streamed'; give gradients='kept'")
-    needs_all = {"max_local_grad_norm": settings.max_local_grad_norm, "grad_scaler": settings.grad_scaler}
-    field = next((field for field, value in needs_all.items() if value is not None), None)
-    if overlap and gradients == "kept" and field is not None:
-        raise ConfigError(
-            f"overlap: True is not allowed with {field} and kept gradients, which needs the whole gradient before "
-            "anything is sent; leave overlap out"
-        )
 
 
 def check_hierarchy(settings: Settings) -> None:
@@ -206,8 +189,6 @@ def check_dear(
         if (given := settings.scaler if field == "grad_scaler" else getattr(settings, field)) != needed:
             told = type(given).__name__ if field == "grad_scaler" else repr(given)
             raise ConfigError(f"{where} {field}={told}, since {reason}; give {field}={needed!r}, or leave merge out")
-    if settings.overlap is False:
-        raise ConfigError(f"{where} overlap=False: it sends during the backward pass; leave overlap out")
     scripted = next(
         (name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)), None
     )

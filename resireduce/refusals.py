@@ -65,9 +65,8 @@ class StreamedAway(Tensor):
             f".grad was used ({used}): gradients have been streamed, that is compressed and sent during "
             "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "
             "clipping off; for their norm max_grad_norm=inf and optimizer.grad_norm; to look at them or to change them "
-            "gradients='kept' (without overlap=True), and no merge='dear', which sends them during backward() even "
-            "then; to update parameters by another optimizer, or by its functional form, distribute that one"
-            + _behind()
+            "gradients='kept', and no merge='dear', which sends them during backward() even then; to update "
+            "parameters by another optimizer, or by its functional form, distribute that one" + _behind()
         )
 
     def _moved(self, func: Any, others: Any, kwargs: Any) -> "StreamedAway":
@@ -115,7 +114,7 @@ def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
 COMPILED_AUTOGRAD = (
     "compiled autograd traces the backward pass, whose gradients resireduce compresses and sends: switch "
     "torch._dynamo.config.compiled_autograd off (torch.compile of the model goes on as ever), or use gradients='kept' "
-    "without overlap=True"
+    "without merge='dear'"
 )
 
 

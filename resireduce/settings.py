@@ -49,7 +49,6 @@ class Settings:
     grad_scaler: "GradScaler | None" = None
     residual_device: str | None = None
     update: str = "in_step"
-    overlap: bool | None = None
     group: "dist.ProcessGroup | None" = field(default=None, metadata=OWN)
     warm_up_steps: int = 0
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat"
@@ -66,9 +65,9 @@ class Settings:
         return self.gradients == "streamed"
 
     @property
-    def overlaps(self) -> bool:
-        """Whether gradients are compressed during the backward pass, as streamed ones always are."""
-        return self.streamed or bool(self.overlap) or self.in_halves
+    def sends_early(self) -> bool:
+        """Whether gradients are taken and sent during the backward pass, and not in `step()`."""
+        return self.streamed or self.in_halves
 
     @property
     def in_halves(self) -> bool:
@@ -96,7 +95,7 @@ class Settings:
         given = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("own")}
         is_plain = isinstance(self.hierarchy, str | list | tuple)
         levels = self.hierarchy if is_plain else type(self.hierarchy).__name__  # each rank has its own node's
-        clear = {"options": dict(self.options or {}), "overlap": self.overlaps, "hierarchy": levels}
+        clear = {"options": dict(self.options or {}), "hierarchy": levels}
         clear["density"] = "by step" if self.changes_density else "fixed"  # the compressor has the number
         named = given | clear | {"grad_scaler": type(self.grad_scaler).__name__} | found
         return {"dense": named["dense"]} | named  # first, since groups that differ follow from it

@@ -170,7 +170,7 @@ class Averaging:
 
 def distribute(ranks: Ranks, rank: int, model: nn.Module, optimizer: Optimizer, **options: Any) -> Any:
     """`optimizer` itself, which averages from now on; parameters, buffers and its state become rank 0's."""
-    for name in ("scheme", "backward_passes_per_step", "overlap", "update"):  # these must change nothing
+    for name in ("scheme", "backward_passes_per_step", "update"):  # these must change nothing
         options.pop(name, None)
     kind = type(optimizer)
     if not hasattr(optimizer, "averaging"):

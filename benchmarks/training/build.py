@@ -82,7 +82,6 @@ def _distributed(
         compressor=make_compressor(cell, schedule),
         backend=communicator,
         gradients=cell.gradients,
-        overlap=True,
         update=cell.update,
         residual_dtype=cell.residual_dtype,
         options=thaw(cell.options),

@@ -33,7 +33,6 @@ def plan_of(cell: Cell) -> dict[str, int | float]:
         density=cell.density,
         world_size=cell.world_size,
         update=cell.update,
-        overlap=True,
         hierarchy=cell.hierarchy,
         ranks_per_node=_ranks_per_node(cell),
         merge="none" if cell.merge in TIMED else merge_option.thaw(cell.merge),  # not merged before being timed

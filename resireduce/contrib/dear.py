@@ -251,8 +251,6 @@ class HalvesQueue(LaunchQueue):
         buffer.mul_(1 / ranks.world_size)
         self._scattered.append((bucket.slots, ranks.scatter_sum(buffer, bucket.name)))
         bucket.message = None
-        for slot in bucket.slots:
-            slot.hidden = None  # its memory can be freed: averages come in new memory
 
     @timed("communicate")
     def halves(self) -> list[Half]:

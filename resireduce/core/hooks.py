@@ -231,7 +231,7 @@ class BackwardPasses:
         wrapped: the optimizer that trains it.
         exchange: takes the gradients.
         settings: what `resireduce.distribute` was given, checked.
-        at_end: is called at the end of each backward pass that overlaps with the exchange.
+        at_end: is called at the end of each backward pass in which gradients are sent.
     """
 
     def __init__(
@@ -259,8 +259,8 @@ class BackwardPasses:
 
     def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, settings: Settings) -> None:
         exchange = self._exchange
-        self.attachment.on_gradients(BackwardPasses._on_finished if settings.overlaps else _note_gradient)
-        for slot in self.slots if settings.overlaps else ():
+        self.attachment.on_gradients(BackwardPasses._on_finished if settings.sends_early else _note_gradient)
+        for slot in self.slots if settings.sends_early else ():
             self.attachment.before_gradient(slot, BackwardPasses._before)
         self.attachment.on_step(wrapped)
         if exchange.before_forward is not None:
@@ -339,6 +339,6 @@ class BackwardPasses:
 
 
 def _note_gradient(passes: BackwardPasses, slot: Slot) -> None:
-    """Note, without overlap, that autograd has finished this parameter's gradient, which `step()` will take."""
+    """Note that autograd has finished this parameter's gradient, which `step()` will take."""
     slot.note_made()
     passes.bypassed.note(slot.parameter)

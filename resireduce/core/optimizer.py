@@ -2,8 +2,7 @@
 
 Streamed gradients: as soon as autograd has finished a gradient, it is absorbed by the residual, compressed, and freed;
 `step` receives the averages a bounded number of bytes at a time, and lets the wrapped optimizer update just those
-parameters. Kept gradients (the paper's): `.grad` stays, and receives the averaged gradient; unless they overlap with
-the backward pass, nothing is done before `step`."""
+parameters. Kept gradients (the paper's): nothing is done before `step`; `.grad` then receives the averaged gradient."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -164,7 +163,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "came from a loss of another model (a GAN's generator, through the discriminator): call "
                 "requires_grad_(False) on this one while that is computed. If the loss was for the gradient of an "
                 "input: use torch.autograd.grad(loss, input). To leave out passes that are added up already, as "
-                "those left over at the end of an epoch: gradients='kept' (without overlap=True), or take the step. "
+                "those left over at the end of an epoch: gradients='kept' (without merge='dear'), or take the step. "
                 "After a backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()

@@ -206,8 +206,6 @@ class Slot:
     """With two levels: whether other ranks of the node have a gradient of it, and this one has none."""
     average: Tensor | None = None
     """With two levels: the average, which came together with those of its bucket, until it is used."""
-    hidden: Tensor | None = None
-    """With kept gradients: the tensor that the guard replaces, which will receive the average."""
     passes: int = 0
     """Backward passes since the last step."""
     made: int | None = None
@@ -215,7 +213,7 @@ class Slot:
     is_announced: bool | None = None
     """Whether autograd is about to add a gradient to `.grad`; None: its hook before that has not been called."""
     left: "weakref.ref[Tensor] | None" = None
-    """With kept gradients: the average that the last step has left in `.grad`, while it is still there."""
+    """With averages that come late: the one that the last step has left in `.grad`, while it is still there."""
     stage: Stage = Stage.OPEN
     """How far the gradient has come in this step."""
     sent: Payload | None = None
@@ -265,13 +263,12 @@ class Slot:
         """Begin a step anew: drop a streamed parameter's `.grad`, and what was made, sent and received."""
         if self.is_guarded:
             self.parameter.grad = None
-        self.passes, self.made, self.sent, self.hidden, self.gradient, self.average = 0, None, None, None, None, None
+        self.passes, self.made, self.sent, self.gradient, self.average = 0, None, None, None, None
         self.is_ready = self.is_absorbed = self.elsewhere = False
         self.stage = Stage.OPEN
 
-    def hide(self, keep: bool = False) -> None:
-        """Replace `.grad` by the guard; the gradient is remembered if `keep`, and otherwise freed."""
-        self.hidden = self.parameter.grad if keep else None
+    def hide(self) -> None:
+        """Replace `.grad` by the guard."""
         self.parameter.grad = self.guard
         if self.stage is Stage.TAKEN:
             self.go(Stage.GUARDED)
@@ -283,10 +280,10 @@ class Slot:
             raise UsageError(
                 f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
                 "step(), when it was already under way: that would have no effect. Scale the loss instead, "
-                "or use gradients='kept' (without overlap=True, and without merge='dear'); and take the "
-                "model out of DistributedDataParallel, if it is in one"
+                "or use gradients='kept' (without merge='dear'); and take the model "
+                "out of DistributedDataParallel, if it is in one"
             )
-        self.parameter.grad = self.hidden
+        self.parameter.grad = None
         self.go(Stage.TAKEN)
 
     def expect_another_pass(self) -> None:

@@ -24,9 +24,9 @@ from resireduce.watchers import STEPS, digest
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed, or kept "
-    "with overlap=True, is sent as soon as it is made, and what is done to that memory later has no effect. Leave "
+    "with merge='dear', is sent as soon as it is made, and what is done to that memory later has no effect. Leave "
     ".grad empty (zero_grad() does), and put gradients there after backward(); or use gradients='kept' (without "
-    "overlap=True)"
+    "merge='dear')"
 )
 GATHERED = 16
 """Payloads of all ranks that are under way take at most 1 / GATHERED of the trained bytes, unless one takes more."""
@@ -67,7 +67,7 @@ class Exchange:
         self.profiler = Profiler(rule, feedback, levels.world)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
-        self.hides = settings.overlaps and not settings.in_backward
+        self.hides = settings.sends_early and not settings.in_backward
         """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
         self.intake = Intake(slots, feedback, settings, self.hides, levels.world)
         feedback.finiteness.at_once = False
@@ -215,8 +215,9 @@ class Exchange:
     def _send_rest(self) -> bool:
         """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
         self.failed = True  # if anything ends it half-way
-        if not self.intake.overlap:
-            self._separate()
+        if not self.intake.early:
+            with QUIET():  # another optimizer with merge="dear" need not update what only its gradient is asked for
+                separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
         if not self.intake.prepare():
             self.updater.skip()
             self.failed = False
@@ -230,11 +231,6 @@ class Exchange:
                 self.queue.launch(self.steps)
         return True
 
-    def _separate(self) -> None:
-        """Before kept gradients become averages: give them memory that no other gradient shares."""
-        with QUIET():  # another optimizer with merge="dear" need not update what only its gradient is asked for
-            separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
-
     def _finish(self, step: int, loss: Tensor | float | None) -> bool:
         """After `_send_rest`: launch the remaining messages of `step`, receive, and update."""
         self.queue.launch(step, complete=True)
@@ -245,9 +241,6 @@ class Exchange:
             self._fail_or_put_back(step)
         else:
             self.feedback.states.commit()
-            if self.intake.overlap and not self.intake.streamed and self.before_forward is None:
-                for slot in self.slots:
-                    slot.note_left()
             self._choose_messages(step)
         self.failed = False
         return not self.queue.flagged
@@ -265,8 +258,6 @@ class Exchange:
                 slot.uncover()
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
-        if self.intake.overlap and not self.intake.streamed:
-            self._separate()
 
     def _fail_or_put_back(self, step: int) -> None:
         """Put back what was sent, if a step can be skipped for a gradient that is not finite; otherwise raise."""
@@ -285,7 +276,7 @@ class Exchange:
 
 
 class Intake:
-    """Takes gradients: with overlap as autograd finishes them in the backward pass, otherwise all in `step()`.
+    """Takes gradients: as autograd finishes them in the backward pass or, of kept ones, all in `step()`.
 
     Args:
         slots: one for each parameter.
@@ -310,7 +301,7 @@ class Intake:
         """The error of the first gradient that was dropped."""
         self._inverse_scale: float | None = None
         self.hides, self.world = hides, world
-        self.streamed, self.overlap = settings.streamed, settings.overlaps
+        self.streamed, self.early = settings.streamed, settings.sends_early
         self.max_norm = settings.max_local_grad_norm
         self.restart()
 
@@ -348,7 +339,7 @@ class Intake:
             return
         slot.check_kind()
         if self.scaler is not None:
-            grad = slot.own(grad, self.overlap)
+            grad = slot.own(grad, self.early)
         try:
             self.feedback.absorb(self._unscale_(grad), slot.name)
         except NonFiniteGradient as error:
@@ -381,7 +372,7 @@ class Intake:
             slot.go(Stage.TAKEN)
             self.arrived.append(slot)
         if self.hides:
-            slot.hide(keep=not self.streamed)
+            slot.hide()
         elif self.streamed:
             slot.parameter.grad = None
 
@@ -404,11 +395,11 @@ class Intake:
         return [slot for slot in reversed(self.slots) if slot.stage in waiting and self._has(slot)]
 
     def _has(self, slot: Slot) -> bool:
-        return (slot.passes > 0 and self.overlap) or slot.parameter.grad is not None
+        return (slot.passes > 0 and self.early) or slot.parameter.grad is not None
 
     def prepare(self) -> bool:
-        """Without overlap, unscale and clip this rank's whole gradient. False: the gradient of some rank overflowed."""
-        if self.overlap or (self.max_norm is None and self.scaler is None):
+        """If `step()` takes gradients, unscale and clip this rank's. False: the gradient of some rank overflowed."""
+        if self.early or (self.max_norm is None and self.scaler is None):
             return True
         self._unscale_and_clip(self.pending())
         self._prepared = True
@@ -421,7 +412,7 @@ class Intake:
             raise UsageError(DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
-        return grad if self._prepared else self._unscale_(slot.own(grad, self.overlap))
+        return grad if self._prepared else self._unscale_(slot.own(grad, self.early))
 
     def _unscale_and_clip(self, pending: Sequence[Slot]) -> None:
         norms = {}

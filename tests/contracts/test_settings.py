@@ -87,7 +87,6 @@ DIFFERENT: dict[str, tuple[dict[str, object], object]] = {
     "grad_scaler": ({}, resireduce.GradScaler("cpu")),
     "residual_device": ({}, "cpu"),
     "update": ({"compressor": "none"}, "in_backward"),
-    "overlap": (KEPT, True),
     "warm_up_steps": ({}, 1),
     "hierarchy": ({}, "node"),
     "merge": ({}, "one"),

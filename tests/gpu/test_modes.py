@@ -43,11 +43,10 @@ def close(found: nn.Module, expected: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("compressor", ["topk", "qsgd", "none"])
-def test_kept_gradients_that_leave_in_the_backward_pass(device: torch.device, compressor: str) -> None:
+def test_when_gradients_leave_changes_nothing(device: torch.device, compressor: str) -> None:
     options = {"compressor": compressor, "scheme": "none" if compressor == "none" else "w+2d"}
-    forms: tuple[dict[str, Any], ...] = ({"overlap": True}, {"overlap": False}, {"gradients": "streamed"})
-    first, *others = (trained(device, **{"gradients": "kept", **options, **form}) for form in forms)
-    assert all(same(first, other) for other in others) and not same(first, net(device))
+    kept, streamed = (trained(device, gradients=gradients, **options) for gradients in ("kept", "streamed"))
+    assert same(kept, streamed) and not same(kept, net(device))
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw", "fused-adamw"])
@@ -217,7 +216,6 @@ STREAMS: tuple[dict[str, Any], ...] = (
     {"scheme": "w+2d", "residual_dtype": "int4"},
     {"scheme": "baseline", "residual_device": "cpu"},
     {"scheme": "w+2d", "gradients": "kept"},
-    {"scheme": "w+2d", "gradients": "kept", "overlap": True},
     {"gradients": "kept", "merge": "dear-40000", **NONE},
     {"update": "in_backward", **NONE},
 )

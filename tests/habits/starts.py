@@ -106,27 +106,6 @@ def a_density_that_falls(script: Script, model: Any, optimizer: Any) -> None:
     script.train(model, optimizer, 5)
 
 
-@habit()
-def gradients_that_are_sent_early(script: Script) -> list[object]:
-    """overlap=True: kept, averages stay in `.grad` after the step; streamed gradients always leave early."""
-    model = script.net()
-    optimizer = script.sgd(model, overlap=True)
-    script.train(model, optimizer)
-    return [model, [p.grad for p in model.parameters() if p.grad is not None]]
-
-
-@habit(both=Refused(r"under way|have been sent|overlap|between backward\(\) and step\(\)"), ranks=(2,))
-def kept_gradients_that_were_sent_early_are_clipped(script: Script) -> nn.Module:
-    """overlap=True, and clip_grad_norm_ between backward() and step()."""
-    model = script.net()
-    kept = {"gradients": "kept"}
-    optimizer = script.sgd(model, overlap=True, **kept)
-    script.loss(model, 0).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    optimizer.step()
-    return model
-
-
 @with_optimizer(streamed=Refused(r"max_local_grad_norm", ConfigError), settings={"max_local_grad_norm": 0.05})
 def local_gradients_are_clipped(script: Script, model: Any, optimizer: Any) -> None:
     """max_local_grad_norm: kept only."""

@@ -175,7 +175,7 @@ def towers_trained(at_once: bool, options: dict[str, object]) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("options", [{}, {"scheme": "baseline"}, {"gradients": "kept", "overlap": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"scheme": "baseline"}], ids=str)
 def test_several_threads_finish_gradients_at_once(options: dict[str, object]) -> None:
     """As autograd's threads do, of which there is one for each device of a model."""
     assert same(towers_trained(True, options), towers_trained(False, options))

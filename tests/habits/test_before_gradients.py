@@ -12,9 +12,8 @@ from resireduce.errors import UsageError
 from tests.worlds import same
 
 DENSE = {"compressor": "none"}
-OVERLAP = {"gradients": "kept", "overlap": True}
 DEAR = DENSE | {"scheme": "none", "gradients": "kept", "merge": "dear"}
-EARLY = [{}, DENSE, OVERLAP, OVERLAP | DENSE, DEAR]
+EARLY = [{}, DENSE, DEAR]
 
 
 def net() -> nn.Sequential:
@@ -51,14 +50,14 @@ def test_a_gradient_that_is_laid_before_the_backward_pass(name: str, options: di
         if step:
             for one in parameters.values() if name in ("all", "the only one") else [parameters[name]]:
                 one.grad = torch.zeros(2, *one.shape)[1]
-            with pytest.raises(UsageError, match=r"was in \.grad before backward\(\).*\(without overlap=True\)"):
+            with pytest.raises(UsageError, match=r"was in \.grad before backward\(\).*\(without merge='dear'\)"):
                 loss_of(model).backward()
             return
         loss_of(model).backward()
         optimizer.step()
 
 
-@pytest.mark.parametrize("options", [OVERLAP, OVERLAP | DENSE, DEAR], ids=str)
+@pytest.mark.parametrize("options", [{"gradients": "kept"}, DEAR], ids=str)
 @pytest.mark.parametrize("clears", ["never", "to zero", "the model's to zero", "to None"])
 def test_averages_of_the_last_step_may_be_added_to(options: dict[str, Any], clears: str) -> None:
     """As in plain training, where `.grad` still has the gradient of the last step."""
@@ -94,7 +93,7 @@ class Maybe(torch.autograd.Function):
         return (grad @ weight.t(), x.t() @ grad, None) if ctx.is_used else (grad, None, None)
 
 
-@pytest.mark.parametrize("options", [{}, {"scheme": "w"}, DENSE, OVERLAP], ids=str)
+@pytest.mark.parametrize("options", [{}, {"scheme": "w"}, DENSE, {"gradients": "kept"}], ids=str)
 @pytest.mark.parametrize("used", [(True, False), (False, True), (False, False), (False,)], ids=str)
 def test_a_function_that_returns_no_gradient_in_some_pass(used: tuple[bool, ...], options: dict[str, Any]) -> None:
     def train(model: nn.Module, optimizer: Any) -> nn.Module:
@@ -141,7 +140,7 @@ def test_a_model_that_was_converted_and_converted_back_between_two_steps() -> No
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("options", [{}, DENSE, OVERLAP], ids=str)
+@pytest.mark.parametrize("options", [{}, DENSE], ids=str)
 def test_a_second_backward_pass_that_makes_a_graph_of_gradients(options: dict[str, Any]) -> None:
     model = net()
     optimizer = distributed(model, **options)
@@ -151,11 +150,10 @@ def test_a_second_backward_pass_that_makes_a_graph_of_gradients(options: dict[st
     optimizer.close()
 
 
-@pytest.mark.parametrize("options", [{"gradients": "kept"}, OVERLAP], ids=str)
-def test_an_average_has_no_graph_of_the_gradient_that_it_replaces(options: dict[str, Any]) -> None:
+def test_an_average_has_no_graph_of_the_gradient_that_it_replaces() -> None:
     """An optimizer that differentiates gradients, as AdaHessian, would find the curvature of this rank alone."""
     model = net()
-    optimizer = distributed(model, **options)
+    optimizer = distributed(model, gradients="kept")
     loss_of(model).backward(create_graph=True)
     optimizer.step()
     assert not any(parameter.grad.requires_grad for parameter in model.parameters())

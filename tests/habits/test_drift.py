@@ -14,10 +14,9 @@ from resireduce.planning.memory import track_states
 
 MODES: list[dict[str, Any]] = [
     {"gradients": "kept"},
-    {"gradients": "kept", "overlap": True},
     {"gradients": "streamed"},
     {"compressor": "none", "scheme": "none", "gradients": "streamed", "update": "in_backward"},
-    {"compressor": "none", "scheme": "none", "gradients": "kept", "overlap": True, "merge": "dear"},
+    {"compressor": "none", "scheme": "none", "gradients": "kept", "merge": "dear"},
 ]
 
 

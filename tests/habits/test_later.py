@@ -28,7 +28,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int = 0) -> N
     optimizer.step()
 
 
-@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"gradients": "kept", "overlap": True}])
+@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}])
 def test_a_step_that_an_exception_has_ended_is_not_gone_on_from(options: dict[str, object]) -> None:
     model = seeded(Net)
     optimizer = distributed(model, **options)

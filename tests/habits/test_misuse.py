@@ -24,17 +24,7 @@ def loss(model: nn.Module) -> torch.Tensor:
     return loss_of(model, torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("compressor", ["topk", "none"])
-def test_kept_gradients_that_are_clipped_too_late(compressor: str) -> None:
-    model = seeded(Net)
-    optimizer = distributed(model, gradients="kept", compressor=compressor, overlap=True)
-    loss(model).backward()
-    with pytest.raises(UsageError, match=r"gradients='kept' \(without overlap=True\)"):
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    optimizer.step()
-
-
-@pytest.mark.parametrize("options", [{}, {"gradients": "kept", "overlap": True}])
+@pytest.mark.parametrize("options", [{}, DEAR])
 def test_gradients_that_are_dropped_before_the_step(options: dict[str, object]) -> None:
     model = seeded(Net)
     optimizer = distributed(model, **options)
@@ -51,7 +41,7 @@ def test_passes_that_are_left_over_and_dropped() -> None:
     with optimizer.no_sync():
         loss(model).backward()
     with pytest.raises(
-        UsageError, match=r"left over at the end of an epoch: gradients='kept' \(without overlap=True\)"
+        UsageError, match=r"left over at the end of an epoch: gradients='kept' \(without merge='dear'\)"
     ):
         optimizer.zero_grad()
     models = [seeded(Net), seeded(Net)]
@@ -130,10 +120,10 @@ def test_kept_gradients_may_be_changed_where_they_only_add_up() -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_gradients_that_are_dropped_between_two_passes(gradients: str) -> None:
+@pytest.mark.parametrize("options", [{}, DEAR])
+def test_gradients_that_are_dropped_between_two_passes(options: dict[str, object]) -> None:
     model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
-    optimizer = distributed(model, gradients=gradients, overlap=True)
+    optimizer = distributed(model, **options)
     with optimizer.no_sync():
         model[0](torch.ones(2, 120)).sum().backward()
     model.zero_grad()
@@ -358,9 +348,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("update", BY_HAND)
-@pytest.mark.parametrize(
-    "options", [{}, {"gradients": "kept", "overlap": True}, {"update": "in_backward", "compressor": "none"}, DEAR]
-)
+@pytest.mark.parametrize("options", [{}, {"update": "in_backward", "compressor": "none"}, DEAR])
 def test_streamed_gradients_update_nothing_by_hand(options: dict[str, object], update: str) -> None:
     model = seeded(Net)
     optimizer = distributed(model, **options)
@@ -393,10 +381,10 @@ class Failing(nn.Module):
         return self.last(middle)
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_a_backward_pass_that_fails_half_way(gradients: str) -> None:
+@pytest.mark.parametrize("options", [{}, DEAR])
+def test_a_backward_pass_that_fails_half_way(options: dict[str, object]) -> None:
     model = Failing()
-    optimizer = distributed(model, gradients=gradients, overlap=True)
+    optimizer = distributed(model, **options)
     with pytest.raises(KeyError):
         model(torch.ones(2, 120)).sum().backward()
     before = [parameter.clone() for parameter in model.parameters()]

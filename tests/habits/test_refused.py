@@ -85,9 +85,6 @@ SETTINGS: list[Row] = [
     ),
     ({"max_local_grad_norm": 1.0}, r"max_local_grad_norm: 1\.0 .* gradients='streamed'.*or .*kept"),
     ({"max_local_grad_norm": -1.0, **KEPT}, r"max_local_grad_norm: -1\.0 is not allowed; give a number"),
-    ({"max_local_grad_norm": 1.0, "overlap": True, **KEPT}, "overlap: True is not allowed with max_local_grad_norm"),
-    ({"overlap": False}, "overlap: False is not allowed with gradients='streamed'"),
-    ({"overlap": 1.5}, r"overlap: 1\.5 is not allowed"),
     ({"grad_scaler": torch.amp.GradScaler("cpu")}, r"grad_scaler: an object of type torch\.amp.*a resireduce\.GradSc"),
     (
         {"grad_scaler": resireduce.GradScaler("cpu"), "compressor": "dgc-momentum"},
@@ -116,7 +113,6 @@ SETTINGS: list[Row] = [
     ({**DEAR, "warm_up_steps": 2}, r"not allowed with warm_up_steps=2, since .* give warm_up_steps=0"),
     ({**DEAR, "max_local_grad_norm": 1.0}, r"not allowed with max_local_grad_norm=1.0, since .*=None"),
     ({**DEAR, "grad_scaler": resireduce.GradScaler("cpu")}, r"not allowed with grad_scaler=GradScaler, since .*=None"),
-    ({**DEAR, "overlap": False}, r"not allowed with overlap=False"),
     ({**DEAR, "update": "in_backward"}, r"update: 'in_backward' is not allowed"),
     *(({**DEAR, "merge": bad}, rf"merge: '{bad}' is not known .*allowed: ") for bad in ("dear-0", "dear-many")),
 ]

@@ -56,7 +56,7 @@ def test_streamed_updates_wait_until_both_averages_are_there(options: dict[str, 
     assert same(train(model, optimizer), plain)
 
 
-@pytest.mark.parametrize("options", [DENSE, ALL_SENT, {**ALL_SENT, "gradients": "kept", "overlap": True}])
+@pytest.mark.parametrize("options", [DENSE, ALL_SENT, {**ALL_SENT, "gradients": "kept"}])
 def test_a_model_that_is_tied_later(options: dict[str, Any]) -> None:
     plain, model = tied(by_data=None), tied(by_data=None)
     other = torch.optim.AdamW(plain.parameters(), 0.01, weight_decay=0.5)

@@ -15,7 +15,7 @@ from tests.covering import in_turn
 from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]
-LIFETIMES = [{}, {"gradients": "kept"}, {"gradients": "kept", "overlap": True}]
+LIFETIMES = [{}, {"gradients": "kept"}]
 SETTINGS = [
     {"compressor": "none", "scheme": "none"},
     {"scheme": "none"},

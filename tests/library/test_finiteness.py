@@ -130,7 +130,7 @@ def test_a_small_tensor_that_shares_a_message_is_named_and_spoils_nothing(
     if gradients == "kept":
         options = {key: one for key, one in options.items() if key != "update"}
     as_a_device(monkeypatch)
-    options = {"gradients": gradients, "overlap": True, **options}  # type: ignore[dict-item]
+    options = {"gradients": gradients, **options}  # type: ignore[dict-item]
     check_that_it_is_named_and_spoils_nothing("blocks.1.up.bias", value, **options)
 
 

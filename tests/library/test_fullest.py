@@ -108,7 +108,6 @@ def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(model: str) 
             residual_dtype=cell["residual_dtype"],
             compressor=cell["compressor"],
             density=cell["density"],
-            overlap=True,
             merge="none",  # as the cells that were measured
             backend=PretendCommunicator(cell["world_size"]),
         )

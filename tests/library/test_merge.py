@@ -90,7 +90,6 @@ def test_whatever_travels_together_parameters_are_the_same(compressor: str) -> N
 
 CASES: list[dict[str, object]] = [
     {"scheme": "w+2d", "residual_dtype": "int8"},
-    {"scheme": "baseline", "gradients": "kept", "overlap": True},
     {"compressor": Threshold(0.01), "residual_dtype": "int4"},
     {"scheme": "a", "max_grad_norm": 0.1},
     {"scheme": "baseline", "gradients": "kept"},

@@ -14,7 +14,7 @@ from resireduce.errors import UsageError
 from tests.worlds import Net, loss_of, same, seeded
 
 MODES = {
-    "streamed": {}, "kept": {"gradients": "kept"}, "overlap": {"gradients": "kept", "overlap": True},
+    "streamed": {}, "kept": {"gradients": "kept"},
     "in_backward": {"compressor": "none", "update": "in_backward"},
 }  # fmt: skip
 

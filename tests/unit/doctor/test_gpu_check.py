@@ -312,7 +312,7 @@ def test_agreement_is_to_the_byte_for_states_and_near_for_the_rest():
 
 def test_the_plan_is_that_of_the_command_but_for_the_optimizers_temporaries():
     cell = Cell(model="gpt2-bytes", scheme="w+2d", gradients="kept", world_size=1, backend="local")
-    settings = {"scheme": "w+2d", "gradients": "kept", "overlap": True, "density": cell.density, "world_size": 1}
+    settings = {"scheme": "w+2d", "gradients": "kept", "density": cell.density, "world_size": 1}
     # At the fullest moment of gpt2-bytes the two gradients of its tied weight are added up.
     assert plan_of(cell) == plan(find_builder("gpt2-bytes"), optimizer="adamw", **settings)
     planned = plan(find_builder("bert-questions"), optimizer="adamw", **settings)
