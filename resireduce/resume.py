@@ -1,28 +1,141 @@
-"""Resuming from a checkpoint of another number of ranks: their residuals are redistributed."""
+"""Residual states: checked before they are loaded, and redistributed among another number of ranks."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from resireduce.comm.nodes import NodeSlices
-from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.core.slot import Slot
 from resireduce.errors import ConfigError
-from resireduce.saved_state import RANKS_PER_NODE, check_state, place_in_words
-from resireduce.wrappers.comm_hook import CompressionHook
-from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
+from resireduce.kernels.norms import is_finite
+
+if TYPE_CHECKING:
+    from resireduce.core.feedback import ErrorFeedback
+    from resireduce.core.optimizer import DistributedOptimizer
+    from resireduce.core.slot import Slot
+    from resireduce.wrappers.comm_hook import CompressionHook
+    from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
+
+    Holder: TypeAlias = DistributedOptimizer | CompressionHook | ShardedCompressionHook
 
 State = Mapping[str, Tensor]
+RANKS_PER_NODE = "ranks_per_node"
+"""A key that a state has only if its residuals are slices, with two levels."""
 PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE)
+MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
+"""Keys of a state's origin, which states of earlier versions lack: the compressor whose memory it holds; digests of the
+members of each group, named for the first; digests of how the places of each tensor that is stored in part were
+drawn."""
+PART = 1 << 20
+"""Elements of 8 bits that are widened at once, to be looked at."""
+LONGEST = 128
+"""Bytes that are kept of the text in MADE_BY: torch.distributed.checkpoint loads tensors of one size only."""
 
-Holder = DistributedOptimizer | CompressionHook | ShardedCompressionHook
-"""Objects that hold residuals."""
+# --- The state that one rank has saved, and whether it may be loaded ---
+
+
+def origin(memory: str, meaning: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return what tells a saved state from others: whose `memory` it holds, if any, and digests of each `meaning`."""
+    digests = {name: hashlib.sha256(text.encode()).digest()[:7] for name, text in meaning.items()}
+    found = {name: torch.tensor(int.from_bytes(digest), device="cpu") for name, digest in digests.items()}
+    text = bytearray(memory.encode()[:LONGEST].ljust(LONGEST))
+    return found | ({MADE_BY: torch.frombuffer(text, dtype=torch.uint8)} if memory else {})
+
+
+def check_place(held: State, state: State) -> None:
+    """Raise ConfigError unless `state` was saved by the rank that holds `held`, in a job of as many ranks and nodes."""
+    if not isinstance(state, Mapping):
+        return  # which `check_state` will say
+    levels = [int(one.get(RANKS_PER_NODE, 1)) for one in (state, held)]
+    if levels[0] != levels[1]:
+        raise ConfigError(
+            f"residual state: it was saved with {levels[0]} ranks a node, and here are {levels[1]} (1: "
+            "hierarchy='flat', whole residuals); load it with the hierarchy that it was saved with, or give the states "
+            "of all ranks to resireduce.redistribute(optimizer, states)"
+        )
+    if {"rank", "world_size"} <= state.keys() and (theirs := _in_words(state)) != (ours := _in_words(held)):
+        raise ConfigError(
+            f"residual state: it is that of {theirs}, this is {ours}; load this rank's own, or give those of all ranks "
+            "to resireduce.redistribute(optimizer, states)"
+        )
+
+
+def check_state(held: State, state: State) -> None:
+    """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin, with finite values."""
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made")
+    common = sorted(held.keys() & state.keys())
+    wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
+    wrong = wrong or [name for name in common if not _alike(held[name], state[name])]
+    if wrong:
+        raise ConfigError(
+            f"residual state: {wrong[0]!r} does not fit this model, scheme, compressor and residual_dtype; load what "
+            "they saved"
+        )
+    for name in common:
+        if _is_of_origin(name) and not torch.equal(held[name], state[name].cpu()):
+            raise ConfigError(f"residual state: {_of_another(name, held, state)}")
+    bad = next((name for name, tensor in state.items() if not _is_sound(tensor)), None)
+    if bad is not None:
+        raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a number that cannot be; load another")
+
+
+def _is_of_origin(name: str) -> bool:
+    return name == MADE_BY or name.startswith((MEMBERS, PLACES))
+
+
+def _of_another(name: str, held: State, state: State) -> str:
+    """Return in words what differs where the origins called `name` of `held` and `state` do."""
+    if name == MADE_BY:
+        theirs, ours = (bytes(one[name].tolist()).decode(errors="replace").strip() for one in (state, held))
+        return (
+            f"what is remembered of each tensor is that of {theirs}, and this is {ours}; load it with the compressor "
+            "that saved it, or call start_at(...) to go on without it"
+        )
+    if name.startswith(MEMBERS):
+        return (
+            f"the group of {name.removeprefix(MEMBERS)!r} had other members; load it with the groups that it was saved "
+            "with"
+        )
+    return (
+        f"it has other elements of {name.removeprefix(PLACES)!r}, drawn on another type of device; load it on that "
+        "which it was saved on"
+    )
+
+
+def _alike(first: Tensor, second: object) -> bool:
+    return isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
+
+
+def _is_sound(tensor: Tensor) -> bool:
+    """Whether the values are possible: floating-point numbers are finite, integers are counts or indices."""
+    if tensor.is_floating_point():
+        # Of 8 bits there are no sums. Nothing as large as the tensor is made: memory may be short.
+        parts = (one.float() for one in tensor.flatten().split(PART)) if tensor.element_size() == 1 else [tensor]
+        return all(map(is_finite, parts))
+    if tensor.dtype == torch.int32 and not bool((tensor.diff() > 0).all()):  # numbers of rows and columns
+        return False
+    return tensor.dtype == torch.int8 or not bool((tensor < 0).any())
+
+
+def _place_of(state: State) -> dict[str, int]:
+    return {key: int(state[key]) for key in PLACE if key in state}
+
+
+def _in_words(state: State) -> str:
+    """Return in words which rank has saved a state."""
+    place = _place_of(state)
+    within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""
+    return f"rank {place['rank']} of {place['world_size']}{within}"
+
+
+# --- The states of all ranks of a job, for another number of ranks ---
 
 
 @torch.no_grad()
-def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
+def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
     """Load this rank's share of the residuals that the ranks of a job saved, however many they were.
 
     It replaces `load_residual_state_dict`. With N saved states and M ranks now, rank j gets the states of the ranks i =
@@ -40,11 +153,11 @@ def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
 
     Raises ConfigError, before anything is changed, if a state is missing, or is of another model or scheme.
     """
-    if not isinstance(optimizer, Holder):
+    if not hasattr(optimizer, "feedback"):
         raise ConfigError(f"optimizer: a {type(optimizer).__name__} is not allowed; give what distribute() made")
     if not isinstance(states, Sequence):
         raise ConfigError(f"states: a {type(states).__name__} is not allowed; give a list, one state for each rank")
-    if isinstance(optimizer, ShardedCompressionHook):
+    if hasattr(optimizer, "of_this_shard"):
         states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
     number, count = feedback.communicator.rank, feedback.communicator.world_size
@@ -60,19 +173,7 @@ def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
     first = nodes[min(mine)][min(feedback.place.get("place", 0), len(readers) - 1)]
     check_state(feedback.states.tensors(), {name: first.get(name) for name in feedback.states.tensors()})  # type: ignore[misc]
     left, velocities = _left_over(optimizer, readers, nodes, mine)
-    _put(optimizer, left, velocities, int(first["steps"]))
-    feedback.states.load(first)
-    optimizer.start_at(int(first["steps"]))
-
-
-def _put(
-    optimizer: Holder,
-    left: Mapping[str, Tensor],
-    velocities: Mapping[str, Tensor],
-    step: int,
-) -> None:
-    """Store what is `left` of each tensor as this rank's residuals, and its velocities."""
-    feedback = optimizer.feedback
+    step = int(first["steps"])
     for tensor in feedback.residual.tensors().values():
         tensor.zero_()
     for name, dense in left.items():
@@ -80,6 +181,8 @@ def _put(
     feedback.residual.end_step(step)
     for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
         velocity.copy_(velocities[name])
+    feedback.states.load(first)
+    optimizer.start_at(step)
 
 
 def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
@@ -92,7 +195,7 @@ def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
     kinds = {(int(one["world_size"]), int(one["steps"]), int(one.get(RANKS_PER_NODE, 1))) for one in ordered}
     ranks = sorted(int(state["rank"]) for state in ordered)
     if len(kinds) != 1 or ranks != list(range(next(iter(kinds))[0])):
-        given = [f"{place_in_words(state)} at step {int(state['steps'])}" for state in ordered]
+        given = [f"{_in_words(state)} at step {int(state['steps'])}" for state in ordered]
         raise ConfigError(
             f"states: those of {', '.join(given) or 'no rank'} are not all of one job at one step; give what each of "
             "its ranks saved in the same step"
@@ -109,55 +212,57 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
     return world_size / sources / heirs
 
 
-def _reader(optimizer: Holder, state: State) -> ErrorFeedback:
+def _reader(optimizer: "Holder", state: State) -> "ErrorFeedback":
     """Return a pipeline that can load `state`, for the rank that saved it."""
-    reader = optimizer.feedback.reader({key: int(state[key]) for key in PLACE if key in state})
+    reader = optimizer.feedback.reader(_place_of(state))
     for slot in optimizer.slots:
-        reader.register(slot.name, _like(slot, int(state.get("place", 0)), int(state.get(RANKS_PER_NODE, 1))))
+        reader.register(slot.name, _like(slot, reader))
     return reader
 
 
-def _like(slot: Slot, place: int, count: int) -> Tensor:
-    """Return an empty tensor like the slice that the rank at `place` of `count` has of the parameter of `slot`."""
+def _like(slot: "Slot", reader: "ErrorFeedback") -> Tensor:
+    """Return an empty tensor like the slice that the rank of `reader` has of the parameter of `slot`."""
+    count = reader.place.get(RANKS_PER_NODE, 1)
     if count == 1:
         return slot.parameter
-    return slot.parameter.detach().new_zeros(()).expand(NodeSlices(slot.parameter.shape, count).shape_of(place))
+    shape = NodeSlices(slot.parameter.shape, count).shape_of(reader.place["place"])
+    return slot.parameter.detach().new_zeros(()).expand(shape)
 
 
 def _left_over(
-    optimizer: Holder,
-    readers: Sequence[ErrorFeedback],
+    optimizer: "Holder",
+    readers: Sequence["ErrorFeedback"],
     nodes: Sequence[Sequence[State]],
     shares: Mapping[int, float],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return this rank's part of residuals, dense, and of velocities, summed over the nodes that it has `shares` of."""
     left: dict[str, Tensor] = {}
     velocities: dict[str, Tensor] = {}
+
+    def add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+        sums[name] = value if name not in sums else sums[name].add_(value)
+
     for source, share in shares.items():
         for reader, state in zip(readers, nodes[source], strict=True):
-            reader.place = {key: int(state[key]) for key in PLACE if key in state}
+            reader.place = _place_of(state)
             reader.load_state_dict(state)
         for slot in optimizer.slots:
-            key = f"momentum.{slot.name}"
-            if optimizer.feedback.keeps_residual(slot.name):
-                parts = [reader.residual.compensate_(_zeros(slot, reader), slot.name) for reader in readers]
-                _add(left, slot.name, _own(slot, parts) * share)
+            name, key = slot.name, f"momentum.{slot.name}"
+            if optimizer.feedback.keeps_residual(name):
+                parts = [one.residual.of(name).compensate_(_zeros(slot, one), name) for one in readers]
+                add(left, name, _own(slot, parts) * share)
             if optimizer.feedback.momentum is not None:
-                parts = [reader.momentum.tensors()[key] for reader in readers if reader.momentum is not None]
-                _add(velocities, key, _own(slot, parts) * share)
+                parts = [one.momentum.tensors()[key] for one in readers if one.momentum is not None]
+                add(velocities, key, _own(slot, parts) * share)
     return left, velocities
 
 
-def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    sums[name] = value if name not in sums else sums[name].add_(value)
-
-
-def _zeros(slot: Slot, reader: ErrorFeedback) -> Tensor:
-    like = _like(slot, reader.place.get("place", 0), reader.place.get(RANKS_PER_NODE, 1))
+def _zeros(slot: "Slot", reader: "ErrorFeedback") -> Tensor:
+    like = _like(slot, reader)
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
-def _own(slot: Slot, parts: Sequence[Tensor]) -> Tensor:
+def _own(slot: "Slot", parts: Sequence[Tensor]) -> Tensor:
     """Return this rank's slice of the tensor whose slices are `parts`."""
     whole = parts[0]
     if len(parts) > 1:

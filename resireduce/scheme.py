@@ -10,7 +10,7 @@ from resireduce.errors import ConfigError, check_share, choose
 if TYPE_CHECKING:
     from resireduce.compressors.base import Compressor
     from resireduce.grouping import Grouping
-    from resireduce.residuals.base import Residual
+    from resireduce.residuals.base import Residual, Residuals
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,14 @@ def build_residual(
     rank: int = 0,
     options: Mapping[str, object] | None = None,
     device: str | None = None,
-) -> "Residual":
-    """Return the residual of rank `rank` for `scheme`, a name or a Scheme, routed by `grouping`.
+) -> "Residuals":
+    """Return the residuals of rank `rank` for `scheme`, a name or a Scheme, by the kinds of tensors in `grouping`.
 
     dtype: storage dtype; None: the gradient's own. device: "cpu" holds it in the host's memory; None: on each
     gradient's device. `options` are arguments of the residuals that the scheme uses, each given to all that know it.
     Raises ConfigError for an unknown name, dtype or option, and for an option's value that cannot be used.
     """
-    from resireduce.residuals.base import options_of
-    from resireduce.residuals.routed import RoutedResidual
+    from resireduce.residuals.base import Residuals, options_of
 
     kinds = find_scheme(scheme)
     if dtype is not None:
@@ -176,7 +175,7 @@ def build_residual(
         kind: residual(grouping=grouping, dtype=dtype, rank=rank, device=device, **own[kind])
         for kind, residual in classes.items()
     }
-    return RoutedResidual.by_kind(grouping, residuals[kinds.grouped], residuals[kinds.specific], residuals[kinds.other])
+    return Residuals(grouping, residuals[kinds.grouped], residuals[kinds.specific], residuals[kinds.other])
 
 
 def _residual_class(target: object) -> Any:

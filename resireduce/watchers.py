@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.errors import caller, warn
 from resireduce.pieces import slices
-from resireduce.residuals.base import Residual
+from resireduce.residuals.base import Residuals
 
 OWNERS = WeakTensorKeyDictionary()
 """For each distributed parameter, a weak reference to the owner, which takes its gradients."""
@@ -420,7 +420,7 @@ class Resumed:
         """Note that residuals were loaded, or that a step was named at which to continue."""
         self._residuals = True
 
-    def warn(self, residual: Residual) -> None:
+    def warn(self, residual: Residuals) -> None:
         """At a step: warn if the optimizer's state was loaded, and `residual`, if it has tensors, was not."""
         if self.has_forgotten() and residual.tensors():
             warn(FORGOTTEN)

@@ -15,8 +15,8 @@ from resireduce.core.messages import Message, Round, continue_rounds
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.finiteness import Finiteness, check_finite, refusal
-from resireduce.residuals.base import Residual
-from resireduce.saved_state import check_levels, check_place, check_state, origin
+from resireduce.residuals.base import Residuals
+from resireduce.resume import check_place, check_state, origin
 from resireduce.timeline import Timeline, timed
 
 # --- Momentum that each rank forms before compression: Lin et al., "Deep gradient compression", ICLR 2018, section 3
@@ -144,7 +144,7 @@ class ErrorFeedback:
 
     Args:
         compressor: for all tensors that are not `dense`.
-        residual: holds the errors; it belongs to a scheme.
+        residual: holds the errors of all tensors; it belongs to a scheme.
         communicator: the ranks among which averages are formed.
         dense: names of the tensors that are sent without compression.
         warm_up_steps: number of first steps in which all tensors are sent so.
@@ -159,7 +159,7 @@ class ErrorFeedback:
     def __init__(
         self,
         compressor: Compressor,
-        residual: Residual,
+        residual: Residuals,
         communicator: Communicator,
         dense: frozenset[str],
         warm_up_steps: int = 0,
@@ -245,7 +245,7 @@ class ErrorFeedback:
         if name not in self._dense:
             self.states.register(name, parameter)
         if self.keeps_residual(name):
-            self.residual.register(name, parameter)
+            self.residual.of(name).register(name, parameter)
 
     def keeps_residual(self, name: str) -> bool:
         """Whether tensor `name` has a residual."""
@@ -308,7 +308,7 @@ class ErrorFeedback:
     def _made_without(self, name: str, step: int, is_absorbed: bool) -> Payload | Round:
         """Return the payload of tensor `name`, or its first round, of what the residual has absorbed, or of zeros."""
         if is_absorbed:
-            return continue_rounds(name, self._feed_back(self.residual.absorbed(name), name, step))
+            return continue_rounds(name, self._feed_back(self._absorbed(name), name, step))
         return continue_rounds(name, self._rounds(self._zeros(name), name, step, self.states.copied(name)))
 
     def _made(self, name: str, gradient: Tensor, step: int) -> Payload | Round:
@@ -320,7 +320,7 @@ class ErrorFeedback:
             return compressor.compress(gradient, name, step)
         if compressor.lossless:
             return continue_rounds(name, self._rounds(gradient, name, step))
-        return continue_rounds(name, self._feed_back(self.residual.compensate_(gradient, name), name, step))
+        return continue_rounds(name, self._feed_back(self.residual.of(name).compensate_(gradient, name), name, step))
 
     def _zeros(self, name: str) -> Tensor:
         shape, dtype, device = self._kinds[name]
@@ -336,11 +336,11 @@ class ErrorFeedback:
         """Do as `compress`, if the compressor adds residuals, looks for NaN, and takes out what it sends of all tensors
         at once, while it reads the elements; None, and nothing is done, if it does not.
 
-        Their classes must have `adds` and `addends`. An object that stands in for one of them, and passes on what it
-        lacks, has not: then its own `compensate_` or `compress` is called.
+        Its class must have `adds`. An object that stands in for it, and passes on what it lacks, has not: then its own
+        `compress` is called.
         """
         compressor = self.compressor_of(next(iter(gradients)))
-        known = hasattr(type(compressor), "adds") and hasattr(type(self.residual), "addends")
+        known = hasattr(type(compressor), "adds")
         if self.momentum is not None or not known or compressor.lossless or not compressor.adds:
             return None
         found: dict[str, NonFiniteGradient] = {}
@@ -354,7 +354,7 @@ class ErrorFeedback:
                 found[name] = NonFiniteGradient(refusal(name))
             elif name not in found and (gradient is not None or name in absorbed):
                 sums[place].added = None  # an update may free it before it stores anew
-                self.residual.update(name, partial(getattr, sums[place], "dense"), step)
+                self.residual.of(name).update(name, partial(getattr, sums[place], "dense"), step)
         for name, error in found.items():
             if refused is None:
                 raise error
@@ -368,13 +368,13 @@ class ErrorFeedback:
         It can look at the sum only where that is not formed in the residual's memory, which would hold the NaN by then.
         """
         if is_absorbed:
-            return Sum(self.residual.absorbed(name))
+            return Sum(self._absorbed(name))
         if gradient is None:
             return Sum(self._zeros(name))
-        residual = self.residual.part_of(name) if hasattr(type(self.residual), "part_of") else self.residual
+        residual = self.residual.of(name)
         check, found = "", residual.addends(gradient, name)
         if self.finiteness.checks_at_once(gradient):
-            check = "sum" if residual.leaves_stored(name) else "added"
+            check = "sum" if residual.memory(name) is None else "added"
         elif found is not None and found[1] is gradient and self.compressor_of(name).looks_at(gradient):
             check = "added"  # on the device
         else:
@@ -408,7 +408,7 @@ class ErrorFeedback:
     def _keep_error(self, compensated: Tensor, payload: Payload, name: str, step: int) -> Payload:
         """Store in the residual what `payload` lacks of the compensated gradient; return the payload."""
         error_ = self.compressor_of(name).error_
-        self.residual.update(name, lambda: error_(compensated, payload), step)
+        self.residual.of(name).update(name, lambda: error_(compensated, payload), step)
         return payload
 
     def _rounds(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Rounds:
@@ -418,18 +418,25 @@ class ErrorFeedback:
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
-        return self.momentum is None and self.leaves_residual(name) and self.residual.absorbs(name)
+        return self.momentum is None and self.leaves_residual(name) and self.residual.of(name).absorbs(name)
+
+    def _absorbed(self, name: str) -> Tensor:
+        """Return the residual of tensor `name` with the gradients it has absorbed."""
+        memory = self.residual.of(name).memory(name)
+        assert memory is not None
+        return memory
 
     @timed("compress", exact=True)
     def absorb(self, grad: Tensor, name: str) -> None:
         """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient as `compress` does."""
         self.finiteness.check_(grad, name)
-        self.residual.compensate_(grad, name)
+        self.residual.of(name).compensate_(grad, name)
 
     @timed("compress", exact=True)
     def keep(self, dense: Tensor, name: str, step: int) -> None:
         """Add `dense` to the residual of tensor `name`; `step` seeds random rounding."""
-        self.residual.restore(name, self.residual.compensate_(dense, name), step)
+        residual = self.residual.of(name)
+        residual.restore(name, residual.compensate_(dense, name), step)
 
     def put_back(self, payload: Payload, name: str, step: int) -> None:
         """Add what was sent back to the residual; `step` seeds random rounding."""
@@ -509,13 +516,12 @@ class ErrorFeedback:
         ConfigError, before anything is changed, if it does not fit them.
         """
         held = self.state_dict(0)
-        check_levels(held, state)
         check_place(held, state)
         check_state(held, state)
-        self.residual.load(state)
         self.states.load(state)
-        for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
-            velocity.copy_(state[name])
+        velocities = {} if self.momentum is None else self.momentum.tensors()
+        for name, tensor in (self.residual.tensors() | velocities).items():
+            tensor.copy_(state[name])
         return int(state["steps"])
 
     def reader(self, place: Mapping[str, int]) -> Self:

@@ -115,7 +115,9 @@ class LaunchQueue:
             slots = [slot for bucket in self.buckets for slot in bucket.slots]
             self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
         if slot in self._next:
-            self.feedback.residual.prefetch(self._next[slot].name)
+            name = self._next[slot].name
+            if (stored := self.feedback.residual.of(name).stored_for(name)) is not None:
+                stored.prefetch()
 
     def compress(self, bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
         """Make the message of `bucket`; return which gradients were not finite: zeros are sent in their place."""

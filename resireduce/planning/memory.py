@@ -119,7 +119,7 @@ def _sharing(optimizer: Holder) -> dict[int, tuple[str, ...]]:
     """Return which parameters read a residual, by the id of each tensor that several read."""
     feedback, readers = optimizer.feedback, dict[int, list[str]]()
     for slot in optimizer.slots:
-        stored = feedback.residual.stored_for(slot.name) if feedback.keeps_residual(slot.name) else None
+        stored = feedback.residual.of(slot.name).stored_for(slot.name) if feedback.keeps_residual(slot.name) else None
         for tensor in () if stored is None else stored.tensors().values():
             readers.setdefault(id(tensor), []).append(slot.name)
     return {key: tuple(members) for key, members in readers.items() if len(members) > 1}
@@ -319,7 +319,7 @@ def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict
     for scheme in SCHEMES:
         residual = build_residual(scheme, grouping)
         for name, parameter in parameters.items():
-            residual.register(name, parameter.to("meta"))
+            residual.of(name).register(name, parameter.to("meta"))
         held[scheme] = residual.nbytes()
     return held
 

@@ -1,9 +1,10 @@
-"""The interface of residuals, and how the rows and columns that some of them store are chosen."""
+"""The interface of residuals, how a scheme's residuals go together, and which rows and columns some of them store."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from inspect import Parameter, signature
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,15 +45,14 @@ class Ratio:
 
     def check(self, names: Collection[str]) -> None:
         """Raise ConfigError for a pattern other than '*' that decides for none of `names`, the names of all tensors."""
-        used = {self._pattern_of(name) for name in names}
-        idle = next((pattern for pattern in self._shares if pattern != "*" and pattern not in used), None)
-        if idle is None:
-            return
-        tensors = f"(those are {', '.join([*names][:3])}, ...)" if names else "(there are none in this model)"
-        raise ConfigError(
-            f"{self.field}: the pattern {idle!r} decides for no tensor that has this share {tensors}; correct it, "
-            "leave it out, or put it before those that match the same tensors"
-        )
+        used = {"*", *map(self._pattern_of, names)}
+        idle = next((pattern for pattern in self._shares if pattern not in used), None)
+        if idle is not None:
+            tensors = f"(those are {', '.join([*names][:3])}, ...)" if names else "(there are none in this model)"
+            raise ConfigError(
+                f"{self.field}: the pattern {idle!r} decides for no tensor that has this share {tensors}; correct it, "
+                "leave it out, or put it before those that match the same tensors"
+            )
 
     def _pattern_of(self, name: str) -> str:
         pattern = next((pattern for pattern in self._shares if fnmatchcase(name, pattern)), None)
@@ -75,37 +75,12 @@ def select(norms: Tensor, count: int, choice: str, source: torch.Generator | Non
     return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
 
 
-def matrix_shape(name: str, tensor: Tensor) -> tuple[int, int]:
-    """Return rows and columns of tensor `name`: its first dimension and all others. Raises ConfigError if it is 1-D."""
-    if tensor.dim() < 2:
-        raise ConfigError(
-            f"scheme: rows of {name!r} cannot be stored, since its slice has none: it has fewer rows than a node has "
-            "ranks; leave it out of the specific layers (groups=...), or give hierarchy='flat'"
-        )
-    return tensor.shape[0], tensor.shape[1:].numel()
-
-
-# --- The interface of residuals ---
-
-
 def norm_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype in which norms and sums over many elements of `tensor` are formed: float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def alike(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return both, `first` and `second`, if they are contiguous and of one shape, dtype and device; otherwise None."""
-    same = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
-    return (first, second) if same and first.is_contiguous() and second.is_contiguous() else None
-
-
-def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Addend] | None:
-    """Return `grad` and what is `stored`, if code that reads each element of `grad` can add it; otherwise None."""
-    if isinstance(stored, Plain):
-        return alike(grad, stored.values)
-    if type(stored) is Blocks and stored.adds_to(grad):  # a subclass may add in a way of its own
-        return grad, stored
-    return None
+# --- The interface of residuals ---
 
 
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
@@ -131,17 +106,22 @@ class Residual(ABC):
 
     def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0, device: str | None = None):
         self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device
-        self._hosted: list[Hosted] = []
+        self._stored: dict[str, Stored] = {}
+        """What is read for each registered tensor; several may share it."""
 
-    def check(self, names: Collection[str]) -> None:
-        """Raise ConfigError if an option has a pattern that decides for none of `names`, those to be registered."""
-        for option in vars(self).values():
-            if isinstance(option, Ratio):
-                option.check(names)
+    def __init_subclass__(cls, **options: Any):
+        """Have a `compensate_` of a subclass' own called, once a step, unless the subclass says that it only adds."""
+        super().__init_subclass__(**options)
+        for name in ("addends", "absorbs") if "compensate_" in vars(cls) else ():
+            if name not in vars(cls):
+                setattr(cls, name, getattr(Residual, name))
 
-    def part_of(self, name: str) -> "Residual":
-        """Return the residual that is responsible for tensor `name`: this one, unless it forwards calls to others."""
-        return self
+    @property
+    def kind(self) -> str:
+        """How the names of its tensors begin, which no other residual of a scheme may share."""
+        return type(self).__name__.removesuffix("Residual").lower()
+
+    # --- what a residual must do ---
 
     @abstractmethod
     def register(self, name: str, parameter: Tensor) -> None:
@@ -149,26 +129,11 @@ class Residual(ABC):
 
     @abstractmethod
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Return gradient + residual of tensor `name` (paper, section 2.2, step 2).
+        """Return gradient + residual of tensor `name` (paper, section 2.2, step 2), in `grad`'s shape and dtype.
 
-        The result lies in the memory of contiguous `grad` or in the residual's own, in `grad`'s shape and dtype. The
-        caller may free `grad` if the result does not share its memory.
+        The result lies in the memory of contiguous `grad`, and what is stored stays as it is; or in `memory(name)`,
+        where there is one: the caller may then free `grad`.
         """
-
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
-        """Return two addends, if all that `compensate_(grad, name)` does is to add the second to the first.
-
-        They are contiguous, of one shape and dtype, or the second is in few bits or a sub-matrix: code that goes
-        through the elements anyway may add them on the way. None if `compensate_` does more, or is a subclass' own.
-        """
-        return None
-
-    def leaves_stored(self, name: str) -> bool:
-        """Whether `compensate_` forms the sum for tensor `name` in `grad`'s memory, and does not change what is stored.
-
-        Then `grad` may be checked with the residual added, and refused, without an effect on the next step.
-        """
-        return False
 
     @abstractmethod
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
@@ -177,6 +142,25 @@ class Residual(ABC):
         `error()` computes it, in the memory of what `compensate_` returned. `step`, the step number counted from 0,
         seeds random choices.
         """
+
+    # --- what it may do ---
+
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend | None] | None:
+        """Return two addends, if all that `compensate_(grad, name)` does is to add the second, if any, to the first.
+
+        They are contiguous, of one shape and dtype, or the second is in few bits or a sub-matrix: code that goes
+        through the elements anyway may add them on the way. None if `compensate_` does more.
+        """
+        return None
+
+    def memory(self, name: str) -> Tensor | None:
+        """Return the residual of tensor `name`, if `compensate_` forms the sum in its memory."""
+        return None
+
+    def absorbs(self, name: str) -> bool:
+        """Whether `compensate_` adds tensor `name`'s gradient to what is in `memory(name)`, so that it may be called
+        repeatedly before `update`, once for each gradient."""
+        return False
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
         """Store `value` of tensor `name`, in the memory of what `compensate_` returned, without sending.
@@ -189,34 +173,31 @@ class Residual(ABC):
         """Store what has waited for other tensors, now that all gradients of step number `step` have arrived."""
         return
 
-    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything stored, indices included, by a name that is unique within this residual."""
+        """Return everything stored, indices included, by a name that is unique within the scheme."""
+        return named(self.kind, self._stored)
 
     def meaning(self) -> dict[str, str]:
-        """Return what a state to `load` must have in common with this residual beside names and shapes: texts, by names
+        """Return what a state to load must have in common with this residual beside names and shapes: texts, by names
         that begin with "members." or "places."."""
         return {}
+
+    # --- what all have ---
 
     def nbytes(self) -> int:
         """Return the bytes held between two steps."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the values of `tensors()` in `state`, of the same shapes and dtypes, into the tensors held."""
-        for name, tensor in self.tensors().items():
-            tensor.copy_(state[name])
+    def stored_for(self, name: str) -> Stored | None:
+        """Return the storage that is read for tensor `name`, if any."""
+        return self._stored.get(name)
 
     def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
         """Return the generator for rounding tensor `name` in step number `step`, on the device of `like`.
 
-        None on the meta device.
+        None where nothing is rounded at random, and on the meta device.
         """
-        return generator(like.device, f"{name}/{self.rank}", step)
-
-    def rounding(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
-        """Return `source(name, like, step)` where what is stored is rounded at random; None where it is not."""
-        return self.source(name, like, step) if self.dtype in Blocks.LARGEST else None
+        return generator(like.device, f"{name}/{self.rank}", step) if self.dtype in Blocks.LARGEST else None
 
     def stored(self, shape: tuple[int, ...], like: Tensor) -> Stored:
         """Return storage for a tensor of this shape in the storage precision; None is `like`'s own dtype.
@@ -224,53 +205,66 @@ class Residual(ABC):
         It lies on `like`'s device, or in the host's memory. Raises ConfigError if the storage dtype is wider: the sum
         is formed in the gradient's dtype, so nothing would be gained.
         """
-        near = self._near(shape, like)
-        if self.device is None:
-            return near
-        self._hosted.append(hosted := Hosted(near))
-        return hosted
-
-    def host_tensors(self) -> list[Tensor]:
-        """Return the `tensors()` that are held in the host's memory."""
-        return [tensor for hosted in self._hosted for tensor in hosted.tensors().values()]
-
-    def prefetch(self, name: str) -> None:
-        """Start copying the residual of tensor `name` to its gradient's device, because that gradient is due soon."""
-        stored = self.stored_for(name)
-        if stored is not None:
-            stored.prefetch()
-
-    def stored_for(self, name: str) -> Stored | None:
-        """Return the storage that is read for tensor `name`, if any."""
-        return None
-
-    def _near(self, shape: tuple[int, ...], like: Tensor) -> Stored:
         if self.dtype in Blocks.LARGEST:
-            return Blocks(shape, self.dtype, like.device)
-        dtype = like.dtype if self.dtype is None else getattr(torch, self.dtype)
-        if torch.promote_types(dtype, like.dtype) != like.dtype:
-            raise ConfigError(
-                f"residual_dtype: {dtype} is not allowed for gradients of {like.dtype}, which cannot hold its values; "
-                "give the gradients' own dtype, a narrower one, or None"
-            )
-        return Plain(shape, dtype, like.device)
-
-    # --- gradients of several passes ---
-
-    def absorbs(self, name: str) -> bool:
-        """Whether `compensate_` adds tensor `name`'s gradient into what is stored, so that it may be called repeatedly
-        before `update`, once for each gradient."""
-        return False
-
-    def absorbed(self, name: str) -> Tensor:
-        """Return the residual of tensor `name` with the gradients it has absorbed, in the residual's own memory.
-
-        Raises NotImplementedError in a residual that does not absorb.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not absorb gradients")
+            near: Stored = Blocks(shape, self.dtype, like.device)
+        else:
+            dtype = like.dtype if self.dtype is None else getattr(torch, self.dtype)
+            if torch.promote_types(dtype, like.dtype) != like.dtype:
+                raise ConfigError(
+                    f"residual_dtype: {dtype} is not allowed for gradients of {like.dtype}, which cannot hold its "
+                    "values; give the gradients' own dtype, a narrower one, or None"
+                )
+            near = Plain(shape, dtype, like.device)
+        return near if self.device is None else Hosted(near)
 
 
 def options_of(residual: type[Residual]) -> set[str]:
     """Return the names of the options of a `residual`: the keyword arguments that it adds to those of all residuals."""
     keywords = {name for name, p in signature(residual).parameters.items() if p.kind is Parameter.KEYWORD_ONLY}
     return keywords - signature(Residual).parameters.keys()
+
+
+# --- A scheme: each tensor has the residual of its kind ---
+
+
+class Residuals:
+    """The residuals of one rank: `grouped` is that of the members of `grouping`'s groups, `specific` that of its
+    specific layers, and `other` that of all else."""
+
+    def __init__(self, grouping: Grouping, grouped: Residual, specific: Residual, other: Residual):
+        self._of = dict.fromkeys(grouping.grouped, grouped) | dict.fromkeys(grouping.specific, specific)
+        self._other = other
+        self._all = [*dict.fromkeys((grouped, specific, other))]
+
+    def of(self, name: str) -> Residual:
+        """Return the residual that is responsible for tensor `name`."""
+        return self._of.get(name, self._other)
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise ConfigError if an option has a pattern that decides for none of `names`, those to be registered."""
+        for one in self._all:
+            for option in vars(one).values():
+                if isinstance(option, Ratio):
+                    option.check([name for name in names if self.of(name) is one])
+
+    def end_step(self, step: int) -> None:
+        """End step number `step` for all of them."""
+        for one in self._all:
+            one.end_step(step)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything stored."""
+        return {name: tensor for one in self._all for name, tensor in one.tensors().items()}
+
+    def nbytes(self) -> int:
+        """Return the bytes held between two steps."""
+        return sum(one.nbytes() for one in self._all)
+
+    def host_tensors(self) -> list[Tensor]:
+        """Return the `tensors()` that are held in the host's memory."""
+        stored = {id(held): held for one in self._all for held in one._stored.values() if isinstance(held, Hosted)}
+        return [tensor for held in stored.values() for tensor in held.tensors().values()]
+
+    def meaning(self) -> dict[str, str]:
+        """Return what a state to load must have in common with these beside names and shapes."""
+        return {name: text for one in self._all for name, text in one.meaning().items()}

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError, is_number
 from resireduce.kernels.packed_largest import Addend
-from resireduce.pieces import generator, one_of_each, share
-from resireduce.residuals.base import Ratio, Residual, addable, alike, named, norm_dtype
-from resireduce.residuals.stored import Plain, Stored
+from resireduce.pieces import generator, one_of_each, pieces, share
+from resireduce.residuals.base import Ratio, Residual, norm_dtype
+from resireduce.residuals.stored import Plain, alike
 
 
 class FullResidual(Residual):
@@ -21,9 +21,10 @@ class FullResidual(Residual):
     Source: Baseline: one residual for each tensor (paper, section 2.2; Seide et al., Interspeech 2014).
     """
 
+    kind = "full"
+
     def __init__(self, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        self._stored: dict[str, Stored] = {}
         self._summing: dict[str, Plain] = {}
         """The residuals in whose memory the sum is formed, by tensor."""
 
@@ -35,46 +36,30 @@ class FullResidual(Residual):
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return G + R: in the memory of R if the two share a dtype, else in that of G."""
-        if name in self._summing:
-            return self._summing[name].values.add_(grad)
-        return self._stored[name].add_to_(grad)
+        memory = self.memory(name)
+        return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
         """Return R of tensor `name` and `grad`, if the sum is formed in the memory of R; otherwise `grad` and R."""
-        if type(self).compensate_ is not FullResidual.compensate_:
-            return None
-        summing = self._summing.get(name)
-        return addable(grad, self._stored[name]) if summing is None else alike(summing.values, grad)
+        memory = self.memory(name)
+        if memory is not None:
+            return (memory, grad) if alike(memory, grad) else None
+        addend = self._stored[name].addend(grad)
+        return None if addend is None else (grad, addend)
 
-    def leaves_stored(self, name: str) -> bool:
-        """Whether the sum is not formed in R's memory; False if `compensate_` is a subclass' own."""
-        return name not in self._summing and type(self).compensate_ is FullResidual.compensate_
+    def memory(self, name: str) -> Tensor | None:
+        """Return R of tensor `name`, if it is stored in the gradient's own dtype."""
+        return self._summing[name].values if name in self._summing else None
 
     def absorbs(self, name: str) -> bool:
-        """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients.
-
-        False if `compensate_` is a subclass' own, which may not be called more than once a step.
-        """
-        own = type(self).compensate_ is FullResidual.compensate_ and name in self._summing
-        return own and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype
-
-    def absorbed(self, name: str) -> Tensor:
-        """Return the memory of R of tensor `name`, in which the sum is formed."""
-        return self._summing[name].values
+        """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients."""
+        memory = self.memory(name)
+        return memory is not None and norm_dtype(memory) == memory.dtype
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error, unless it is already in the residual's memory, where the sum was formed."""
-        left, stored = error(), self._stored[name]
-        if not (isinstance(stored, Plain) and left is stored.values):
-            stored.set_(left, self.source(name, left, step))
-
-    def stored_for(self, name: str) -> Stored:
-        """Return the residual of tensor `name`, which no other tensor shares."""
-        return self._stored[name]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the residual of each registered tensor."""
-        return named("full", self._stored)
+        left = error()
+        self._stored[name].set_(left, self.source(name, left, step))
 
 
 class DecayedResidual(FullResidual):
@@ -105,8 +90,6 @@ class DecayedResidual(FullResidual):
         super().update(name, lambda: value, step)
 
 
-PIECES = 16
-"""Number of pieces in which the places of a large tensor are generated."""
 SMALLEST = 1 << 12
 """Smallest number of places that is worth a piece of its own."""
 
@@ -126,7 +109,6 @@ class PartialResidual(Residual):
     def __init__(self, *, ratio: object = 0.5, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
         self.ratio = Ratio("ratio", ratio)
-        self._stored: dict[str, Stored] = {}
         self._drawn_on: dict[str, str] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
@@ -150,14 +132,6 @@ class PartialResidual(Residual):
             values[piece] = flat[positions]
         self._stored[name].set_(values, self.source(name, flat, step))
 
-    def stored_for(self, name: str) -> Stored:
-        """Return the stored part of tensor `name`."""
-        return self._stored[name]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the stored part of each registered tensor, 1-D."""
-        return named("partial", self._stored)
-
     def meaning(self) -> dict[str, str]:
         """Return the type of device on which the places of each tensor are drawn: another type draws others."""
         return {f"places.{name}": device for name, device in self._drawn_on.items()}
@@ -171,10 +145,8 @@ class PartialResidual(Residual):
         At most a sixteenth of the places are in memory at once, since they take more memory than the values.
         """
         n, k, source = flat.numel(), self._count(name, flat), generator(flat.device, name)
-        size = max(SMALLEST, -(-k // PIECES))
-        for first in range(0, k, size):
-            last = min(first + size, k)
-            yield slice(first, last), one_of_each(n, k, first, last, source, flat.device)
+        for piece in pieces(k, smallest=SMALLEST):
+            yield piece, one_of_each(n, k, piece.start, piece.stop, source, flat.device)
 
 
 class NoResidual(Residual):
@@ -191,13 +163,9 @@ class NoResidual(Residual):
         """Return the gradient itself."""
         return grad
 
-    def leaves_stored(self, name: str) -> bool:
-        """Return True, unless `compensate_` is a subclass' own."""
-        return type(self).compensate_ is NoResidual.compensate_
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, None]:
+        """Return the gradient itself, to which nothing is added."""
+        return grad, None
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Drop the error, without computing it."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return no tensors."""
-        return {}

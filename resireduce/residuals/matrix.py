@@ -1,29 +1,31 @@
 """Residuals of specific layers: some rows of each, or where some rows cross some columns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from resireduce.errors import choose
+from resireduce.errors import ConfigError, choose
 from resireduce.kernels.norms import l1_norms
 from resireduce.kernels.packed_largest import Addend
 from resireduce.kernels.submatrix import Crossing, cut_crossing, cut_largest
-from resireduce.pieces import share
-from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
-from resireduce.residuals.stored import Plain, Stored
+from resireduce.pieces import generator, share
+from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, norm_dtype, select
+from resireduce.residuals.stored import Plain
 
 
-@dataclass
-class _Rows:
-    values: Stored  # (rows kept, columns)
-    rows: Tensor  # int32, ascending
-    n_rows: int  # of the matrix
+def _kept(ratio: Ratio, name: str, parameter: Tensor, dim: int) -> Tensor:
+    """Return the first numbers of as many rows (`dim` 0) or columns (1) of tensor `name` as are kept: int32.
 
-
-def _row_norms(matrix: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(matrix, 1, dim=1, dtype=norm_dtype(matrix))
+    A tensor is seen as a matrix: its first dimension, and all others. Raises ConfigError if it is 1-D.
+    """
+    if parameter.dim() < 2:
+        raise ConfigError(
+            f"scheme: rows of {name!r} cannot be stored, since its slice has none: it has fewer rows than a node has "
+            "ranks; leave it out of the specific layers (groups=...), or give hierarchy='flat'"
+        )
+    size = parameter.shape[1:].numel() if dim else parameter.shape[0]
+    return torch.arange(share(ratio.of(name), size), dtype=torch.int32, device=parameter.device)
 
 
 class RowsResidual(Residual):
@@ -40,70 +42,55 @@ class RowsResidual(Residual):
     Source: ResiReduce-d: some rows of a specific layer's residual (paper, section 4.3, Fig. 7b).
     """
 
+    kind = "rows"
+
     def __init__(
         self, *, row_ratio: object = 0.25, norms: str = "residual", choice: str = "largest", **options: object
     ):
         super().__init__(**options)  # type: ignore[arg-type]
         self.row_ratio = Ratio("row_ratio", row_ratio)
         self.norms, self.choice = choose("norms", norms, NORMS), choose("choice", choice, CHOICES)
-        self._stored: dict[str, _Rows] = {}
-        self._norms: dict[str, Tensor] = {}  # of what is being compressed
+        self._rows: dict[str, Tensor] = {}
+        """The numbers of the rows that are stored of each tensor, int32, ascending."""
+        self._norms: dict[str, tuple[Tensor, ...]] = {}
+        """Of what is being compressed, where they decide."""
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate zeros for the first rows, so that the bytes are the same from the first step on."""
-        n_rows, n_columns = matrix_shape(name, parameter)
-        rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
-        self._stored[name] = _Rows(self.stored((len(rows), n_columns), parameter), rows, n_rows)
+        rows = self._rows[name] = _kept(self.row_ratio, name, parameter, 0)
+        self._stored[name] = self.stored((len(rows), parameter.shape[1:].numel()), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the rows to their places in the gradient, in place; return it."""
-        stored = self._stored[name]
-        matrix = grad.view(len(grad), -1).index_add_(0, stored.rows, stored.values.read(grad.dtype))
+        matrix = grad.view(len(grad), -1).index_add_(0, self._rows[name], self._stored[name].read(grad.dtype))
         if self.norms == "compensated":
-            self._norms[name] = _row_norms(matrix)
+            self._norms[name] = self._norms_of(matrix)
         return grad
-
-    def leaves_stored(self, name: str) -> bool:
-        """Return True, unless `compensate_` is a subclass' own: remembered norms are replaced in the next step."""
-        return type(self).compensate_ is RowsResidual.compensate_
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Choose rows of the error anew, and store them."""
         left = error()
-        stored, matrix = self._stored[name], left.view(len(left), -1)
-        stored.values.release()
-        norms = _row_norms(matrix) if self.norms == "residual" else self._norms.pop(name)
-        stored.rows = select(norms, len(stored.rows), self.choice, self.source(f"{name}/rows", left, step))
-        stored.values.set_(matrix.index_select(0, stored.rows), self.source(name, left, step))
-
-    def stored_for(self, name: str) -> Stored:
-        """Return the stored rows of tensor `name`."""
-        return self._stored[name].values
+        matrix = left.view(len(left), -1)
+        self._stored[name].release()
+        (norms,) = self._norms.pop(name, None) or self._norms_of(matrix)
+        self._rows[name] = self._chosen(norms, len(self._rows[name]), f"{name}/rows", step)
+        self._stored[name].set_(matrix.index_select(0, self._rows[name]), self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the rows and their numbers (int32), for each registered tensor."""
-        values = named("rows", {name: stored.values for name, stored in self._stored.items()})
-        return values | {f"rows.{name}.rows": stored.rows for name, stored in self._stored.items()}
+        """Return what is stored, and the numbers of its rows (int32), for each registered tensor."""
+        return super().tensors() | {f"{self.kind}.{name}.rows": rows for name, rows in self._rows.items()}
+
+    def _norms_of(self, matrix: Tensor) -> tuple[Tensor, ...]:
+        return (torch.linalg.vector_norm(matrix, 1, dim=1, dtype=norm_dtype(matrix)),)
+
+    def _chosen(self, norms: Tensor, count: int, drawn_from: str, step: int) -> Tensor:
+        """Return the numbers of `count` rows or columns, chosen by their `norms`."""
+        draws = self.choice != "largest"
+        source = generator(norms.device, f"{drawn_from}/{self.rank}", step) if draws else None
+        return select(norms, count, self.choice, source)
 
 
-@dataclass
-class _Block:
-    values: Stored  # (rows kept, columns kept)
-    rows: Tensor  # int32, ascending
-    columns: Tensor  # int32, ascending
-    n_rows: int  # of the matrix
-
-    def read(self, dtype: torch.dtype) -> Crossing:
-        return Crossing(self.values.read(dtype), self.rows, self.columns, self.n_rows)
-
-    def held(self, dtype: torch.dtype) -> Crossing | None:
-        """Return the block in the memory in which it is stored, if that holds numbers of `dtype`."""
-        if type(self.values) is not Plain or self.values.values.dtype != dtype:
-            return None
-        return Crossing(self.values.values, self.rows, self.columns, self.n_rows)
-
-
-class RowsColumnsResidual(Residual):
+class RowsColumnsResidual(RowsResidual):
     """Stores the residual where rows of the largest L1 norms cross columns of the largest L1 norms.
 
     A tensor is seen as a matrix (first dimension, all others). max(1, floor(ratio x size)) rows and columns are kept:
@@ -119,6 +106,8 @@ class RowsColumnsResidual(Residual):
     Source: ResiReduce-2d: a sub-matrix of a specific layer's residual (paper, section 4.3, Fig. 7c).
     """
 
+    kind = "rows_columns"
+
     def __init__(
         self,
         *,
@@ -128,68 +117,53 @@ class RowsColumnsResidual(Residual):
         choice: str = "largest",
         **options: object,
     ):
-        super().__init__(**options)  # type: ignore[arg-type]
-        self.row_ratio, self.column_ratio = Ratio("row_ratio", row_ratio), Ratio("column_ratio", column_ratio)
-        self.norms, self.choice = choose("norms", norms, NORMS), choose("choice", choice, CHOICES)
-        self._blocks: dict[str, _Block] = {}
-        self._norms: dict[str, tuple[Tensor, Tensor]] = {}  # of what is being compressed
+        super().__init__(row_ratio=row_ratio, norms=norms, choice=choice, **options)
+        self.column_ratio = Ratio("column_ratio", column_ratio)
+        self._columns: dict[str, Tensor] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate a block of zeros for the first rows and columns: the bytes are the same from the first step on."""
-        n_rows, n_columns = matrix_shape(name, parameter)
-        rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
-        columns = torch.arange(share(self.column_ratio.of(name), n_columns), dtype=torch.int32, device=parameter.device)
-        self._blocks[name] = _Block(self.stored((len(rows), len(columns)), parameter), rows, columns, n_rows)
+        rows = self._rows[name] = _kept(self.row_ratio, name, parameter, 0)
+        columns = self._columns[name] = _kept(self.column_ratio, name, parameter, 1)
+        self._stored[name] = self.stored((len(rows), len(columns)), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the block to its place in the gradient, in place; return it."""
-        block, matrix = self._blocks[name], grad.view(len(grad), -1)
-        block.read(grad.dtype).add_to_(grad)
+        self._crossing(name, self._stored[name].read(grad.dtype), grad).add_to_(grad)
         if self.norms == "compensated":
-            self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
+            self._norms[name] = self._norms_of(grad.view(len(grad), -1))
         return grad
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
         """Return `grad` and the block of tensor `name`; None, if that must be decoded, or norms are of the sum."""
-        if type(self).compensate_ is not RowsColumnsResidual.compensate_ or self.norms != "residual":
+        stored = self._stored[name]
+        held = isinstance(stored, Plain) and stored.values.dtype == grad.dtype
+        if self.norms != "residual" or not held or not grad.is_contiguous():
             return None
-        crossing = self._blocks[name].held(grad.dtype)
-        return None if crossing is None or not grad.is_contiguous() else (grad, crossing)
-
-    def leaves_stored(self, name: str) -> bool:
-        """Return True, unless `compensate_` is a subclass' own: norms that are remembered are replaced by the next."""
-        return type(self).compensate_ is RowsColumnsResidual.compensate_
+        return grad, self._crossing(name, stored.read(grad.dtype), grad)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Choose rows and columns of the error anew, and store the elements where they cross."""
         left = error()
-        block, matrix = self._blocks[name], left.view(len(left), -1)
-        block.values.release()
+        matrix, sizes = left.view(len(left), -1), (len(self._rows[name]), len(self._columns[name]))
+        self._stored[name].release()
         if (self.norms, self.choice) == ("residual", "largest"):
-            sizes = len(block.rows), len(block.columns)
-            block.rows = block.columns = block.rows.new_empty(0)  # free before others are made
-            block.rows, block.columns, values = cut_largest(matrix, *sizes)
+            self._rows[name] = self._columns[name] = matrix.new_empty(0)  # free before others are made
+            rows, columns, values = cut_largest(matrix, *sizes)
         else:
-            if self.norms == "residual":
-                self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
-            block.rows, block.columns = self._chosen(name, left, step)
-            values = cut_crossing(matrix, block.rows, block.columns)
-        block.values.set_(values, self.rounding(name, left, step))
-
-    def _chosen(self, name: str, like: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return the rows and the columns that are to be stored, by their norms."""
-        block, (of_rows, of_columns) = self._blocks[name], self._norms.pop(name)
-        rows = select(of_rows, len(block.rows), self.choice, self.source(f"{name}/rows", like, step))
-        return rows, select(of_columns, len(block.columns), self.choice, self.source(f"{name}/columns", like, step))
-
-    def stored_for(self, name: str) -> Stored:
-        """Return the stored block of tensor `name`."""
-        return self._blocks[name].values
+            of_rows, of_columns = self._norms.pop(name, None) or self._norms_of(matrix)
+            rows = self._chosen(of_rows, sizes[0], f"{name}/rows", step)
+            columns = self._chosen(of_columns, sizes[1], f"{name}/columns", step)
+            values = cut_crossing(matrix, rows, columns)
+        self._rows[name], self._columns[name] = rows, columns
+        self._stored[name].set_(values, self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the block, its row numbers and its column numbers (int32), for each registered tensor."""
-        held = named("rows_columns", {name: block.values for name, block in self._blocks.items()})
-        for name, block in self._blocks.items():
-            held[f"rows_columns.{name}.rows"] = block.rows
-            held[f"rows_columns.{name}.columns"] = block.columns
-        return held
+        return super().tensors() | {f"{self.kind}.{name}.columns": columns for name, columns in self._columns.items()}
+
+    def _norms_of(self, matrix: Tensor) -> tuple[Tensor, ...]:
+        return l1_norms(matrix, norm_dtype(matrix))
+
+    def _crossing(self, name: str, values: Tensor, like: Tensor) -> Crossing:
+        return Crossing(values, self._rows[name], self._columns[name], len(like))

@@ -15,12 +15,22 @@ from resireduce.kernels.codes import compiled_adds, decoded_into, encode_piece, 
 from resireduce.pieces import SMALLEST, pieces, spread
 
 
+def alike(first: Tensor, second: Tensor) -> bool:
+    """Return whether both are contiguous and of one shape, dtype and device."""
+    same = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
+    return same and first.is_contiguous() and second.is_contiguous()
+
+
 class Stored(ABC):
     """One tensor that is written once and read once per step. It begins as zeros."""
 
     @abstractmethod
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to contiguous `target`, in its precision; return `target`."""
+
+    def addend(self, grad: Tensor) -> "Tensor | Blocks | None":
+        """Return what is to be added to `grad`, if code that reads each element of it can do so; otherwise None."""
+        return None
 
     @abstractmethod
     def read(self, dtype: torch.dtype) -> Tensor:
@@ -66,6 +76,10 @@ class Plain(Stored):
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the values to `target` in one operation; return `target`."""
         return target.add_(self.values)
+
+    def addend(self, grad: Tensor) -> "Tensor | Blocks | None":
+        """Return the values, if `grad` is like them."""
+        return self.values if alike(grad, self.values) else None
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the values as `dtype`: the stored tensor itself if it has that dtype."""
@@ -144,9 +158,9 @@ class Blocks(Stored):
             flat[piece].add_(values.to(flat.dtype))
         return target
 
-    def adds_to(self, grad: Tensor) -> bool:
-        """Return whether compiled code can add what is stored to `grad` while it reads its elements."""
-        return grad.shape == self.shape and compiled_adds(self.kind, grad)
+    def addend(self, grad: Tensor) -> "Tensor | Blocks | None":
+        """Return this, if compiled code can add what is stored to `grad` while it reads its elements."""
+        return self if grad.shape == self.shape and compiled_adds(self.kind, grad) else None
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the decoded values as a new tensor of `dtype`."""

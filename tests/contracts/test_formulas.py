@@ -72,8 +72,9 @@ def rows_and_columns(r: Arrays, x: Arrays) -> Arrays:
 
 def random_half(r: Arrays, x: Arrays) -> Arrays:
     """The elements that the library draws: no formula says which, but half of each tensor, always the same."""
-    residual, kept = build_residual("partial", GROUPING), {}
+    residuals, kept = build_residual("partial", GROUPING), {}
     for name, values in r.items():
+        residual = residuals.of(name)
         residual.register(name, torch.empty(values.shape, dtype=torch.float64))
         residual.update(name, lambda values=values: torch.ones(values.shape, dtype=torch.float64), 0)
         mask = residual.compensate_(torch.zeros(values.shape, dtype=torch.float64), name).numpy()

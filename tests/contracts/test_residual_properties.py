@@ -13,7 +13,7 @@ from resireduce.compressors.topk import TopK
 from resireduce.grouping import Grouping
 from resireduce.pieces import generator
 from resireduce.planning.memory import LiveBytes
-from resireduce.residuals.base import Residual
+from resireduce.residuals.base import Residual, Residuals
 from resireduce.residuals.full import FullResidual
 from resireduce.residuals.group import AverageResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
@@ -46,12 +46,12 @@ def compensation(residual: Residual, name: str, like: Tensor) -> Tensor:
 # --- contracts of every scheme ---
 
 
-def step(residual: Residual, number: int, order: list[str], kind: str, seed: int) -> None:
+def step(residual: Residuals, number: int, order: list[str], kind: str, seed: int) -> None:
     """Step `number`, of top-k, in which the gradients of `order` arrive."""
     for name in order:
-        grad = residual.compensate_(make(kind, SHAPES[name], seed + list(SHAPES).index(name), *DOUBLE), name)
+        grad = residual.of(name).compensate_(make(kind, SHAPES[name], seed + list(SHAPES).index(name), *DOUBLE), name)
         payload = TopK(0.2).compress(grad, name, 0)
-        residual.update(name, lambda grad=grad, payload=payload: TopK(0.2).error_(grad, payload), number)
+        residual.of(name).update(name, lambda grad=grad, payload=payload: TopK(0.2).error_(grad, payload), number)
     residual.end_step(number)
 
 
@@ -68,8 +68,8 @@ def test_the_order_of_arrival_does_not_matter(
 ) -> None:
     first, second = (build_residual(scheme, GROUPING, dtype) for _ in range(2))
     for name, shape in SHAPES.items():
-        first.register(name, torch.empty(shape, dtype=torch.float64))
-        second.register(name, torch.empty(shape, dtype=torch.float64))
+        first.of(name).register(name, torch.empty(shape, dtype=torch.float64))
+        second.of(name).register(name, torch.empty(shape, dtype=torch.float64))
     for number, order in enumerate(orders):
         missing = absent if number else set()
         step(first, number, [name for name in SHAPES if name not in missing], kind, seed + number)
@@ -86,7 +86,7 @@ def test_nbytes_is_that_of_all_tensors_that_outlive_a_step(scheme: str, dtype: s
     with LiveBytes(lambda tensor: True) as alive:
         residual = build_residual(scheme, GROUPING, dtype)
         for name, shape in SHAPES.items():
-            residual.register(name, torch.empty(shape, dtype=torch.float64))
+            residual.of(name).register(name, torch.empty(shape, dtype=torch.float64))
         before = residual.nbytes()
         for number in range(2):
             step(residual, number, list(SHAPES), "normal", number)

@@ -12,7 +12,7 @@ from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.kernels import norms as averages
 from resireduce.kernels.norms import mean_norm
-from resireduce.residuals.base import Residual, select
+from resireduce.residuals.base import Residuals, select
 from resireduce.residuals.full import PartialResidual
 from resireduce.residuals.group import AverageResidual, MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual
@@ -22,9 +22,9 @@ SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other":
 GROUPING = Grouping(groups=(("a", "b", "c"),), specific=("big",))
 
 
-def registered(residual: Residual, dtype: torch.dtype = torch.float64) -> Residual:
+def registered(residual: Residuals, dtype: torch.dtype = torch.float64) -> Residuals:
     for name, shape in SHAPES.items():
-        residual.register(name, torch.empty(shape, dtype=dtype))
+        residual.of(name).register(name, torch.empty(shape, dtype=dtype))
     return residual
 
 
@@ -34,14 +34,14 @@ def gradients(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.
             for i, (name, shape) in enumerate(SHAPES.items())}  # fmt: skip
 
 
-def step(residual: Residual, number: int, order: list[str], density: float = 0.1) -> dict[str, torch.Tensor]:
+def step(residual: Residuals, number: int, order: list[str], density: float = 0.1) -> dict[str, torch.Tensor]:
     """One step with gradients arriving in `order`. Returns what each tensor sent."""
     compressor, sent, inputs = TopK(density), {}, gradients(number)
     for name in order:
-        grad = residual.compensate_(inputs[name], name)
+        grad = residual.of(name).compensate_(inputs[name], name)
         payload = compressor.compress(grad, name, number)
         sent[name] = compressor.decompress(payload)
-        residual.update(name, lambda grad=grad, payload=payload: compressor.error_(grad, payload), number)
+        residual.of(name).update(name, lambda grad=grad, payload=payload: compressor.error_(grad, payload), number)
     residual.end_step(number)
     return sent
 
@@ -96,7 +96,7 @@ def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded
     for name in others:
         total, weight = total + errors[name] * weights[name], weight + weights[name]
     for name in order:
-        residual.update(name, errors[name].clone, 0)
+        residual.of(name).update(name, errors[name].clone, 0)
     residual.end_step(0)
     stored = residual.tensors()["weighted.a"]
     assert torch.equal(stored, total / weight) and stored.data_ptr() == held.data_ptr()
@@ -105,10 +105,10 @@ def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded
 def test_part_of_a_larger_piece_of_memory_is_not_held_until_the_group_is_complete() -> None:
     residual = registered(build_residual("w", GROUPING))
     both = torch.ones(2, 30, 40, dtype=torch.float64)
-    residual.update("c", lambda: both[0], 0)
+    residual.of("c").update("c", lambda: both[0], 0)
     both.fill_(torch.nan)
-    residual.update("b", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
-    residual.update("a", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
+    residual.of("b").update("b", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
+    residual.of("a").update("a", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
     assert torch.equal(residual.tensors()["weighted.a"], torch.ones(30, 40, dtype=torch.float64))
 
 
@@ -117,8 +117,8 @@ def test_errors_that_lie_in_columns_are_folded_as_they_are(scheme: str) -> None:
     both = [registered(build_residual(scheme, GROUPING), torch.float32) for _ in range(2)]
     for name in "cba":
         error = gradients(0, torch.float32)[name]
-        both[0].update(name, error.clone, 0)
-        both[1].update(name, error.t().contiguous().t if name in "ba" else error.clone, 0)
+        both[0].of(name).update(name, error.clone, 0)
+        both[1].of(name).update(name, error.t().contiguous().t if name in "ba" else error.clone, 0)
     one, other = (residual.tensors() for residual in both)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -147,11 +147,11 @@ def test_members_of_a_group_may_have_several_dtypes(scheme: str) -> None:
     exact, mixed = registered(build_residual(scheme, GROUPING)), build_residual(scheme, GROUPING)
     dtypes = {"a": torch.float64, "b": torch.bfloat16, "c": torch.float32}
     for name, dtype in dtypes.items():
-        mixed.register(name, torch.empty(SHAPES[name], dtype=dtype))
+        mixed.of(name).register(name, torch.empty(SHAPES[name], dtype=dtype))
     for name in "cba":
         error = gradients(0)[name].to(dtypes[name])
-        exact.update(name, error.double().clone, 0)
-        mixed.update(name, error.clone, 0)
+        exact.of(name).update(name, error.double().clone, 0)
+        mixed.of(name).update(name, error.clone, 0)
     one, other = (residual.tensors()[next(iter(mixed.tensors()))] for residual in (exact, mixed))
     torch.testing.assert_close(one, other.double(), rtol=1e-5, atol=1e-6)
 

@@ -81,7 +81,7 @@ def test_a_tile_whose_rest_would_overflow_stays() -> None:
 
 @pytest.mark.parametrize("dtype", [None, *RESIDUAL_DTYPES])
 def test_what_is_never_sent_fades(dtype: str | None) -> None:
-    residual = build_residual("decayed", Grouping(), dtype, options={"decay": 0.5})
+    residual = build_residual("decayed", Grouping(), dtype, options={"decay": 0.5}).of("w")
     grad = gradient(50, 60).double()
     residual.register("w", grad)
     for step, kept in enumerate((0.5, 0.75, 0.875)):

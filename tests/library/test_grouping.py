@@ -59,7 +59,7 @@ def test_the_papers_models_have_its_groups_and_savings(name: str) -> None:
     for scheme, saved in (("baseline", 0), ("w", saved_w), ("2d", saved_2d), ("w+2d", saved_w + saved_2d)):
         residual = build_residual(scheme, found)
         for tensor, parameter in parameters.items():
-            residual.register(tensor, parameter)
+            residual.of(tensor).register(tensor, parameter)
         assert residual.nbytes() == 4 * (with_residual - saved)
 
 

@@ -114,7 +114,7 @@ def test_a_damaged_state(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float8_e4m3", "int4"])
 def test_loading_makes_no_copy_of_the_largest_residual(monkeypatch: pytest.MonkeyPatch, dtype: str | None) -> None:
-    monkeypatch.setattr("resireduce.saved_state.PART", 1000)
+    monkeypatch.setattr("resireduce.resume.PART", 1000)
     model = torch.nn.Linear(600, 400)
     wrapped = torch.optim.SGD(model.parameters(), 0.1)
     optimizer = resireduce.distribute(model, wrapped, "baseline", residual_dtype=dtype, backend="local")

@@ -166,7 +166,7 @@ def test_what_the_page_says_that_precisions_take() -> None:
     assert [row["residual_dtype"] for row in rows] == ["None", *RESIDUAL_DTYPES]
     like = torch.empty(64, 100, dtype=torch.float64)
     for row in rows[1:]:
-        residual = build_residual("baseline", Grouping(), row["residual_dtype"])
+        residual = build_residual("baseline", Grouping(), row["residual_dtype"]).of("w")
         residual.register("w", like)
         assert residual.nbytes() / like.numel() == float(row["Bytes an element"]), row
 

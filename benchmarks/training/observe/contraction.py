@@ -44,7 +44,7 @@ class Contraction:
         self._sums = torch.zeros(0)
         self._bytes = 0
         residual, between, world = self._places
-        self._feedback.residual = _Residual(residual, self)  # type: ignore[assignment]
+        self._feedback.residual = _Residuals(residual, self)  # type: ignore[assignment]
         self._feedback.communicator = _Communicator(between, self)  # type: ignore[assignment]
         self._queue.world = _Communicator(world, self)  # type: ignore[assignment]
 
@@ -112,12 +112,23 @@ class _InPlaceOf:
         return getattr(self._inner, name)
 
 
-class _Residual(_InPlaceOf):
-    """Sees each gradient when it is compensated, and what is left of it."""
+class _Residuals(_InPlaceOf):
+    """Sees each residual that is asked for."""
 
     def __init__(self, inner: Any, watch: Contraction):
         super().__init__(inner, watch)
         self._whole: dict[str, Tensor] = {}
+
+    def of(self, name: str) -> Any:
+        return _Residual(self._inner.of(name), self._watch, self._whole)
+
+
+class _Residual(_InPlaceOf):
+    """Sees each gradient when it is compensated, and what is left of it."""
+
+    def __init__(self, inner: Any, watch: Contraction, whole: dict[str, Tensor]):
+        super().__init__(inner, watch)
+        self._whole = whole
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         whole: Tensor = self._inner.compensate_(grad, name)
