@@ -17,7 +17,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.core.slot import Slot, make_slots
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import compressible
-from resireduce.merging.costs import TIMED
+from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.planning.fullest import Fits, Held, Inputs, trace_held
 from resireduce.planning.item import Item, sums

@@ -21,7 +21,7 @@ from benchmarks.core.provenance import provenance
 from benchmarks.doctor.child import Job, Run, own_environment, run_together
 from benchmarks.doctor.finding import Finding, failed, last_words, not_run, ok
 from resireduce.errors import ConfigError
-from resireduce.merging.costs import line_through
+from resireduce.merging.rules import line_through
 
 # --- the file ---
 

@@ -16,9 +16,7 @@ from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
 from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Key, Work, works
 from resireduce.errors import ConfigError
-from resireduce.merging import RULES, Rule
-from resireduce.merging.costs import line_through
-from resireduce.merging.rules import Array, size
+from resireduce.merging.rules import RULES, Array, Rule, line_through, size
 
 MAKE = "make it with: python -m benchmarks measure testbed"
 REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"

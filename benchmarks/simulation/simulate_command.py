@@ -20,7 +20,7 @@ from benchmarks.simulation.views import best_merged, table, write_files
 from benchmarks.simulation.what_pays import Key, answers, is_supported, records_in, sentences, supported
 from benchmarks.simulation.wire import HIERARCHIES, Case, grid, read_micro
 from resireduce.errors import ConfigError, check_share, choose
-from resireduce.merging import RULES
+from resireduce.merging.rules import RULES
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 
 LONGEST_SECONDS = 1e6

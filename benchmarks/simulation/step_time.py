@@ -12,8 +12,7 @@ from benchmarks.analysis.grouping import grouped
 from benchmarks.simulation.cluster import Paths, paths
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.wire import FLOAT_BYTES, Case, Curve, Key, Work, works
-from resireduce.merging import RULES, Rule
-from resireduce.merging.rules import Array, Arrivals, Ends
+from resireduce.merging.rules import RULES, Array, Arrivals, Ends, Rule
 
 # --- Cases as arrays: one row per case, one column per tensor, in the order of gradients ---
 

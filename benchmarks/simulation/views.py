@@ -13,7 +13,7 @@ from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.files import finite, save_json, save_text, writable
 from benchmarks.simulation.step_time import COMPUTING, Result, Settings, Timed, one_step
 from benchmarks.simulation.wire import LOSSLESS, Case
-from resireduce.merging import RULES
+from resireduce.merging.rules import RULES
 from resireduce.scheme import COMPRESSORS
 
 READING = (

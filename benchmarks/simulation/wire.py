@@ -14,8 +14,7 @@ from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Device
 from benchmarks.simulation.model_layers import Layers
 from resireduce.errors import ConfigError
-from resireduce.merging import RULES
-from resireduce.merging.rules import Array
+from resireduce.merging.rules import RULES, Array
 from resireduce.scheme import COMPRESSORS, HIERARCHIES, load
 
 # --- Combinations ---

@@ -27,8 +27,8 @@ from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
-from resireduce.merging.costs import TIMED
 from resireduce.merging.profile import TIMED_STEPS
+from resireduce.merging.rules import TIMED
 
 T = TypeVar("T")
 WARM_UP_STEPS = 3

@@ -8,7 +8,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.optimizers import make_optimizer
-from resireduce.merging.costs import TIMED
+from resireduce.merging.rules import TIMED
 from resireduce.plan import plan
 from resireduce.scheme import load
 

@@ -21,7 +21,7 @@ from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import make_slots
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, check_count, warn
-from resireduce.merging.costs import Costs
+from resireduce.merging.rules import Costs
 from resireduce.refusals import refuse_capture
 from resireduce.settings import Settings
 from resireduce.watchers import Outside, Resumed, only_makes_state, warn_of_outer, warn_of_scaler

@@ -15,8 +15,8 @@ from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import DROPPED, Slot, Stage, clip_factor, separate
 from resireduce.core.update import Updater, largest_layer
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.merging.costs import TIMED
 from resireduce.merging.profile import Profiler
+from resireduce.merging.rules import TIMED
 from resireduce.node import Scatter
 from resireduce.refusals import SECOND_BACKWARD, ThisProcess
 from resireduce.settings import Settings

@@ -12,7 +12,7 @@ from resireduce.core.bucket import Bucket
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message
 from resireduce.core.slot import Slot
-from resireduce.merging.costs import Costs, line_through
+from resireduce.merging.rules import Costs, line_through
 from resireduce.start import broadcast_object
 from resireduce.timeline import exactly
 
@@ -29,7 +29,7 @@ class Profiler:
     On a GPU, in the steps that are timed, the host waits for the device at each tensor.
 
     Args:
-        rule: one of `resireduce.merging.costs.TIMED`; None: nothing is timed.
+        rule: one of `resireduce.merging.rules.TIMED`; None: nothing is timed.
         feedback: compresses, and sends.
         world: all ranks.
     """

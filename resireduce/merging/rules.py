@@ -1,12 +1,17 @@
-"""Merging rules: which neighbours, in order of arrival, travel in one message. Imports no torch."""
+"""Rules that merge the gradients of one step into messages: which neighbours, in order of arrival, travel together.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A rule is a function from `Arrivals` to a boolean array, True where a message ends; RULES has all, by name. Imports no
+torch. Every rule decides once for all ranks, which must be given the same numbers, such as those of the latest rank.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, choose
 from resireduce.settings import DEAR_BYTES
 
 # --- What a merging rule knows of the gradients of one step, and what its answer means ---
@@ -68,28 +73,18 @@ def messages_of(ends: Ends) -> list[range]:
 # --- The pass over the tensors shared by all rules that decide for each whether it joins the one before ---
 
 
-@dataclass(frozen=True)
-class Filling:
+class Filling(NamedTuple):
     """A message that holds the tensors up to number `place`, and has not been launched; one value for each case."""
 
     place: int
-    ready: Array
-    """When its last tensor is ready."""
-    latency: Array
-    transfer: Array
     nbytes: Array
+    latency: Array
     free: Array
     """When the message before it has arrived."""
-
-    @property
-    def start(self) -> Array:
-        """Return when the message would be launched: its last tensor is ready, and the link is free."""
-        return np.maximum(self.ready, self.free)
-
-    @property
-    def end(self) -> Array:
-        """Return when the message would have arrived at all ranks."""
-        return self.start + self.latency + self.transfer
+    start: Array
+    """When it would be launched: its last tensor is ready, and the link is free."""
+    end: Array
+    """When it would have arrived at all ranks."""
 
 
 def scan(arrivals: Arrivals, joins: Callable[[Filling], Ends]) -> Ends:
@@ -102,10 +97,11 @@ def scan(arrivals: Arrivals, joins: Callable[[Filling], Ends]) -> Ends:
     for place in range(arrivals.shape[-1] - 1):
         slowest = np.maximum(slowest, latency[..., place])
         moved, filled = moved + transfer[..., place], filled + nbytes[..., place]
-        filling = Filling(place, ready[..., place], slowest, moved, filled, free)
-        join = joins(filling)
+        start = np.maximum(ready[..., place], free)
+        end = start + slowest + moved
+        join = joins(Filling(place, filled, slowest, free, start, end))
         ends[..., place] = ~join
-        free = np.where(join, free, filling.end)
+        free = np.where(join, free, end)
         slowest, moved, filled = (np.where(join, value, 0.0) for value in (slowest, moved, filled))
     return ends
 
@@ -256,3 +252,115 @@ def rgmerge_style(arrivals: Arrivals) -> Ends:
     """
     ready = arrivals.spread(arrivals.ready)
     return scan(arrivals, lambda filling: ready[..., filling.place + 1] <= filling.free)
+
+
+# --- All rules, and how what they merge is sent ---
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A merging rule, and how what it merges is sent."""
+
+    function: Callable[[Arrivals], Ends]
+    """From what is known of the tensors to a boolean array of their shape: True where a message ends."""
+    compresses_messages: bool = False
+    """Whether a message is compressed as one tensor, and not each of its tensors by itself."""
+    cycle_seconds: float = 0.0
+    """Messages leave at multiples of this only; 0: at any time."""
+    in_halves: bool = False
+    """Whether an all-reduce is cut into a reduce-scatter in the backward pass and an all-gather in the next forward."""
+
+
+RULES = {
+    "none": Rule(none),
+    "one": Rule(one, compresses_messages=True),
+    "size": Rule(size),
+    "horovod": Rule(horovod, cycle_seconds=HOROVOD_CYCLE_SECONDS),
+    "mg-wfbp": Rule(mg_wfbp),
+    "omgs": Rule(omgs, compresses_messages=True),
+    "rgmerge-style": Rule(rgmerge_style),
+    "dear": Rule(dear, in_halves=True),
+    "optimal": Rule(optimal),
+}
+"""All merging rules, by name."""
+TIMED = {"mg-wfbp": mg_wfbp, "omgs": omgs, "optimal": optimal, "rgmerge-style": rgmerge_style}
+"""Rules that need to know what a step costs, by name."""
+
+
+# --- The measured costs of a step, and the messages that a rule makes by them ---
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times of one step on the slowest rank, for tensors in the order in which they arrive.
+
+    All values are plain, so that `vars` of it can be saved as JSON, and `Costs(**read)` restores it. Raises
+    ConfigError unless each list has a number, 0 or more, for each name.
+    """
+
+    latency_seconds: float
+    """Time of an empty message."""
+    seconds_per_byte: float
+    """Time of each byte that a rank sends."""
+    names: Sequence[str]
+    """Names of the tensors that are compressed, in the order in which their gradients come."""
+    ready_seconds: Sequence[float]
+    """When each can be sent, counted from any moment before the first."""
+    compress_seconds: Sequence[float]
+    """Time to compress each."""
+    nbytes: Sequence[int]
+    """Bytes that a rank sends of each."""
+    elements: Sequence[int]
+    """Number of elements of each gradient."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.name == "names":
+                continue
+            value = getattr(self, one.name)
+            values = np.atleast_1d(np.asarray(value, dtype=np.float64))
+            is_single = one.name in ("latency_seconds", "seconds_per_byte")
+            if len(values) != (1 if is_single else len(self.names)) or not (np.isfinite(values) & (values >= 0)).all():
+                raise ConfigError(f"{one.name}: {value!r} is not allowed; give numbers of 0 or more, one for each name")
+
+    def messages(self, rule: str) -> list[list[str]]:
+        """Return the names of the tensors of each message that `rule`, one of TIMED, makes; equal for equal costs.
+
+        `omgs` would compress a message as one tensor; this returns only its messages. Raises ConfigError for an unknown
+        rule.
+        """
+        ends = TIMED[choose("rule", rule, TIMED)](self._arrivals())
+        return [[self.names[place] for place in message] for message in messages_of(ends)]
+
+    def _arrivals(self) -> Arrivals:
+        ready = np.maximum.accumulate(np.asarray(self.ready_seconds, dtype=np.float64))
+        nbytes, elements = (np.asarray(values, dtype=np.float64) for values in (self.nbytes, self.elements))
+        compress = np.asarray(self.compress_seconds, dtype=np.float64)
+        start, each = line_through(elements, compress)
+        return Arrivals(
+            ready,
+            nbytes * self.seconds_per_byte,
+            np.full(len(ready), self.latency_seconds),
+            nbytes,
+            backward=np.maximum(np.diff(ready, prepend=0.0) - compress, 0.0),
+            elements=elements,
+            compress=lambda count: start + each * count,
+        )
+
+
+def line_through(sizes: Array, seconds: Array) -> tuple[float, float]:
+    """Return the intercept and slope of the line over `sizes` that is nearest to `seconds` by relative errors.
+
+    Both are 0 or more: by least squares, or the better of a line through 0 and a constant if either would be negative.
+    """
+    known = seconds > 0
+    if not known.any():
+        return 0.0, 0.0
+    scaled = np.stack((np.ones_like(sizes), sizes), axis=1)[known] / seconds[known, None]
+    tries = [
+        np.linalg.lstsq(scaled * used, np.ones(known.sum()), rcond=None)[0] * used for used in ([1, 1], [0, 1], [1, 0])
+    ]
+    start, each = min(
+        (one for one in tries if (one >= 0).all()), key=lambda one: float(np.square(scaled @ one - 1).sum())
+    )
+    return float(start), float(each)

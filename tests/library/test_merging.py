@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resireduce.errors import ConfigError
-from resireduce.merging import RULES
-from resireduce.merging.rules import Arrivals, dear, horovod, messages_of, size
+from resireduce.merging.rules import RULES, Arrivals, dear, horovod, messages_of, size
 
 SIGMA = 2.19e-10
 """Seconds of OMGS-SGD's cost of compression, sigma x n x log2 n."""

@@ -40,7 +40,7 @@ TORCH_FREE = (
     "resireduce/__init__.py",
     "resireduce/__main__.py",
     "resireduce/errors.py",
-    "resireduce/merging/__init__.py",
+    "resireduce/merging/rules.py",
     "resireduce/planning/item.py",
     "resireduce/planning/texts.py",
     "resireduce/scheme.py",

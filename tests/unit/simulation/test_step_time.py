@@ -22,7 +22,7 @@ from benchmarks.simulation.step_time import (
 )
 from benchmarks.simulation.views import pieces
 from benchmarks.simulation.wire import Case, Curve, works
-from resireduce.merging import RULES
+from resireduce.merging.rules import RULES
 from tests.simulated import EXACT, drawn_layers, make_cluster, make_layers, make_settings, walked
 
 MANY = st.integers(0, 10**6)

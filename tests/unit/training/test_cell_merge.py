@@ -13,7 +13,7 @@ from benchmarks.training.observe.contraction import Contraction
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
-from resireduce.merging.costs import TIMED
+from resireduce.merging.rules import TIMED
 from resireduce.scheme import COMPRESSORS, MERGES, build_compressor
 
 PLAN = [["features.3.weight", "features.0.weight"], ["features.7.weight"]]
