@@ -58,7 +58,8 @@ class Fp16(Inexact):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return all elements as float16, in memory of their own: the sum over the ranks is formed there."""
-        return Payload.pack(grad.view(-1).clamp(-self.largest, self.largest).to(torch.float16), like=grad)
+        halves = grad.view(-1).to(torch.float16, copy=True)  # what is beyond `largest` is rounded to it, or beyond it
+        return Payload.pack(halves.clamp_(-self.largest, self.largest), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x payload to `dense`, in the precision of `dense`; return `dense`."""

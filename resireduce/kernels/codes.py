@@ -15,6 +15,8 @@ from resireduce.kernels.on_gpu import in_triton
 
 
 BYTE = 8
+GATHER = 0x0102040810204080
+"""Times eight bytes of 0 or 1, read as one number: byte 7 of the product has one bit of each, the first the lowest."""
 
 
 def pack_bits(bits: Tensor) -> Tensor:
@@ -22,11 +24,8 @@ def pack_bits(bits: Tensor) -> Tensor:
 
     Zeros fill the last byte up.
     """
-    octets = pad(bits.to(torch.uint8), (0, -bits.shape[-1] % BYTE)).unflatten(-1, (-1, BYTE))
-    packed = octets[..., 0].clone()
-    for place in range(1, BYTE):
-        packed |= octets[..., place] << place
-    return packed
+    octets = pad(bits.to(torch.uint8), (0, -bits.shape[-1] % BYTE)).view(torch.int64)
+    return octets.mul_(GATHER).view(torch.uint8)[..., BYTE - 1 :: BYTE].contiguous()
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
