@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.core.option_types import named_path, number, whole_number
+from benchmarks.core.checks import named_path, number, whole_number
 from resireduce.errors import ConfigError, check_given, choose, in_one_line
 
 MEASURES = {
@@ -26,7 +26,7 @@ MEASURES = {
     "micro": ("benchmarks.micro.micro_command", "the compression of a gradient, beside plain torch and a copy"),
     "pace": ("benchmarks.micro.pace", "steps of streamed gradients beside kept ones, in turn"),
     "saved-states": (
-        "benchmarks.training.saved_states",
+        "benchmarks.training.plan_of_cell",
         "by plan, the share of states saved on 64 ranks, as in Fig. 9",
     ),
     "states": ("benchmarks.analysis.states", "by plan, the states that claims compare with: results/paper/states.json"),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.moments import BANDS, POINTS, unpack_moments
+from benchmarks.core.rank_memory import BANDS, POINTS, unpack_moments
 from benchmarks.training.build import build
 from benchmarks.training.measure.tracker import measure_memory
 from resireduce.comm.local import LocalCommunicator

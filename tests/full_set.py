@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.files import save_json
-from benchmarks.core.ladder import METHODS
+from benchmarks.core.rank_memory import METHODS
 from benchmarks.core.record import CellResult
 from benchmarks.core.run_config import get_cells, get_config
 from tests.full_size import make_full_result, rung

@@ -11,8 +11,8 @@ from benchmarks.analysis.claims.sound import wrong_date
 from benchmarks.analysis.grouping import grouped
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
-from benchmarks.core.ladder import rung_problem
 from benchmarks.core.paths import ROOT
+from benchmarks.core.rank_memory import rung_problem
 from benchmarks.core.record import STATE_FIELDS
 from resireduce.errors import ConfigError
 

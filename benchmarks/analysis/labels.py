@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.core import merge_option
+from benchmarks.core import scheme_options
 from benchmarks.core.cell import CELL_FIELDS, Cell
 from benchmarks.core.scheme_options import texts
 from resireduce.scheme import COMPRESSORS
@@ -92,7 +92,7 @@ def _with_name(name: str, value: Any) -> str:
     if name == "options":
         return ", ".join(f"{option.replace('_', ' ')} {text}" for option, text in texts(value).items())
     if name == "merge":
-        return f"merge {merge_option.text(value)}"
+        return f"merge {scheme_options.merge_text(value)}"
     words = {"released": "as released", "observe": "observed"}.get(name, name.replace("_", " "))
     return f"{words} {', '.join(value) if isinstance(value, tuple) else value}"
 

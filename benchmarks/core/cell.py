@@ -4,13 +4,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from benchmarks.core import merge_option, scheme_options
-from benchmarks.core.cell_checks import check_hierarchy, check_momentum, check_nodes
+from benchmarks.core import scheme_options
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
 from resireduce.errors import ConfigError, check_share, choose
-from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES
 
 LAUNCHED = ("local", "torch", "horovod")
 """Backends that a cell's ranks can be started with."""
@@ -83,9 +82,9 @@ class Cell:
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
-        object.__setattr__(self, "merge", merge_option.freeze(self.merge, self.compressor))
+        object.__setattr__(self, "merge", scheme_options.freeze_merge(self.merge, self.compressor))
         beside = {name: getattr(self, name) for name in ("compressor", "gradients", "hierarchy")}
-        merge_option.refuse_dear(self.merge, **beside)
+        scheme_options.refuse_dear(self.merge, **beside)
         object.__setattr__(self, "options", scheme_options.freeze(self.options, self.scheme))
         self._check_workload()
         self._check_combinations()
@@ -142,7 +141,7 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values, from which from_dict makes the same cell."""
         lists = {name: list(getattr(self, name)) for name in NAME_LISTS}
-        plain = {"options": scheme_options.thaw(self.options), "merge": merge_option.thaw(self.merge)}
+        plain = {"options": scheme_options.thaw(self.options), "merge": scheme_options.thaw_merge(self.merge)}
         return asdict(self) | lists | plain
 
     @property
@@ -175,7 +174,7 @@ class Cell:
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
         parts += [f"by-node{self.ranks_per_node or ''}"] if self.hierarchy == "node" else []
-        parts += merge_option.name(self.merge)
+        parts += scheme_options.merge_name(self.merge)
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
         parts += [f"t{self.threads}"] if self.threads != 1 else []
@@ -189,3 +188,51 @@ class Cell:
 
 
 CELL_FIELDS = tuple(f.name for f in fields(Cell))
+
+
+def check_hierarchy(hierarchy: str, ranks_per_node: int | None, world_size: int, nodes: int | None) -> None:
+    """Raise ConfigError, one line, for a hierarchy that is not known, or ranks that do not divide into its nodes.
+
+    hierarchy, ranks_per_node, world_size, nodes: the cell's fields of these names.
+    """
+    by_nodes = choose("hierarchy", hierarchy, HIERARCHIES) == "node"
+    if by_nodes and world_size == 1:
+        raise ConfigError("hierarchy: 'node' is not allowed with world_size 1; allowed: flat")
+    if ranks_per_node is None:
+        return
+    integer("ranks_per_node", ranks_per_node, 1, world_size)
+    if not by_nodes:
+        raise ConfigError(f"ranks_per_node: {ranks_per_node} is allowed with hierarchy 'node' only")
+    on_each = world_size // (nodes or 1)
+    if on_each % ranks_per_node:
+        raise ConfigError(
+            f"ranks_per_node: {ranks_per_node} is not allowed with {on_each} ranks on a machine, which it "
+            "must divide evenly"
+        )
+
+
+def check_momentum(compressor: str, model: str) -> None:
+    """Raise ConfigError, one line, if the compressor replaces a momentum that the optimizer of the recipe has not.
+
+    compressor, model: the cell's fields of these names.
+    """
+    optimizer = WORKLOADS[model].optimizer
+    if COMPRESSORS[compressor].corrects_momentum and optimizer != "sgd":
+        others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
+        raise ConfigError(
+            f"compressor: {compressor!r} takes the place of SGD's momentum; {model!r} is trained by {optimizer}; "
+            f"allowed: {others}"
+        )
+
+
+def check_nodes(nodes: int | None, world_size: int) -> None:
+    """Raise ConfigError, one line, if ranks cannot be spread over the machines evenly.
+
+    nodes, world_size: the cell's fields of these names.
+    """
+    if nodes is not None and world_size % nodes:
+        allowed = ", ".join(str(count) for count in range(1, world_size + 1) if world_size % count == 0)
+        raise ConfigError(
+            f"nodes: {nodes} is not allowed with world_size {world_size}, which must be divided evenly; "
+            f"allowed: {allowed}"
+        )

@@ -1,20 +1,86 @@
-"""`python -m benchmarks cells`: lists the cells of a config, including those it extends. Imports no torch."""
+"""`python -m benchmarks cells`: lists the cells of a config, including those it takes from the one that it extends.
+
+`only` selects values of that one, `instead` replaces them. Imports no torch.
+"""
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from benchmarks.core.cell import CELL_FIELDS
-from benchmarks.core.checks import allow, known_keys, optional, several, within
+from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
+from benchmarks.core.checks import allow, known_keys, within
 from benchmarks.core.files import once, read_text
-from benchmarks.core.matrix import WORDS, chosen_parts
+from benchmarks.core.matrix import chosen_parts, spread
 from benchmarks.core.run_config import get_cells, get_run_name
-from benchmarks.core.taking import INSTEAD, ONLY, taken
 from resireduce.errors import LONGEST_VALUE, ConfigError, short
+
+ONLY, INSTEAD = "only", "instead"
+PLAIN = tuple(name for name in CELL_FIELDS if name not in (*NAME_LISTS, "options"))
+"""Fields that `only` can select by: their values are not themselves lists or mappings."""
+DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
+
+Entry = dict[str, Any]
+
+
+def taken(base: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return matrix and parts of `base`, the config called `name`, after `only` and `instead` of `config`.
+
+    only: {field: value or list}: keeps of each entry's lists the values that are among these, drops entries that have
+    none of them, and drops parts without entries. instead: {field: value or list}: replaces these fields in each entry
+    that is left. Raises ConfigError, one line, for a field that cells do not have, for a value that no entry has, and
+    if nothing is left.
+    """
+    only = {field: _several(value) for field, value in known_keys(ONLY, config.get(ONLY, {}), PLAIN).items()}
+    instead = known_keys(INSTEAD, config.get(INSTEAD, {}), CELL_FIELDS)
+    groups = {None: base["matrix"], **{part: its["matrix"] for part, its in base["parts"].items()}}
+    _check_known(only, [entry for entries in groups.values() for entry in entries], name)
+    left = {part: [entry | instead for entry in _chosen(entries, only)] for part, entries in groups.items()}
+    if not any(left.values()):
+        raise ConfigError(
+            f"{ONLY}: {short(only, LONGEST_VALUE)} leaves no cell of {name}; give values that one entry has together"
+        )
+    parts = {part: its | {"matrix": left[part]} for part, its in base["parts"].items() if left[part]}
+    return {"matrix": left[None], "parts": parts}
+
+
+def _chosen(entries: Sequence[Entry], only: Mapping[str, list[Any]]) -> list[Entry]:
+    """Return the entries reduced to their wanted values, without entries that have none."""
+    found = []
+    for entry in entries:
+        kept = {field: [one for one in _values(entry, field) if _is_in(one, wanted)] for field, wanted in only.items()}
+        if all(kept.values()):
+            found.append(entry | kept)
+    return found
+
+
+def _check_known(only: Mapping[str, list[Any]], entries: Sequence[Entry], name: str) -> None:
+    for field, wanted in only.items():
+        known = [value for entry in entries for value in _values(entry, field)]
+        for value in wanted:
+            if not any(_is_in(one, [value]) for one in known):
+                listed = ", ".join(dict.fromkeys(map(short, known)))
+                given = short(value, LONGEST_VALUE)
+                raise ConfigError(f"{ONLY}: {field}: {given} is in no entry of {name}; allowed: {listed}")
+
+
+def _is_in(value: Any, wanted: Sequence[Any]) -> bool:
+    """Return whether value is wanted; Snakemake's command line turns wanted values into texts."""
+    return value in wanted or str(value) in wanted
+
+
+def _values(entry: Entry, field: str) -> list[Any]:
+    """Return an entry's values of a field; the cell's default if the entry does not name it."""
+    return _several(entry.get(field, DEFAULTS.get(field)))
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
 
 EXAMPLE = "benchmarks/config/smoke.yaml"
 CURE = "one of benchmarks/config, or your own (what it extends is looked for beside it)"
@@ -129,7 +195,7 @@ def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[
     if EXTENDS in base:
         inner = short(base[EXTENDS], LONGEST_VALUE)
         raise ConfigError(f"{EXTENDS}: {name} extends {inner} itself; extend that one, or put them together")
-    theirs, own = taken(_spread(f"{EXTENDS}: {name}: ", base), config, name), _spread("", config)
+    theirs, own = taken(_checked(base, f"{EXTENDS}: {name}: "), config, name), _checked(config)
     if both := sorted(theirs["parts"].keys() & own["parts"].keys(), key=str):
         raise ConfigError(f"{EXTENDS}: part {both[0]!r} is in {name} too; give it another name here")
     kept = {key: value for key, value in config.items() if key not in TOGETHER}
@@ -137,22 +203,6 @@ def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[
     return kept | {key: cells for key, cells in together.items() if cells}
 
 
-def _spread(where: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return matrix and parts with all defaults written into their entries."""
+def _checked(config: dict[str, Any], where: str = "") -> dict[str, Any]:
     chosen_parts({key: config[key] for key in config if key == "parts"})  # checks that parts are mappings
-    usual = known_keys(f"{where}defaults", optional(f"{where}defaults", config, "defaults"), CELL_FIELDS)
-    matrix = _entries(f"{where}matrix", usual, config["matrix"]) if "matrix" in config else []
-    parts = {}
-    for name, part in (config.get("parts") or {}).items():
-        place = f"{where}part {name}: defaults"
-        own = known_keys(place, optional(place, part, "defaults"), CELL_FIELDS)
-        entries = _entries(f"{where}part {name}: matrix", {**usual, **own}, part.get("matrix"))
-        parts[name] = {key: part[key] for key in WORDS if key in part} | {"matrix": entries}
-    return {"matrix": matrix, "parts": parts}
-
-
-def _entries(where: str, defaults: dict[str, Any], entries: Any) -> list[dict[str, Any]]:
-    return [
-        {**defaults, **known_keys(f"{where} entry {number}", entry, CELL_FIELDS)}
-        for number, entry in enumerate(several(where, entries), start=1)
-    ]
+    return spread(config, where)

@@ -1,13 +1,201 @@
-"""Checks that the devices and the communication backends that cells ask for are available. Imports no torch."""
+"""Checks the devices and backends that cells ask for, and reads a GPU's memory through NVML.
+
+Imports no torch, and NVML only when it is asked; makes no CUDA context.
+"""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.core.cell import Cell
 from resireduce.errors import ConfigError, choose
+
+NO_PROCESS = "NVML reports no process memory (PID namespace)"
+V1 = "nvml-v1"
+"""Flag: the driver knows only the older structure, whose used memory includes the driver's reserved memory."""
+
+
+class NvmlUnavailable(Exception):
+    """NVML cannot be used; the text says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A GPU before this process had used it."""
+
+    used_bytes: int | None
+    pids: tuple[int, ...] = ()
+    """Processes that computed on it then, all of them foreign."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One reading of a GPU; each figure that is missing has a reason."""
+
+    device_bytes: int | None = None
+    device_reason: str | None = None
+    process_bytes: int | None = None
+    process_reason: str | None = None
+    pids: tuple[int, ...] = ()
+    """Processes that compute on it, by NVML's PIDs, which may belong to another PID namespace than this process's."""
+
+
+class NvmlDevice:
+    """One GPU, or one slice of a GPU (MIG).
+
+    Args:
+        module: pynvml, or a stand-in for it, initialised.
+        handle: NVML's handle of the device.
+    """
+
+    def __init__(self, module: Any, handle: Any):
+        self._module, self._handle = module, handle
+        self.uuid = str(module.nvmlDeviceGetUUID(handle))
+        self.is_mig = bool(_ask(module, lambda: module.nvmlDeviceIsMigDeviceHandle(handle)))
+        self.knows_reserved = True
+        """Whether used memory is reported apart from what the driver reserves (nvmlMemory_v2)."""
+
+    def read(self, pid: int | None = None) -> Reading:
+        """Read once; never raises. pid: the process whose memory is read; None: this one."""
+        device_bytes = device_reason = None
+        try:
+            device_bytes = self._used()
+        except self._module.NVMLError as error:
+            device_reason = f"NVML, memory of the device: {error}"
+        try:
+            processes = self._module.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._module.NVMLError as error:
+            reason = f"NVML, memory of processes: {error}"
+            return Reading(device_bytes=device_bytes, device_reason=device_reason, process_reason=reason)
+        # A process with several contexts may be listed more than once.
+        mine = [process.usedGpuMemory for process in processes if process.pid == (pid or os.getpid())]
+        told = bool(mine) and None not in mine and sum(mine) > 0
+        return Reading(
+            device_bytes=device_bytes,
+            device_reason=device_reason,
+            process_bytes=sum(mine) if told else None,
+            process_reason=None if told else NO_PROCESS,
+            pids=tuple(sorted({int(process.pid) for process in processes})),
+        )
+
+    def _used(self) -> int:
+        """Return the bytes in use, without the driver's reserved memory where NVML reports it apart."""
+        module = self._module
+        if self.knows_reserved:
+            with suppress(module.NVMLError):
+                return int(module.nvmlDeviceGetMemoryInfo(self._handle, version=module.nvmlMemory_v2).used)
+        used = int(module.nvmlDeviceGetMemoryInfo(self._handle).used)  # may fail too, and then says why
+        self.knows_reserved = False
+        return used
+
+
+def _ask(module: Any, question: Callable[[], Any]) -> Any:
+    """Return NVML's answer; None if it raises."""
+    try:
+        return question()
+    except module.NVMLError:
+        return None
+
+
+class Nvml:
+    """NVML, initialised. `module` is pynvml, or a stand-in for it."""
+
+    def __init__(self, module: Any):
+        self._module = module
+        try:
+            module.nvmlInit()
+        except module.NVMLError_LibraryNotFound:
+            raise NvmlUnavailable("NVML: library not found") from None
+        except module.NVMLError as error:
+            raise NvmlUnavailable(f"NVML: {error}") from None
+
+    @classmethod
+    def load(cls) -> Self:
+        """Load NVML through package nvidia-ml-py. Raises NvmlUnavailable, also for another or an older package.
+
+        Before version 12 the package, and those of other names with the same module, have no `nvmlMemory_v2`, and give
+        texts as bytes.
+        """
+        try:
+            module = import_module("pynvml")
+        except ImportError:
+            raise NvmlUnavailable("NVML: package nvidia-ml-py is not installed") from None
+        if not hasattr(module, "nvmlMemory_v2"):
+            found = [f"{name} {version(name)}" for name in packages_distributions().get("pynvml", ())]
+            raise NvmlUnavailable(
+                f"NVML: module pynvml is that of {' and '.join(found) or 'an unknown package'}, which is too old; "
+                "uninstall it, and install nvidia-ml-py 12 or newer"
+            )
+        return cls(module)
+
+    def driver_version(self) -> str | None:
+        """Return the driver's version."""
+        return _ask(self._module, lambda: str(self._module.nvmlSystemGetDriverVersion()))
+
+    def cuda_version(self) -> tuple[int, int] | None:
+        """Return the newest CUDA version that the driver knows, as (major, minor)."""
+        version: int | None = _ask(self._module, self._module.nvmlSystemGetCudaDriverVersion_v2)
+        return None if version is None else (version // 1000, version % 1000 // 10)
+
+    def idle(self) -> dict[str, Idle]:
+        """Return, by UUID, the state of every GPU and slice that can be seen. Call it before CUDA begins."""
+        readings = {device.uuid: device.read() for device in self._devices()}
+        return {uuid: Idle(reading.device_bytes, reading.pids) for uuid, reading in readings.items()}
+
+    def _devices(self) -> Iterator[NvmlDevice]:
+        module = self._module
+        for index in range(_ask(module, module.nvmlDeviceGetCount) or 0):
+            try:
+                handle = module.nvmlDeviceGetHandleByIndex(index)
+                yield NvmlDevice(module, handle)
+                slices = module.nvmlDeviceGetMaxMigDeviceCount(handle)
+            except module.NVMLError:
+                continue
+            for number in range(slices):
+                try:
+                    yield NvmlDevice(module, module.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+                except module.NVMLError:
+                    continue
+
+    def device(self, uuid: str, index: int = 0, visible: str | None = None) -> NvmlDevice:
+        """Find the device that CUDA calls `uuid`. Raises NvmlUnavailable.
+
+        Args:
+            uuid: as torch.cuda.get_device_properties(index).uuid gives it, with or without the prefix GPU- or MIG-.
+            index: CUDA's, which counts visible devices only; NVML's may differ.
+            visible: CUDA_VISIBLE_DEVICES, which may name slices of a GPU by UUIDs of their own.
+        """
+        names = _names(uuid, index, (visible or "").split(","))
+        problem: Exception | None = None
+        for name in names:
+            try:
+                found = NvmlDevice(self._module, self._module.nvmlDeviceGetHandleByUUID(name))
+            except self._module.NVMLError as error:
+                problem = error
+                continue
+            if not found.is_mig and self._is_split(name):
+                raise NvmlUnavailable("NVML: the GPU is split (MIG), and which slice this process has is not known")
+            return found
+        raise NvmlUnavailable(f"NVML: no device {names[-1]}: {problem}")
+
+    def _is_split(self, name: str) -> bool:
+        module = self._module
+        modes = _ask(module, lambda: module.nvmlDeviceGetMigMode(module.nvmlDeviceGetHandleByUUID(name)))
+        return modes is not None and bool(modes[0] == module.NVML_DEVICE_MIG_ENABLE)
+
+
+def _names(uuid: str, index: int, visible: Sequence[str]) -> list[str]:
+    """Return the names that NVML may have for the device, most specific first."""
+    chosen = visible[index].strip() if index < len(visible) else ""
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    return [*([chosen] if chosen.startswith("MIG-") else []), f"MIG-{bare}", f"GPU-{bare}"]
+
 
 DEVICE_VARIABLE = "RESIREDUCE_DEVICE"
 DEVICES = ("cpu", "cuda")

@@ -1,13 +1,13 @@
 """Expands a config (defaults, a list of products, named parts) into the cells of a run. Standard library only."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
 
 from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
 from benchmarks.core.checks import allow, is_text, known_keys, optional, several, within
-from benchmarks.core.merge_option import is_plan
+from benchmarks.core.scheme_options import is_plan
 from resireduce.errors import ConfigError, choose
 
 KEYS = ("part", "defaults", "matrix", "parts")
@@ -37,16 +37,37 @@ def expand_parts(config: Mapping[str, Any]) -> dict[str, list[Cell]]:
     """Return the cells of each part that counts, by its name; those outside of parts are under `WHOLE`."""
     known_keys("config", dict(config), KEYS)
     chosen = chosen_parts(config)
-    usual = known_keys("defaults", optional("defaults", config, "defaults"), CELL_FIELDS)
-    found = {}
-    if chosen is None and ("matrix" in config or not config.get("parts")):
-        found[WHOLE] = _cells("", usual, config.get("matrix"))
+    if chosen is not None:
+        config = {key: value for key, value in config.items() if key != "matrix"}
+    elif "matrix" not in config and not config.get("parts"):
+        config = {**config, "matrix": None}
+    found = spread(config, "", chosen)
+    whole = {WHOLE: _cells("matrix", found["matrix"])} if "matrix" in config else {}
+    return whole | {name: _cells(f"part {name}: matrix", part["matrix"]) for name, part in found["parts"].items()}
+
+
+def spread(config: Mapping[str, Any], where: str, chosen: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return matrix and parts, of which only those `chosen` if given, with all defaults written into their entries.
+
+    where: what messages begin with.
+    """
+    usual = known_keys(f"{where}defaults", optional(f"{where}defaults", config, "defaults"), CELL_FIELDS)
+    matrix = _entries(f"{where}matrix", usual, config["matrix"]) if "matrix" in config else []
+    parts = {}
     for name, part in (config.get("parts") or {}).items():
         if chosen is None or str(name) in chosen:
-            where = f"part {name}: defaults"
-            own = known_keys(where, optional(where, part, "defaults"), CELL_FIELDS)
-            found[name] = _cells(f"part {name}: ", {**usual, **own}, part.get("matrix"))
-    return found
+            place = f"{where}part {name}: "
+            own = known_keys(f"{place}defaults", optional(f"{place}defaults", part, "defaults"), CELL_FIELDS)
+            entries = _entries(f"{place}matrix", {**usual, **own}, part.get("matrix"))
+            parts[name] = {key: part[key] for key in WORDS if key in part} | {"matrix": entries}
+    return {"matrix": matrix, "parts": parts}
+
+
+def _entries(where: str, defaults: dict[str, Any], entries: Any) -> list[dict[str, Any]]:
+    return [
+        {**defaults, **known_keys(f"{where} entry {number}", entry, CELL_FIELDS)}
+        for number, entry in enumerate(several(where, entries), start=1)
+    ]
 
 
 def chosen_parts(config: Mapping[str, Any]) -> list[str] | None:
@@ -64,15 +85,12 @@ def chosen_parts(config: Mapping[str, Any]) -> list[str] | None:
     return [choose("part", str(name).strip(), [str(known) for known in parts]) for name in names]
 
 
-def _cells(where: str, defaults: dict[str, Any], entries: Any) -> list[Cell]:
-    cells: dict[Cell, None] = {}
-    for number, entry in enumerate(several(f"{where}matrix", entries), start=1):
-        cells.update(dict.fromkeys(_entry_cells(f"{where}matrix entry {number}", defaults, entry)))
-    return list(cells)
+def _cells(where: str, entries: Sequence[dict[str, Any]]) -> list[Cell]:
+    each = (_entry_cells(f"{where} entry {number}", entry) for number, entry in enumerate(entries, start=1))
+    return list(dict.fromkeys(cell for cells in each for cell in cells))
 
 
-def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> Iterable[Cell]:
-    values = {**defaults, **known_keys(where, entry, CELL_FIELDS)}
+def _entry_cells(where: str, values: dict[str, Any]) -> Iterable[Cell]:
     if "model" not in values:
         raise ConfigError(f"{where}: model: missing; name it here or in defaults")
     names = [name for name in CELL_FIELDS if name in values]

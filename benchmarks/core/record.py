@@ -8,12 +8,10 @@ from typing import Any, Self
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import Check, all_of, are_numbers, is_text, known_keys, wrong_fields
 from benchmarks.core.files import all_finite, finite, load_json, save_json
-from benchmarks.core.items import items_problem
-from benchmarks.core.ladder import rung_problem
 from benchmarks.core.matrix import expand
-from benchmarks.core.merge_option import is_plan
-from benchmarks.core.moments import moments_problem
 from benchmarks.core.outcome import Measured
+from benchmarks.core.rank_memory import items_problem, moments_problem, rung_problem
+from benchmarks.core.scheme_options import is_plan
 from resireduce.errors import ConfigError
 from resireduce.planning.item import STATES
 
@@ -59,15 +57,15 @@ class CellResult(Measured):
     phase_seconds: dict[str, float] = field(default_factory=dict)
     """Rank 0's medians over steps after warm-up: `benchmarks.training.measure.phases.NAMES`, and the whole step."""
     ladder: list[dict[str, Any]] = field(default_factory=list)
-    """Rungs of memory of the rank that holds most, as `benchmarks.core.ladder.Rung.as_dict`."""
+    """Rungs of memory of the rank that holds most, as `benchmarks.core.rank_memory.Rung.as_dict`."""
     wall_seconds: float | None = None
     per_rank: list[dict[str, Any]] = field(default_factory=list)
     items: dict[str, Any] = field(default_factory=dict)
-    """Every tensor of the model states of the rank that holds most, `rank`: `benchmarks.core.items.unpack` turns it
-    into a list. Empty in records made before it was measured."""
+    """Every tensor of the model states of the rank that holds most, `rank`: `benchmarks.core.rank_memory.unpack` turns
+    it into a list. Empty in records made before it was measured."""
     moments: dict[str, Any] = field(default_factory=dict)
-    """The memory of one step over time, of the rank that holds most, `rank`: `benchmarks.core.moments.unpack_moments`
-    turns it into a list. Empty in records made before it was measured."""
+    """The memory of one step over time, of the rank that holds most, `rank`: `unpack_moments` there turns it into a
+    list. Empty in records made before it was measured."""
     failure: dict[str, Any] = field(default_factory=dict)
     """What is known of a failure: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
     that could not be allocated, and `interrupted` if the same command will resume the cell."""

@@ -5,15 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from resireduce.errors import ConfigError
 
 CURE = "make the file anew with 'make locks'"
-HASH = re.compile(r"--hash=(\S*)")
-SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
-CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
+PINNED = re.compile(r"([A-Za-z0-9][\w.-]*)==([\w.+!-]+)((?:\s+--hash=sha256:[0-9a-f]{64})+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,17 @@ def read_lock(path: Path) -> tuple[Pin, ...]:
     """Return the packages of a lock file, in its order. Raises ConfigError, one line, if it does not pin them."""
     pins: dict[str, Pin] = {}
     for line, text in _requirements(path):
-        pin = _pin(path, line, text)
-        if pin.name in pins:
-            earlier = pins[pin.name]
-            raise _error(path, line, f"{pin.name} is there twice: {earlier.version} in line {earlier.line} already")
-        pins[pin.name] = pin
+        found = PINNED.fullmatch(text)
+        if found is None:
+            raise ConfigError(
+                f"lock: {path}, line {line}: {text[:80]!r} is not a package as name==version with its hashes, each "
+                f"--hash=sha256: and 64 hex digits; {CURE}"
+            )
+        name, hashes = canonicalize_name(found[1]), tuple(re.findall("[0-9a-f]{64}", found[3]))
+        if name in pins:
+            earlier = f"{pins[name].version} in line {pins[name].line}"
+            raise ConfigError(f"lock: {path}, line {line}: {name} is there twice: {earlier} already; {CURE}")
+        pins[name] = Pin(name, found[2], hashes, line)
     if not pins:
         raise ConfigError(f"lock: {path} names no package; {CURE}")
     return tuple(pins.values())
@@ -45,10 +48,14 @@ def read_lock(path: Path) -> tuple[Pin, ...]:
 
 def _requirements(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of each logical line: a backslash at the end continues a line, comments are left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ConfigError(f"lock: {path} is not text; {CURE}") from None
+    except OSError as error:
+        raise ConfigError(f"lock: {path} cannot be read: {error.strerror}; {CURE}") from None
     begun, parts = 0, list[str]()
-    for line, raw in enumerate(_text(path).splitlines(), start=1):
-        if raw.startswith(CONFLICT):
-            raise _error(path, line, "a merge conflict is left in it")
+    for line, raw in enumerate(lines, start=1):
         text = re.sub(r"(^|\s)#.*", "", raw).strip()
         begun = begun if parts else line
         parts.append(text.removesuffix("\\").strip())
@@ -57,52 +64,4 @@ def _requirements(path: Path) -> Iterator[tuple[int, str]]:
                 yield begun, whole
             parts = []
     if parts:
-        raise _error(path, begun, "the file ends within a requirement")
-
-
-def _text(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"lock: {path} is not text; {CURE}") from None
-    except OSError as error:
-        raise ConfigError(f"lock: {path} cannot be read: {error.strerror}; {CURE}") from None
-    if "\0" in text:
-        raise ConfigError(f"lock: {path} is not text; {CURE}")
-    return text
-
-
-def _pin(path: Path, line: int, text: str) -> Pin:
-    """Return the package that one logical line pins. Raises ConfigError."""
-    if text.startswith("-"):
-        raise _error(path, line, f"{text.split(maxsplit=1)[0]!r} is an option; it may hold packages only")
-    requirement = _requirement(path, line, HASH.sub("", text).strip())
-    hashes = HASH.findall(text)
-    for value in hashes:
-        if not SHA256.fullmatch(value):
-            raise _error(path, line, f"{requirement.name}: the hash {value!r} is not sha256: and 64 hex digits")
-    if not hashes:
-        raise _error(path, line, f"{requirement.name} has no hash")
-    version = next(iter(requirement.specifier)).version
-    digests = tuple(value.removeprefix("sha256:") for value in hashes)
-    return Pin(canonicalize_name(requirement.name), version, digests, line)
-
-
-def _requirement(path: Path, line: int, text: str) -> Requirement:
-    """Return the requirement, which must pin one version on every platform. Raises ConfigError."""
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement:
-        raise _error(path, line, f"{text[:80]!r} is not a package with a version") from None
-    if requirement.url:
-        raise _error(path, line, f"{requirement.name} comes from an address")
-    specifiers = list(requirement.specifier)
-    if len(specifiers) != 1 or specifiers[0].operator != "==" or "*" in specifiers[0].version:
-        raise _error(path, line, f"{text[:80]!r} is not pinned with == to one version")
-    if requirement.marker or requirement.extras:
-        raise _error(path, line, f"{text[:80]!r} has a condition or an extra; a lock is for one Python on one platform")
-    return requirement
-
-
-def _error(path: Path, line: int, problem: str) -> ConfigError:
-    return ConfigError(f"lock: {path}, line {line}: {problem}; {CURE}")
+        raise ConfigError(f"lock: {path}, line {begun}: the file ends within a requirement; {CURE}")

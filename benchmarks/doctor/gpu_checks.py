@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.core.nvml import NO_PROCESS
+from benchmarks.core.devices import NO_PROCESS
 from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.finding import (
     GPU_ACCESS,

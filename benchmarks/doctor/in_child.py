@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.core.nvml import Nvml, NvmlUnavailable
+from benchmarks.core.devices import Nvml, NvmlUnavailable
 from benchmarks.core.provenance import MAPS, loaded_files
 from benchmarks.doctor.child import report
 from benchmarks.doctor.finding import one_line

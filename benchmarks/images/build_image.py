@@ -25,15 +25,15 @@ from benchmarks.core.paths import ROOT, cache_folder
 from benchmarks.core.provenance import git
 from benchmarks.core.requirements import read_lock
 from benchmarks.images.engine import ENGINE_ERRORS, what_engine_said
-from benchmarks.launching.containers.entry import ImageEntry
-from benchmarks.launching.containers.image_content import (
+from benchmarks.launching.containers.containers import command
+from benchmarks.launching.containers.entry import (
     NEEDED_BYTES,
+    ImageEntry,
     check_locks,
     containerfile,
     image_content,
     write_context,
 )
-from benchmarks.launching.containers.programs import command
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 

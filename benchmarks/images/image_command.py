@@ -18,11 +18,18 @@ from benchmarks.core.checks import allow
 from benchmarks.core.files import writable
 from benchmarks.images.build_image import DEFAULT, PACKAGES, build_image, check_builds, check_disk, make_base
 from benchmarks.images.engine import ENGINES, HOST, engine
-from benchmarks.launching.containers.entry import LOCK, ImageEntry, add_image, read_images
-from benchmarks.launching.containers.image_content import IMAGES, check_locks, image_content
-from benchmarks.launching.containers.programs import command
-from benchmarks.launching.containers.runtime_options import add_runtime_arguments, asked_runtime
-from benchmarks.launching.ranks import run_python
+from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
+from benchmarks.launching.containers.containers import command
+from benchmarks.launching.containers.entry import (
+    IMAGES,
+    LOCK,
+    ImageEntry,
+    add_image,
+    check_locks,
+    image_content,
+    read_images,
+)
+from benchmarks.launching.launch import run_python
 from resireduce.errors import ConfigError, choose
 from resireduce.scheme import load
 

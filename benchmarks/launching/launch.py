@@ -1,8 +1,11 @@
-"""Runs the ranks of a cell until they end. Imports no torch."""
+"""Starts the ranks of a cell, on this machine or in containers, and runs them until they end. Imports no torch."""
 
+import os
 import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
@@ -11,10 +14,74 @@ from benchmarks.core.files import save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.endings import STOPPED, Rank, left_by, out_of_time, outcome_of, outcomes_of
-from benchmarks.launching.processes import LIMITS, POLL_SECONDS, count_oom_kills, holding_back
-from benchmarks.launching.ranks import rank_arguments, rank_variables, starting
-from benchmarks.launching.slurm.launcher import Job
+from benchmarks.launching.outcomes import STOPPED, Rank, left_by, out_of_time, outcome_of, outcomes_of
+from benchmarks.launching.processes import (
+    LIMITS,
+    POLL_SECONDS,
+    Start,
+    count_oom_kills,
+    holding_back,
+    place_variables,
+    start_here,
+    with_malloc,
+)
+from benchmarks.launching.slurm.step import Job
+
+
+@contextmanager
+def starting(
+    runtime: Runtime | None, folder: Path, writable: Sequence[Path | None], readable: Sequence[Path | None]
+) -> Iterator[Start]:
+    """Yield a function that starts ranks, on this machine or in an image; at the end none of their containers is left.
+
+    Every launcher starts its ranks by this, with malloc's settings unless others are given.
+
+    Args:
+        runtime: None for this machine.
+        folder: of the launch.
+        writable: paths that ranks write to, beside `folder`.
+        readable: paths that they only read.
+    """
+    if runtime is None:
+        yield _settled(start_here)
+        return
+    from benchmarks.launching.containers.containers import containers
+
+    with containers(runtime, folder, writable, readable) as start:
+        yield _settled(start)
+
+
+def _settled(start: Start) -> Start:
+    return lambda arguments, variables: start(arguments, with_malloc(variables, os.environ))
+
+
+def run_python(arguments: Sequence[str], runtime: Runtime | None, writable: Sequence[Path]) -> None:
+    """Run a command of python to its end, on this machine or in an image. Raises CalledProcessError if it fails."""
+    with tempfile.TemporaryDirectory(prefix="resireduce-command-") as folder:
+        with starting(runtime, Path(folder), writable, []) as start, start(arguments, {}) as process:
+            while process.poll() is None:
+                time.sleep(POLL_SECONDS)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, list(arguments), stderr=process.complaint())
+
+
+def rank_arguments(cell: Cell, rank: int, folder: Path, weights: Path | None, root: Path) -> list[str]:
+    """Return the arguments of a rank's interpreter; its files are in the launch's folder."""
+    arguments = ["-m", "benchmarks.training.rank", "--cell", str(folder / "cell.json")]
+    arguments += ["--output", str(folder / f"rank{rank}.json"), "--rendezvous", str(folder)]
+    arguments += ["--data", str(root.absolute()), "--limits", str(folder / LIMITS)]
+    return arguments + (["--weights", str(weights.absolute())] if weights else [])
+
+
+def rank_variables(cell: Cell, rank: int) -> dict[str, str]:
+    """Return the variables that tell a rank which one it is."""
+    return place_variables(rank, cell.world_size) | cell_variables(cell)
+
+
+def cell_variables(cell: Cell) -> dict[str, str]:
+    """Return the variables that a rank gets from its cell, whichever launcher starts it and wherever it runs."""
+    return {"OMP_NUM_THREADS": str(cell.threads)}
+
 
 TIMEOUT_SECONDS = 3600.0
 """Default time limit of a cell's ranks: many times what the slowest needs, so that only a hang is ended."""

@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.files import load_json, save_json
 from benchmarks.core.outcome import Outcome
+from resireduce.errors import ConfigError
 
 LIMITS = "limits.json"
 POLL_SECONDS = 0.1
@@ -39,15 +42,69 @@ def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankPr
     return RankProcess([sys.executable, *arguments], env=environment, preexec_fn=die_with_parent)
 
 
-@contextmanager
-def helping(arguments: Sequence[str], variables: Mapping[str, str]) -> Iterator[RankProcess]:
-    """Start a process, as start_here does, that works for this one: Ctrl-C ends this one alone, which then kills it."""
-    environment = {**os.environ, **variables}
-    with RankProcess([sys.executable, *arguments], env=environment, preexec_fn=only_with_parent) as process:
+HERE: Sequence[Sequence[str]] = ([],)
+"""The one node that is this machine."""
+
+
+def measure(
+    name: str,
+    settings: Any,
+    ranks: int = 1,
+    nodes: Sequence[Sequence[str]] = HERE,
+    environment: Mapping[str, str] | None = None,
+    quiet_seconds: float | None = None,
+    cure: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Run a measurement of `benchmarks.training.measure_rank`, and return what each of its ranks has found.
+
+    Ctrl-C ends this process alone, which then kills the ranks. Raises ConfigError if a rank fails.
+
+    Args:
+        name: one of those that are there.
+        settings: what is to be measured, as plain values.
+        ranks: how many fill the nodes.
+        nodes: for each, the beginning of a command line that runs there.
+        environment: of the ranks; None: that of this process.
+        quiet_seconds: if given, nothing of what ranks say is shown but the last line of one that fails, and they may
+            take so long.
+        cure: what to do if memory ran out.
+        variables: further ones of each rank's environment.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"resireduce-{name}-") as place, ExitStack() as stack:
+        folder, started = Path(place), list[RankProcess]()
+        save_json(settings, folder / "settings.json")
+        line = [sys.executable, "-m", "benchmarks.training.measure_rank", name, place]
+        for rank in range(ranks):
+            own = {
+                **(os.environ if environment is None else environment),
+                **place_variables(rank, ranks),
+                **(variables or {}),
+            }
+            said = stack.enter_context((folder / f"rank{rank}.txt").open("wb")) if quiet_seconds else None
+            options: Any = {"env": own, "stdout": said, "stderr": said, "preexec_fn": only_with_parent}
+            started.append(stack.enter_context(RankProcess([*nodes[rank * len(nodes) // ranks], *line], **options)))
+            stack.callback(started[-1].kill)
         try:
-            yield process
-        finally:
-            process.kill()
+            ended = [process.wait(quiet_seconds) for process in started]
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"{name}: not done after {quiet_seconds:g} s") from None
+        for rank, code in enumerate(ended):
+            if code and quiet_seconds:
+                lines = (folder / f"rank{rank}.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+                raise ConfigError(([one for one in lines if one.strip()] or ["it said nothing"])[-1].strip())
+            if code < 0:
+                raise ConfigError(f"{name}: a process was killed by signal {-code}, 9 where memory ran out; {cure}")
+            if code:
+                raise ConfigError(f"{name}: it could not be measured; the lines above say why")
+        return [load_json(folder / f"rank{rank}.json") for rank in range(ranks)]
+
+
+def place_variables(rank: int, ranks: int) -> dict[str, str]:
+    """Return the variables that tell a rank which of `ranks` on this machine it is."""
+    place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+    # All ranks are on this machine: gloo need not look up the address of its name.
+    return {name: str(value) for name, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def only_with_parent() -> None:

@@ -2,19 +2,15 @@
 
 import argparse
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.core.files import load_json, save_json, writable
-from benchmarks.core.paths import ROOT
 from benchmarks.core.provenance import provenance
 from benchmarks.core.ways import FORMS, FULLEST, FULLEST_MODEL, RESIDENT, WAYS, way
-from benchmarks.launching.processes import MALLOC
-from resireduce.errors import choose
+from benchmarks.launching.processes import MALLOC, measure
+from resireduce.errors import ConfigError, choose
 
 MODEL, RESIDENT_MODEL = "bert-base", "stack"
 GROUPS = ("resident", "fullest")
@@ -73,8 +69,8 @@ def _places(names: list[str]) -> list[tuple[str, str, str]]:
 def _measured(names: list[str]) -> Iterator[dict[str, Any]]:
     for name, model, malloc in _places(names):
         try:
-            yield measure(name, model, malloc)
-        except Failed as failed:
+            yield measure_way(name, model, malloc)
+        except ConfigError as failed:
             yield {"name": name, "model": model, "malloc": malloc, "reason": str(failed)}
 
 
@@ -86,38 +82,12 @@ MALLOCS: dict[str, Mapping[str, str]] = {"exact": EXACT, "default": {}, "cells":
 """Variables of glibc's malloc that ranks are started with."""
 
 
-class Failed(Exception):
-    """A way cannot be measured here; the text is the last line of its output."""
-
-
-def measure(name: str, model: str, malloc: str = "exact", timeout_seconds: float = 3600.0) -> dict[str, Any]:
-    """Return the measurements of the fullest rank; see `benchmarks.training.beside.beside_rank`. Raises Failed."""
+def measure_way(name: str, model: str, malloc: str = "exact", timeout_seconds: float = 3600.0) -> dict[str, Any]:
+    """Return the measurements of the fullest rank; see `benchmarks.training.beside.beside_rank`. Raises ConfigError."""
     size = 1 if model == FULLEST_MODEL else RANKS
-    with tempfile.TemporaryDirectory(prefix="resireduce-beside-") as folder:
-        ranks = [_start(name, model, malloc, (rank, size), Path(folder)) for rank in range(size)]
-        try:
-            said = [process.communicate(timeout=timeout_seconds)[1] for process in ranks]
-        except subprocess.TimeoutExpired:
-            raise Failed(f"not done after {timeout_seconds:g} s") from None
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        for process, text in zip(ranks, said, strict=True):
-            if process.returncode:
-                raise Failed((text.strip().splitlines() or ["it said nothing"])[-1])
-        found = [load_json(Path(folder) / f"rank{rank}.json") for rank in range(size)]
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "THP_", "GLIBC_"))}
+    alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **MALLOCS[malloc]}
+    settings = {"way": name, "model": model}
+    found = measure("beside", settings, size, environment=plain, quiet_seconds=timeout_seconds, variables=alone)
     most: dict[str, Any] = max(found, key=lambda values: values["peak_bytes"])
     return {"name": name, "title": way(name).title, "model": model, "malloc": malloc, **most}
-
-
-def _start(name: str, model: str, malloc: str, place: tuple[int, int], folder: Path) -> "subprocess.Popen[str]":
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "THP_", "GLIBC_"))}
-    ranks = dict(zip(("RANK", "WORLD_SIZE"), map(str, place), strict=True))
-    command = [sys.executable, "-m", "benchmarks.training.beside.beside_rank", "--way", name, "--model", model]
-    command += ["--folder", str(folder)]
-    alone = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    environment = {**plain, **ranks, **alone, **MALLOCS[malloc]}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )

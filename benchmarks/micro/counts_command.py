@@ -1,7 +1,6 @@
 """`python -m benchmarks measure counts`: how far threshold-fitting compressors miss their density. Imports no torch."""
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 from benchmarks.analysis.labels import markdown_table, with_half
 from benchmarks.analysis.statistics import interval
 from benchmarks.core.checks import integer
-from benchmarks.core.files import load_json, save_json, save_text, writable
+from benchmarks.core.files import save_json, save_text, writable
 from benchmarks.core.provenance import timing_provenance
-from benchmarks.launching.processes import helping
-from resireduce.errors import ConfigError, check_share
+from benchmarks.launching.processes import measure
+from resireduce.errors import check_share
 
 ELEMENTS, DENSITIES, DRAWS = 10**6, (0.01, 0.001), 10
 TINY_ELEMENTS, TINY_DRAWS = 10**4, 2
@@ -44,23 +43,13 @@ def main(args: argparse.Namespace) -> int:
         "draws": integer("draws", draws if args.draws is None else args.draws, 1, 1000),
     }
     writable("output", args.output)
-    rows = [described(row) for row in _counts(settings)]
+    (counts,) = measure("counts", settings, variables={"OMP_NUM_THREADS": "1"})
+    rows = [described(row) for row in counts]
     save_json({**settings, "rows": rows, "measured": timing_provenance()}, args.output)
     text = f"{table(rows)}\n\n{READING.format(**settings)}\n"
     save_text(text, args.output.with_suffix(".md"))
     print(f"{text}\nAll of it: {args.output}")
     return 0
-
-
-def _counts(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="resireduce-counts-") as name:
-        save_json(settings, Path(name) / "settings.json")
-        line = ["-m", "benchmarks.training.count_cases", name]
-        with helping(line, {"OMP_NUM_THREADS": "1"}) as process:
-            if process.wait():
-                raise ConfigError("counts: the cases could not be counted; the lines above say why")
-        rows: list[dict[str, Any]] = load_json(Path(name) / "rows.json")
-        return rows
 
 
 def described(row: dict[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     writable("output", args.output)
     load = list(os.getloadavg())
     with slow_nodes(args.rate, nodes) as held:
-        found = train_on(held, cells, rounds, steps, GLOO_SOCKET_IFNAME=INTERFACE)
+        found = train_on(held, cells, rounds, steps, variables={"GLOO_SOCKET_IFNAME": INTERFACE})
     rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
     for row in rows:
         print(f"{_words(row)}: {row['median']:.4f} s ({row['low']:.4f} to {row['high']:.4f})", flush=True)

@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from benchmarks.analysis.labels import markdown_table
 from benchmarks.analysis.tables.compression import ALIGN, HEAD, averages_table, cells_of
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICES
-from benchmarks.core.files import load_json, save_json, save_text, writable
+from benchmarks.core.files import save_json, save_text, writable
 from benchmarks.core.provenance import cores, timing_provenance
-from benchmarks.launching.processes import MALLOC_THAT_KEEPS, helping
+from benchmarks.launching.processes import MALLOC_THAT_KEEPS, measure
 from resireduce.errors import ConfigError, check_share, choose
 
 SIZES, DENSITIES, ROUNDS = (1 << 16, 1 << 20, 25 << 20), (0.01, 0.001), 9
@@ -89,20 +88,11 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    with tempfile.TemporaryDirectory(prefix="resireduce-micro-") as name:
-        save_json(settings, Path(name) / "settings.json")
-        line = ["-m", "benchmarks.training.compress_speed", name]
-        with helping(line, {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}) as process:
-            ended = process.wait()
-        if ended < 0:
-            raise ConfigError(
-                f"micro: the process that times the cases was killed by signal {-ended}, 9 where memory ran out: all "
-                "cases of a size are held at once; give fewer of them, such as --cases 'topk, *', or smaller --sizes"
-            )
-        if ended:
-            raise ConfigError("micro: the cases could not be timed; the lines above say why")
-        found: dict[str, list[dict[str, Any]]] = load_json(Path(name) / "rows.json")
-        return found
+    cure = "all cases of a size are held at once: give fewer of them, such as --cases 'topk, *', or smaller --sizes"
+    variables = {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}
+    (found,) = measure("micro", settings, cure=cure, variables=variables)
+    times: dict[str, list[dict[str, Any]]] = found
+    return times
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

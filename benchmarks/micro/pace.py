@@ -18,8 +18,8 @@ from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import SMALL, WORKLOADS
-from benchmarks.launching.processes import MALLOC_THAT_KEEPS
-from benchmarks.micro.train_on_nodes import HERE, train_on
+from benchmarks.launching.processes import HERE, MALLOC_THAT_KEEPS
+from benchmarks.micro.train_on_nodes import train_on
 from resireduce.errors import ConfigError, choose
 
 
@@ -149,7 +149,7 @@ def compare(cells: Sequence[Cell], rounds: int, steps: int, starts: int = 1) -> 
     A row has the ratios of all rounds, or of several `starts` of the processes their means, the mean of these, half its
     95 % interval, and the least seconds of a step in both.
     """
-    timed = [train_on(HERE, cells, rounds, steps, **MALLOC_THAT_KEEPS).seconds for _ in range(starts)]
+    timed = [train_on(HERE, cells, rounds, steps, variables=MALLOC_THAT_KEEPS).seconds for _ in range(starts)]
     reference = _setting_of(cells[0]) | {"step_seconds": min(min(one[0]) for one in timed) / steps}
     rows = []
     for number, cell in enumerate(cells[1:], 1):

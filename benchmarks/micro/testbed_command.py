@@ -79,7 +79,7 @@ def measured(model: str, layout: tuple[int, int], rate: str, rounds: int, steps:
     """Return the measurements with one layout and one rate: a row for each form, and the inputs of the simulator."""
     cells, load = make_cells(model, COMPARED, *layout), list(os.getloadavg())
     with slow_nodes(rate, layout[0]) as nodes:
-        found = train_on(nodes, cells, rounds, steps, "inputs", GLOO_SOCKET_IFNAME=INTERFACE)
+        found = train_on(nodes, cells, rounds, steps, True, variables={"GLOO_SOCKET_IFNAME": INTERFACE})
     rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
     for row in rows:
         del row["costs"]  # the library measured these in the steps that are compared

@@ -1,24 +1,13 @@
 """Times several forms of a cell round by round, in the same processes: on this machine, or on nodes within it."""
 
-import os
-import sys
-import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import load_json, save_json
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.launching.processes import RankProcess, only_with_parent
-from benchmarks.launching.ranks import rank_variables
-from resireduce.errors import ConfigError
+from benchmarks.launching.processes import measure
 from resireduce.settings import dear_bytes
-
-HERE: Sequence[Sequence[str]] = ([],)
-"""The one node that is this machine."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +35,23 @@ def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, rank
 
 
 def train_on(
-    nodes: Sequence[Sequence[str]], cells: Sequence[Cell], rounds: int, steps: int, *words: str, **variables: str
+    nodes: Sequence[Sequence[str]],
+    cells: Sequence[Cell],
+    rounds: int,
+    steps: int,
+    inputs: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Trained:
     """Train `cells` of one model in turn, for `rounds` rounds of `steps` steps each, on ranks that fill the nodes.
 
     Args:
         nodes: for each, the beginning of a command line that runs there; HERE for this machine itself.
-        words: further ones for `benchmarks.training.pace_rank`; with "inputs" the inputs of a simulated step are
-            measured before each round.
+        inputs: measure the inputs of a simulated step before each round.
         variables: further ones of each rank's environment.
 
     Raises ConfigError if ranks fail.
     """
-    with tempfile.TemporaryDirectory(prefix="resireduce-in-turn-") as name, ExitStack() as stack:
-        folder, size = Path(name), cells[0].world_size
-        save_json([cell.to_dict() for cell in cells], folder / "cells.json")
-        line = [sys.executable, "-m", "benchmarks.training.pace_rank", name, str(rounds), str(steps), *words]
-        ranks = []
-        for rank in range(size):
-            environment = os.environ | rank_variables(cells[0], rank) | variables
-            command = [*nodes[rank * len(nodes) // size], *line]
-            ranks.append(stack.enter_context(RankProcess(command, env=environment, preexec_fn=only_with_parent)))
-            stack.callback(ranks[-1].kill)
-        if {rank.wait() for rank in ranks} != {0}:
-            raise ConfigError(f"{cells[0].name}: could not be timed; its ranks say above why")
-        inputs = [load_json(folder / f"inputs{rank}.json") for rank in range(size)] if "inputs" in words else []
-        return Trained(load_json(folder / "seconds.json"), load_json(folder / "merged.json"), inputs)
+    settings = {"cells": [cell.to_dict() for cell in cells], "rounds": rounds, "steps": steps, "inputs": inputs}
+    own = {"OMP_NUM_THREADS": str(cells[0].threads), **(variables or {})}
+    found = measure("pace", settings, cells[0].world_size, nodes, variables=own)
+    return Trained(found[0]["seconds"], found[0]["merged"], [rank["inputs"] for rank in found] if inputs else [])

@@ -20,7 +20,7 @@ import docker
 from benchmarks.core.files import alone
 from benchmarks.core.paths import cache_folder
 from benchmarks.images.engine import ENGINE_ERRORS, answers
-from benchmarks.launching.containers.programs import command
+from benchmarks.launching.containers.containers import command
 from resireduce.errors import ConfigError
 
 START_SECONDS = 60.0

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import resireduce
-from benchmarks.core import merge_option
+from benchmarks.core import scheme_options
 from benchmarks.core.cell import Cell
 from benchmarks.core.prepared import open_prepared
 from benchmarks.core.registry import MODELS, TASKS
@@ -87,7 +87,7 @@ def _distributed(
         options=thaw(cell.options),
         grad_scaler=grad_scaler,
         hierarchy=nodes_of(cell),
-        merge=merge_option.thaw(cell.merge),
+        merge=scheme_options.thaw_merge(cell.merge),
     )
 
 

@@ -1,36 +1,168 @@
-"""Times the compression of a gradient by each case in turn, and the averaging of all ranks' payloads, in one process.
+"""Times the compression of a gradient, by plain torch and by the library in turn, and the averaging of payloads.
 
-`python -m benchmarks.training.compress_speed FOLDER` reads the folder's `settings.json` and writes `rows.json`;
-`benchmarks.micro.micro_command` starts it.
+`benchmarks.micro.micro_command` has it measured.
 """
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.core.files import load_json, save_json
-from benchmarks.training.compress_cases import COPY, NAIVE, Case, list_cases, now
+from benchmarks.training.measure_rank import in_turn, now
+from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.topk import TopK
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.messages import Round
 from resireduce.core.payload import Payload
+from resireduce.errors import ConfigError
+from resireduce.grouping import Grouping
+from resireduce.pieces import share
+from resireduce.pipeline import build_feedback, find_compressor
+from resireduce.scheme import COMPRESSORS
+from resireduce.settings import Settings
+
+Step = Callable[[Sequence[Tensor], int], object]
+"""Compresses contiguous gradients, whose memory it may overwrite, in step number 0, 1, ..."""
+COPY, TOPK, NAIVE, GRACE = "copy", "torch.topk", "naive", "GRACE's form"
+GROUPED, SPECIFIC, BOTH = ("a", "w", "member"), ("d", "2d"), ("w+2d",)
+PRECISIONS = ("bfloat16", "float8_e4m3", "int8", "int4")
+LEFT_OUT = ("none", "threshold")
+"""Compressors that leave nothing in a residual, or have no comparable density."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way, and the number of gradients in its step: two for groups, which share a residual; three for w+2d."""
+
+    name: str
+    make: Callable[[Tensor, float], Step]
+    gradients: int = 1
+
+
+def list_cases() -> list[Case]:
+    """Return all cases: of plain torch first, then top-k by scheme and by precision, then the other compressors."""
+    plain = [Case(COPY, _copy), Case(TOPK, _topk), Case(NAIVE, _naive), Case(GRACE, _grace)]
+    return [*plain, *_of_library()]
+
+
+def _of_library() -> Iterator[Case]:
+    for scheme in ("baseline", *GROUPED, *SPECIFIC, *BOTH):
+        yield Case(f"topk, {scheme}", _library("topk", scheme, None), _gradients(scheme))
+    for precision in PRECISIONS:
+        yield Case(f"topk, baseline, {precision}", _library("topk", "baseline", precision))
+    for compressor in COMPRESSORS:
+        if compressor not in ("topk", *LEFT_OUT):
+            yield Case(f"{compressor}, baseline", _library(compressor, "baseline", None))
+
+
+def _gradients(scheme: str) -> int:
+    """Return the number of gradients: two that share a residual and one specific, if the scheme has these."""
+    return 3 if scheme in BOTH else 2 if scheme in GROUPED else 1
+
+
+def _copy(like: Tensor, density: float) -> Step:
+    """Copy once to memory that was used before: the speed of this machine's memory."""
+    target = like.clone()
+    return lambda gradients, _: target.copy_(gradients[0])
+
+
+def _topk(like: Tensor, density: float) -> Step:
+    """Only select, by plain torch: what no exact top-k can do without."""
+    k = share(density, like.numel())
+    return lambda gradients, _: torch.topk(gradients[0].view(-1).abs(), k, sorted=False).indices
+
+
+def _naive(like: Tensor, density: float) -> Step:
+    """Follow the definition: a sum, `torch.topk` of its magnitudes, the values sent, and zeros in their places."""
+    k, held = share(density, like.numel()), [torch.zeros_like(like).view(-1)]
+
+    def step(gradients: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
+        compensated = held.pop() + gradients[0].view(-1)
+        places = torch.topk(compensated.abs(), k, sorted=False).indices
+        values = compensated[places]
+        compensated[places] = 0
+        held.append(compensated)
+        return values, places
+
+    return step
+
+
+def _grace(like: Tensor, density: float) -> Step:
+    """Compress as GRACE (Xu et al., ICDCS 2021) does: scaled sums, a dense copy of the payload, and a difference."""
+    k, held, beta, gamma = share(density, like.numel()), [torch.zeros_like(like).view(-1)], 1.0, 1.0
+
+    def step(gradients: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
+        compensated = beta * held.pop() + gamma * gradients[0].view(-1)
+        places = torch.topk(compensated.abs(), k, sorted=False).indices
+        values = compensated[places]
+        held.append(compensated - torch.zeros_like(compensated).scatter_(0, places, values))
+        return values, places
+
+    return step
+
+
+class _Layers(nn.Module):
+    """A module of `count` equal parameters, named from "0"."""
+
+    def __init__(self, like: Tensor, count: int):
+        super().__init__()
+        for number in range(count):
+            self.register_parameter(str(number), nn.Parameter(torch.empty_like(like)))
+
+
+def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[Tensor, float], Step]:
+    def make(like: Tensor, density: float) -> Step:
+        model = _Layers(like, _gradients(scheme))
+        parameters = dict(model.named_parameters())
+        names = tuple(parameters)
+        grouping = Grouping(
+            groups=(names[:2],) if scheme in (*GROUPED, *BOTH) else (),
+            specific=names[-1:] if scheme in (*SPECIFIC, *BOTH) else (),
+        )
+        settings = Settings(scheme, compressor, density, groups=grouping, residual_dtype=precision)
+        feedback, _ = build_feedback(model, parameters, find_compressor(settings), LocalCommunicator(), settings)
+        feedback.finiteness.at_once = False  # as in training: a GPU is asked once a step
+        for name, parameter in parameters.items():
+            feedback.register(name, parameter)
+
+        def step(gradients: Sequence[Tensor], number: int) -> list[Payload]:
+            feedback.begin_step(number)
+            pairs = zip(reversed(parameters), reversed(gradients), strict=True)
+            sent = [_payload_of(feedback, gradient, name, number) for name, gradient in pairs]
+            feedback.residual.end_step(number)
+            feedback.states.commit()
+            feedback.finiteness.restart()
+            return sent
+
+        return step
+
+    return make
+
+
+def _payload_of(feedback: ErrorFeedback, gradient: Tensor, name: str, number: int) -> Payload:
+    """Return the payload of a gradient, after all rounds that find it."""
+    made = feedback.compress({name: gradient}, number)
+    while isinstance(made, Round):
+        feedback.send(made)
+        made = feedback.end_round(made)
+    return made.payloads[0]
+
 
 WARM_UP_ROUNDS = 1
 
 
-def main() -> None:
-    """Time all cases at each size and density that the settings name, and report progress.
+def measured(settings: dict[str, Any], folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Time all cases at each size and density that the settings name, report progress, and return the rows.
 
-    Ends the process, and says why, if they name a GPU where there is none.
+    Raises ConfigError if they name a GPU where there is none, or a case that there is not.
     """
-    folder = Path(sys.argv[1])
-    settings = load_json(folder / "settings.json")
     cases = chosen(settings["cases"])
     if settings["device"] == "cuda" and not torch.cuda.is_available():
-        sys.exit("error: device: 'cuda' is not allowed without a CUDA device; give cpu, or leave it out")
+        raise ConfigError("device: 'cuda' is not allowed without a CUDA device; give cpu, or leave it out")
     torch.set_num_threads(settings["threads"])
     device, rows, averages = torch.device(settings["device"]), list[dict[str, Any]](), list[dict[str, Any]]()
     for elements in settings["sizes"]:
@@ -39,20 +171,19 @@ def main() -> None:
             rows += timed(cases, shape, density, settings["rounds"], device)
             averages += average_times(torch.zeros(shape, device=device), density, settings["rounds"])
             print(f"{elements:,} elements, density {density:g}: timed", flush=True)
-    save_json({"rows": rows, "averages": averages}, folder / "rows.json")
+    return {"rows": rows, "averages": averages}
 
 
 def chosen(patterns: Sequence[str]) -> list[Case]:
     """Return the cases that `patterns` name, and those that all others are compared with.
 
-    Ends the process with status 2, and says why, if there is none for one of them.
+    Raises ConfigError if there is none for one of them.
     """
     cases = list_cases()
     for pattern in patterns:
         if not any(fnmatchcase(case.name, pattern) for case in cases):
             names = "; ".join(case.name for case in cases)
-            print(f"error: cases: {pattern!r} is not known; there are: {names}", file=sys.stderr)
-            sys.exit(2)
+            raise ConfigError(f"cases: {pattern!r} is not known; there are: {names}")
     wanted = {*patterns, COPY, NAIVE}
     return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in wanted)]
 
@@ -62,23 +193,26 @@ def timed(
 ) -> list[dict[str, Any]]:
     """Return a row for each case: its seconds for one gradient in each round, in the order of rounds.
 
-    In every second round the cases run in reverse order. Each step has gradients of its own, as in training; making
-    them is not timed.
+    Each step has gradients of its own, as in training; making them is not timed.
     """
     source = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
-    steps = [case.make(source, density) for case in cases]
-    seconds: list[list[float]] = [[] for _ in cases]
-    for number in range(WARM_UP_ROUNDS + rounds):
-        order = range(len(cases))
-        for which in order if number % 2 else reversed(order):
-            gradients = [source.clone() for _ in range(cases[which].gradients)]
-            started = now(source)
-            steps[which](gradients, number)
-            ended = now(source)
-            if number >= WARM_UP_ROUNDS:
-                seconds[which].append((ended - started) / cases[which].gradients)
+    seconds = in_turn(
+        [_timing(case, source, density) for case in cases], range(WARM_UP_ROUNDS + rounds), WARM_UP_ROUNDS
+    )
     at = {"elements": source.numel(), "density": density}
     return [{"case": case.name, **at, "seconds": found} for case, found in zip(cases, seconds, strict=True)]
+
+
+def _timing(case: Case, source: Tensor, density: float) -> Callable[[int], float]:
+    step = case.make(source, density)
+
+    def took(number: int) -> float:
+        gradients = [source.clone() for _ in range(case.gradients)]
+        started = now(source)
+        step(gradients, number)
+        return (now(source) - started) / case.gradients
+
+    return took
 
 
 RANKS = (2, 8, 64)
@@ -91,14 +225,17 @@ def average_times(like: Tensor, density: float, rounds: int) -> list[dict[str, o
     """
     source = torch.Generator().manual_seed(0)
     payloads = [_payload(like, density, source) for _ in range(max(RANKS))]
-    seconds: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
     compressor, average = TopK(density), torch.zeros_like(like)
-    for number in range(1 + rounds):  # the first round is warm-up
-        for ranks in RANKS if number % 2 else RANKS[::-1]:
+
+    def averaging(ranks: int) -> Callable[[int], float]:
+        def took(number: int) -> float:
             started = now(like)
             compressor.combine_(average, payloads[:ranks], 1 / ranks)
-            if number:
-                seconds[ranks].append(now(like) - started)
+            return now(like) - started
+
+        return took
+
+    seconds = dict(zip(RANKS, in_turn([averaging(ranks) for ranks in RANKS], range(1 + rounds), 1), strict=True))
     elements = payloads[0].parts()[1].numel()
     at = {"elements": like.numel(), "density": density, "sent": elements}
     return [{**at, "ranks": ranks, "seconds": found, "least_seconds": min(found)} for ranks, found in seconds.items()]
@@ -110,7 +247,3 @@ def _payload(like: Tensor, density: float, source: torch.Generator) -> Payload:
     stretch = like.numel() // count
     places = torch.arange(count) * stretch + torch.randint(stretch, (count,), generator=source)
     return TopK(density).packed(like, places.to(like.device))
-
-
-if __name__ == "__main__":
-    main()

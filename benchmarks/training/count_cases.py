@@ -1,10 +1,8 @@
 """Counts the elements sent by compressors that aim at a density, for inputs drawn from known distributions.
 
-`python -m benchmarks.training.count_cases FOLDER` reads the folder's `settings.json` and writes `rows.json`;
-`benchmarks.micro.counts_command` starts it.
+`benchmarks.micro.counts_command` has it measured.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from benchmarks.core.files import load_json, save_json
 from resireduce.compressors.dgc import DGCSimple
 from resireduce.compressors.thresholds import FITS, GaussianK, RedSync, RedSyncTrim, SIDCo
 from resireduce.compressors.topk import SparseCompressor
@@ -68,14 +65,7 @@ def counted(elements: int, densities: list[float], draws: int) -> list[dict[str,
     return [rows[key] for key in sorted(rows, key=lambda key: -key[0])]
 
 
-def main() -> None:
+def measured(settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Count the cases that the settings name, on one thread."""
-    folder = Path(sys.argv[1])
-    settings = load_json(folder / "settings.json")
     torch.set_num_threads(1)
-    rows = counted(settings["elements"], settings["densities"], settings["draws"])
-    save_json(rows, folder / "rows.json")
-
-
-if __name__ == "__main__":
-    main()
+    return counted(settings["elements"], settings["densities"], settings["draws"])

@@ -4,17 +4,24 @@ Passes, compression and collectives are each timed alone, but on all ranks at on
 that share the machine.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from benchmarks.core.cell import Cell
-from benchmarks.training import time_messages
+from benchmarks.core.prepared import find_root
+from benchmarks.training.build import build
 from benchmarks.training.place import nodes_of
-from benchmarks.training.time_compression import Compression
-from benchmarks.training.time_passes import Passes, copying
-from resireduce.comm.base import Communicator
+from resireduce.comm.base import Communicator, Deferred, Partition, Polled
+from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.comm.torch import TorchCommunicator
+from resireduce.core.messages import Message
+from resireduce.core.payload import Payload
 
 STEPS = 3
 """Steps in each sample of passes, on which everything simulated rests."""
@@ -36,7 +43,7 @@ class Inputs:
         if by_node is not None:
             found = Levels.of(world, nodes_of(by_node))
             levels |= {"between": found.between} | ({} if found.node is None else {"in_node": found.node})
-        self._collectives = time_messages.collectives(levels)
+        self._collectives = collectives(levels)
         peers = sorted({levels[name].world_size for name in levels if name != "in_node"})
         lossy = {(cell.compressor, cell.density): cell for cell in cells if cell.compressor != "none"}
         self._compression = {form: Compression(cell, peers, meet) for form, cell in lossy.items()}
@@ -50,7 +57,7 @@ class Inputs:
             {"compressor": form[0], "density": form[1], "tensors": timed.sample()}
             for form, timed in self._compression.items()
         ]
-        messages = {name: time_messages.sample(one, self._meet) for name, one in self._collectives.items()}
+        messages = {name: sample_of(one, self._meet) for name, one in self._collectives.items()}
         self.rounds.append(
             {
                 "passes": {hierarchy: [passes.sample() for _ in range(STEPS)] for hierarchy, passes in order},
@@ -59,3 +66,217 @@ class Inputs:
                 "copied_bytes_per_second": copying(self._meet),
             }
         )
+
+
+class Compression:
+    """Times the error feedback of one cell's compressor, without sending anything.
+
+    Args:
+        cell: names the model, the compressor and the scheme.
+        peers: numbers of payloads that are averaged; each number is timed.
+        meet: returns when all ranks have called it.
+    """
+
+    def __init__(self, cell: Cell, peers: Sequence[int], meet: Callable[[], None]):
+        alone = replace(cell, backend="local", world_size=1, hierarchy="flat", ranks_per_node=None, merge="none")
+        self.trainer = build(alone, LocalCommunicator(), None, find_root())
+        self._peers, self._meet, self._step = peers, meet, 0
+        batch = self.trainer.batch(next(self.trainer.indices()), 0)
+        self.trainer.train_step(0, batch)  # in the first step, memory is new
+        feedback = self.trainer.optimizer.feedback
+        own = torch.Generator().manual_seed(0)
+        self._gradients = {
+            name: torch.randn(parameter.shape, generator=own)
+            for name, parameter in self.trainer.model.named_parameters()
+            if feedback.merges(name)
+        }
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Return for each tensor its elements, the seconds to compress it, and those to average, by payload count.
+
+        A compressor whose payloads are summed on their way has one payload, the sum.
+        """
+        feedback, found = self.trainer.optimizer.feedback, []
+        self._step += 1
+        feedback.begin_step(self._step)
+        self._meet()
+        for name, values in self._gradients.items():
+            grad = values.clone()
+            start = time.perf_counter()
+            message = feedback.compress({name: grad}, self._step)
+            compress = time.perf_counter() - start
+            assert isinstance(message, Message)
+            (payload,), peers = message.payloads, self._peers if message.is_gathered else [1]
+            averaging = {str(count): self._average(payload, name, count) for count in peers}
+            found.append({"elements": values.numel(), "compress_seconds": compress, "average_seconds": averaging})
+        feedback.states.commit()
+        return found
+
+    def _average(self, payload: Payload, name: str, count: int) -> float:
+        compressor = self.trainer.optimizer.feedback.compressor_of(name)
+        start = time.perf_counter()
+        into = torch.empty(payload.shape, dtype=payload.dtype)
+        compressor.combine_(into, [payload] * count, 1 / count)
+        return time.perf_counter() - start
+
+
+class Silent(Communicator):
+    """One rank of `world_size` that takes the others' part of each collective to be equal to its own.
+
+    Sums are this rank's own tensors, so training with it is useful only for timing.
+    """
+
+    def __init__(self, world_size: int):
+        self.rank, self.world_size = 0, world_size
+
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return a silent communicator of as many ranks as the first part of each of `partitions` has."""
+        return [Silent(len(parts[0])) for parts in partitions]
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        """Return a handle whose result is `tensor` as it is."""
+        return Deferred(lambda: tensor)
+
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Polled[Sequence[Tensor]]:
+        """Return a handle whose result is `tensor`, once for each rank."""
+        return Deferred(lambda: [tensor] * self.world_size)
+
+    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
+        """Return `tensor` as it is."""
+        return tensor
+
+
+class Passes:
+    """Times steps of one rank that sends nothing, without compression: passes, the library's own work, the update.
+
+    By node the library does more work: gradients are distributed within the node, and averages reassembled.
+
+    Args:
+        cell: names the model, its data, the ranks and their levels.
+        meet: returns when all ranks have called it.
+    """
+
+    def __init__(self, cell: Cell, meet: Callable[[], None]):
+        dense = replace(cell, compressor="none", density=1.0, scheme="none", merge="none")
+        self.trainer = build(dense, Silent(cell.world_size), None, find_root())
+        self._meet = meet
+        self._arrived: dict[str, float] = {}
+        for name, parameter in self.trainer.model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(self._note(name))
+        marked: Any = self._marked(self.trainer.backward)
+        self.trainer.backward = marked  # type: ignore[method-assign]
+
+    def _note(self, name: str) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            self._arrived[name] = time.perf_counter()
+
+        return hook
+
+    def _marked(self, backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def marked(loss: Tensor) -> None:
+            self._began = time.perf_counter()
+            backward(loss)
+            self._ended = time.perf_counter()
+
+        return marked
+
+    def sample(self) -> dict[str, Any]:
+        """Return the seconds from the start of one step to the begin and end of the backward pass, and to its end.
+
+        Also returns `arrived_seconds`, when each gradient arrived, by name.
+        """
+        self.trainer.model.train()
+        self._arrived = {}
+        indices = next(iter(self.trainer.indices()))
+        self._meet()
+        start = time.perf_counter()
+        self.trainer.train_step(0, self.trainer.batch(indices, 0))
+        over = time.perf_counter()
+        self._meet()
+        return {
+            "forward_seconds": self._began - start,
+            "arrived_seconds": {name: at - start for name, at in self._arrived.items()},
+            "backward_seconds": self._ended - start,
+            "step_seconds": over - start,
+        }
+
+
+def copying(meet: Callable[[], None], elements: int = 1 << 16, repeats: int = 50) -> float:
+    """Return the bytes per second that every rank reads and writes when all copy memory at the same time."""
+    source, target = torch.zeros(elements), torch.empty(elements)
+    meet()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        target.copy_(source)
+    return 2 * 4 * elements * repeats / (time.perf_counter() - start)
+
+
+REDUCED_BYTES = (256, 1 << 14, 1 << 17, 1 << 19)
+"""Bytes of a dense tensor: from a bias to the largest of a small model."""
+GATHERED_BYTES = (64, 1 << 12, 1 << 14, 1 << 16, 1 << 17)
+"""Bytes of one rank's payload: from that of a small tensor to all of a small model's in one message."""
+IN_TURN, AT_ONCE = 3, 6
+"""Numbers of collectives that wait for each other, and that are launched together."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective among the ranks of `communicator`, of tensors of `dtype`."""
+
+    communicator: Communicator
+    kind: str
+    """all_reduce or all_gather."""
+    dtype: torch.dtype
+    sizes: Sequence[int]
+    """Sizes in bytes."""
+
+
+def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
+    """Return the collectives that steps need on each of the `levels`, by name: "level kind".
+
+    all_reduce_half is for float16, whose sums take processors longer.
+    """
+    found = {}
+    for level, communicator in levels.items():
+        half = [size // 2 for size in REDUCED_BYTES]
+        found[f"{level} all_reduce"] = Collective(communicator, "all_reduce", torch.float32, REDUCED_BYTES)
+        found[f"{level} all_reduce_half"] = Collective(communicator, "all_reduce", torch.float16, half)
+        found[f"{level} all_gather"] = Collective(communicator, "all_gather", torch.uint8, GATHERED_BYTES)
+    return found
+
+
+def sample_of(collective: Collective, meet: Callable[[], None]) -> list[dict[str, Any]]:
+    """Return for each size its bytes, and the seconds of a collective: in turn, at once, and of processor time.
+
+    Ranks begin when a small collective is done, which is closer to simultaneous than their return from `meet`.
+
+    Args:
+        collective: the collective that is timed.
+        meet: returns when all ranks have called it, including those of other groups, which may share links.
+    """
+    rows = []
+    for size in collective.sizes:
+        meet()
+        _launch(collective, collective.sizes[0], 0).wait()
+        start = time.perf_counter()
+        for number in range(IN_TURN):
+            _launch(collective, size, number).wait()
+        in_turn = (time.perf_counter() - start) / IN_TURN
+        meet()
+        _launch(collective, collective.sizes[0], 0).wait()
+        start, busy = time.perf_counter(), time.process_time()
+        handles = [_launch(collective, size, number) for number in range(AT_ONCE)]
+        for handle in handles:
+            handle.wait()
+        at_once = (time.perf_counter() - start) / AT_ONCE
+        busy = (time.process_time() - busy) / AT_ONCE
+        rows.append({"bytes": size, "in_turn": in_turn, "at_once": at_once, "processor": busy})
+    return rows
+
+
+def _launch(collective: Collective, nbytes: int, number: int) -> Any:
+    tensor = torch.zeros(nbytes // collective.dtype.itemsize, dtype=collective.dtype)
+    name = f"timed.{collective.kind}.{number}"
+    if collective.kind == "all_reduce":
+        return collective.communicator.all_reduce(tensor, name)
+    return collective.communicator.all_gather(tensor, name)

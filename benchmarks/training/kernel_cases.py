@@ -1,12 +1,13 @@
 """Compares each of the library's Triton kernels with plain torch: whether bits agree, and how long both take."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.training.compress_cases import now
+from benchmarks.training.measure_rank import in_turn, now
 from resireduce.compressors.topk import TopK
 from resireduce.finiteness import zero_unless_finite_
 from resireduce.kernels import submatrix
@@ -141,15 +142,15 @@ def timed(source: Tensor, rounds: int) -> Iterator[dict[str, Any]]:
         try:
             pairs = zip(plain(source.clone()), kernel(source.clone()), strict=True)
             row["same"] = all(self_check.same_bits(one, other) for one, other in pairs)
-            found = [[_seconds(way, source) for way in (plain, kernel, torch.clone)] for _ in range(rounds)]
+            found = in_turn([partial(_seconds, way, source) for way in (plain, kernel, torch.clone)], range(rounds))
         except Exception as error:  # whatever the compiler or the device raises
             yield row | {"reason": f"{type(error).__name__}: {error}"[:500]}
         else:
             names = ("plain_seconds", "kernel_seconds", "copy_seconds")
-            yield row | dict(zip(names, map(min, zip(*found, strict=True)), strict=True))
+            yield row | dict(zip(names, map(min, found), strict=True))
 
 
-def _seconds(way: Callable[[Tensor], object], source: Tensor) -> float:
+def _seconds(way: Callable[[Tensor], object], source: Tensor, number: int) -> float:
     gradient = source.clone()
     started = now(source)
     way(gradient)

@@ -1,13 +1,66 @@
-"""A workload's optimizer, before it is distributed."""
+"""A workload's optimizer, before it is distributed; BERT's own is here."""
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.core.workloads import Workload
-from benchmarks.training.bert_adam import BertAdam
-from resireduce.optim import DGCSGD
+from resireduce.optim import DGCSGD, ParameterwiseOptimizer
+
+
+class BertAdam(ParameterwiseOptimizer):
+    """Adam without bias correction, with decoupled weight decay, each gradient clipped by its own norm.
+
+    For a parameter p with gradient g, of the averages m and v that start at zero:
+
+        g <- g * min(1, max_norm / (|g| + 1e-6))
+        m <- b1 * m + (1 - b1) * g
+        v <- b2 * v + (1 - b2) * g * g
+        p <- p - lr * (m / (sqrt(v) + eps) + weight_decay * p)
+
+    This follows the code released with Devlin et al. (2019), except that theirs clips by the norm of all gradients
+    together; clipping each on its own follows the paper's scripts. Parameters without a gradient are left unchanged.
+    Gradients are clipped in place; parameters share no state, so they can come in any order and in several calls.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate.
+        betas: b1 and b2.
+        eps: keeps the quotient finite.
+        weight_decay: share of p that is subtracted, before multiplication by the learning rate.
+        max_norm: largest norm of one gradient.
+    """
+
+    step_is_separable = True
+    """Told to the library: each parameter is updated from its own gradient and state alone."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_norm: float = 1.0,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_norm": max_norm}
+        super().__init__(params, settings)
+
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        mean, square, (first, second) = state["mean"], state["square"], group["betas"]
+        grad.mul_((group["max_norm"] / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
+        mean.mul_(first).add_(grad, alpha=1 - first)
+        square.mul_(second).addcmul_(grad, grad, value=1 - second)
+        # This needs one temporary of the parameter's size.
+        update = square.sqrt().add_(group["eps"])
+        torch.div(mean, update, out=update)
+        parameter.add_(update.add_(parameter, alpha=group["weight_decay"]), alpha=-group["lr"])
 
 
 def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool = False) -> torch.optim.Optimizer:

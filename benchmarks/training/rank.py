@@ -26,8 +26,7 @@ from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
 from benchmarks.training.failures import outcome_of
-from benchmarks.training.horovod import MEETING_SECONDS, horovod_facts, join, needs_own_gpu, shut_down
-from benchmarks.training.horovod_start import wait_for
+from benchmarks.training.horovod import MEETING_SECONDS, horovod_facts, join, needs_own_gpu, shut_down, wait_for
 from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
 from benchmarks.training.measure.rank_facts import rank_facts
 from benchmarks.training.place import Place, choose_place, from_launcher, nodes_of, settle_arithmetic

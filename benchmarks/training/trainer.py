@@ -1,7 +1,7 @@
-"""The training loop of one rank."""
+"""The training loop of one rank, and the observations from its first step to its last."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -12,18 +12,43 @@ from torch import Tensor, nn
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.progress import Progress, to_stderr
+from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import Schedule
-from benchmarks.training.checkpoint import State, capture, restore
-from benchmarks.training.deadline import Watch
+from benchmarks.training.deadline import State, Watch, capture, restore
 from benchmarks.training.failures import Diverged, check_parameters
 from benchmarks.training.measure.phases import StepClock
 from benchmarks.training.measure.probe import Probe
 from benchmarks.training.measure.tracker import measure_memory
-from benchmarks.training.observe.observing import Observing
 from benchmarks.training.tasks.task import Batch, Task, to_device
 from resireduce.comm.base import Communicator
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import baseline_total, measure_states
+from resireduce.scheme import load
+
+
+class Observing:
+    """All observations of one rank.
+
+    Args:
+        names: in OBSERVATIONS and WATCHES of `benchmarks.core.registry`; those in WATCHES begin now.
+        optimizer: of the training.
+        steps: of the whole training.
+    """
+
+    def __init__(self, names: Iterable[str], optimizer: DistributedOptimizer, steps: int):
+        self._names, self._optimizer = tuple(names), optimizer
+        self._watches = {name: load(WATCHES[name])(optimizer, steps) for name in self._names if name in WATCHES}
+
+    def begin_step(self, step: int) -> None:
+        """Announce that step number `step`, counted from 0, begins."""
+        for watch in self._watches.values():
+            watch.begin_step(step)
+
+    def result(self, model: nn.Module) -> dict[str, Any]:
+        """End all observations, and return their results for the trained `model`, by name."""
+        seen = {name: watch.end() for name, watch in self._watches.items()}
+        last = (name for name in self._names if name in OBSERVATIONS)
+        return seen | {name: load(OBSERVATIONS[name])(model, self._optimizer) for name in last}
 
 
 @dataclass

@@ -22,7 +22,7 @@ from benchmarks.core.run_config import (
     keep_earlier,
     write_specs,
 )
-from benchmarks.launching.slurm.job_resources import account_option, job_resources
+from benchmarks.launching.slurm.step import account_option, job_resources
 from benchmarks.launching.slurm.queue import LOST, lost_nodes
 from benchmarks.launching.slurm.working import forget
 from benchmarks.workflow.submission_checks import check_places, check_submission, get_site

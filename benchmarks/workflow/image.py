@@ -9,10 +9,9 @@ from typing import Any
 
 from benchmarks.core.devices import has_nvidia
 from benchmarks.core.paths import IMAGES
-from benchmarks.launching.containers.entry import ImageEntry
-from benchmarks.launching.containers.image_content import IMAGES as NAMES
-from benchmarks.launching.containers.image_content import image_content
-from benchmarks.launching.containers.runtime_options import NETWORKS, RUNTIMES
+from benchmarks.core.run_config import NETWORKS, RUNTIMES
+from benchmarks.launching.containers.entry import IMAGES as NAMES
+from benchmarks.launching.containers.entry import ImageEntry, image_content
 from resireduce.errors import ConfigError, choose
 
 

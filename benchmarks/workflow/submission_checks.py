@@ -9,9 +9,9 @@ import yaml
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import within
-from benchmarks.launching.slurm.job import ask
-from benchmarks.launching.slurm.job_resources import place
+from benchmarks.launching.slurm.queue import ask
 from benchmarks.launching.slurm.site import SITE_FILE, Site, site_file
+from benchmarks.launching.slurm.step import place
 from resireduce.errors import ConfigError
 
 PARTITIONS = "SNAKEMAKE_SLURM_PARTITIONS"

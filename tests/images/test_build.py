@@ -12,8 +12,7 @@ from packaging.utils import canonicalize_name
 from benchmarks.core.paths import ROOT
 from benchmarks.core.requirements import read_lock
 from benchmarks.images.build_image import BuildError, follow, make_base
-from benchmarks.launching.containers.entry import ImageEntry, read_images
-from benchmarks.launching.containers.image_content import image_content
+from benchmarks.launching.containers.entry import ImageEntry, image_content, read_images
 from tests.images.conftest import Call
 
 LIST = """

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.images import engine as module
 from benchmarks.images.engine import HOST, engine
-from benchmarks.launching.containers.programs import command
+from benchmarks.launching.containers.containers import command
 from benchmarks.rig import own_engine
 from benchmarks.rig.own_engine import OwnEngine
 from resireduce.errors import ConfigError

@@ -16,7 +16,7 @@ from transformers import (
 
 from benchmarks.core import workloads
 from benchmarks.core.registry import MODELS
-from benchmarks.training.models.resnet import resnet152_imagenet
+from benchmarks.training.models.convolutional import resnet152_imagenet
 from resireduce.grouping import compressible, find_groups, match_groups
 from resireduce.scheme import build_residual, load
 

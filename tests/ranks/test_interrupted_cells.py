@@ -20,8 +20,7 @@ from benchmarks.core.record import CellResult
 from benchmarks.core.stop_policy import MANIFEST, Limits, checkpoint_folder
 from benchmarks.training import deadline
 from benchmarks.training.build import build
-from benchmarks.training.checkpoint import Checkpoints
-from benchmarks.training.deadline import Stopped, Watch
+from benchmarks.training.deadline import Checkpoints, Stopped, Watch
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
 from tests.processes import on_processes

@@ -9,8 +9,7 @@ import time
 import pytest
 
 from benchmarks.core.paths import ROOT
-from benchmarks.launching.slurm.job_resources import Placement
-from benchmarks.launching.slurm.step import command
+from benchmarks.launching.slurm.step import Placement, command
 from tests.slurm.cluster import NODES, Cluster, wait_until
 
 MEBIBYTES = 2

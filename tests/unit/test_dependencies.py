@@ -16,7 +16,6 @@ ONLY_IN = {
     "horovod": (
         "resireduce/comm/horovod.py",
         "benchmarks/training/horovod.py",
-        "benchmarks/training/horovod_start.py",
         "benchmarks/doctor/in_child.py",
         "benchmarks/images/image_facts.py",
     )
@@ -47,8 +46,6 @@ TORCH_FREE = (
     "resireduce/settings.py",
     "benchmarks/training/__init__.py",
     "benchmarks/training/horovod.py",
-    "benchmarks/training/horovod_start.py",
-    "benchmarks/training/measure/sampler.py",
     "benchmarks/training/place.py",
 )
 """Loading these loads none of HEAVY, not even through others; all of the suite but training does not: test_rooms.py."""

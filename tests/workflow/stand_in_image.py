@@ -5,8 +5,7 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from benchmarks.launching.containers.entry import ImageEntry
-from benchmarks.launching.containers.image_content import image_content
+from benchmarks.launching.containers.entry import ImageEntry, image_content
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import mebibytes, percent
 from benchmarks.analysis.table import Record
 from benchmarks.analysis.tables.items_table import group_title
-from benchmarks.core.moments import BANDS, thinned
+from benchmarks.core.rank_memory import BANDS, thinned
 from benchmarks.core.record import STATE_FIELDS
 
 # --- Figures of the four states as parts of a bar ---

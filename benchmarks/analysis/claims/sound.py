@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
-from benchmarks.core.moments import unpack_moments
 from benchmarks.core.paths import ROOT
+from benchmarks.core.rank_memory import unpack_moments
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 from benchmarks.core.sample_counts import planned_steps, steps_per_second
 from benchmarks.core.workloads import WORKLOADS

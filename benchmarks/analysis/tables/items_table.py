@@ -10,7 +10,7 @@ from benchmarks.analysis.labels import MINUS, TIMES, short_labels
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.table import Record, Table, baseline_results, setting_record
 from benchmarks.core.cell import Cell
-from benchmarks.core.items import unpack
+from benchmarks.core.rank_memory import unpack
 from benchmarks.core.record import CellResult
 from resireduce.planning.item import STATES
 

@@ -7,7 +7,7 @@ from benchmarks.analysis.labels import mebibytes, percent, short_labels
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.table import Record, Table, baseline_results, hole_text, setting_record
 from benchmarks.core.cell import Cell
-from benchmarks.core.moments import BANDS, unpack_moments
+from benchmarks.core.rank_memory import BANDS, unpack_moments
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 
 # --- The memory table ---

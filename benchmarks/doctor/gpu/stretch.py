@@ -24,8 +24,8 @@ from benchmarks.core.prepared import find_root
 from benchmarks.core.provenance import provenance
 from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.gpu.steps import CONTRACTS, GROUPS, OUTPUT, Step
-from benchmarks.launching.endings import overall
 from benchmarks.launching.launch import launch
+from benchmarks.launching.outcomes import overall
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 

@@ -18,15 +18,14 @@ from typing import Any
 
 from benchmarks.core.devices import DEVICE_VARIABLE, has_nvidia
 from benchmarks.core.files import finite, load_json, save_json
+from benchmarks.core.run_config import RUNTIMES
 from benchmarks.doctor.child import Ended, Job, run_together
 from benchmarks.doctor.finding import NOT_RUN, last_words
 from benchmarks.doctor.slurm.slurm_cluster import Ask, asking
 from benchmarks.doctor.slurm.trial import TRIAL, Trial
-from benchmarks.launching.containers.runtime_options import RUNTIMES
-from benchmarks.launching.slurm.job import seconds_left
-from benchmarks.launching.slurm.job_resources import Placement
+from benchmarks.launching.slurm.queue import seconds_left
 from benchmarks.launching.slurm.site import Site
-from benchmarks.launching.slurm.step import command
+from benchmarks.launching.slurm.step import Placement, command
 from resireduce.errors import ConfigError
 
 # --- small cells, started as cells are; after a failure, more of them to find why ---

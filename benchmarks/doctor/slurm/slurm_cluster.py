@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
-from benchmarks.launching.slurm.job import seconds_left, without_defaults
+from benchmarks.launching.slurm.queue import seconds_left, without_defaults
 
 # --- programs of Slurm 20 to 25, which cannot hang or raise ---
 

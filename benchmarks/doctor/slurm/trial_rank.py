@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.core.content import LIBRARY, TRAINING, content_hash
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.interfaces import address_of, interface_to
-from benchmarks.launching.slurm.job import host_names
+from benchmarks.launching.slurm.queue import host_names
 from resireduce.errors import ConfigError
 
 POLL_SECONDS = 0.05

@@ -1,5 +1,6 @@
-"""Finds the runtime for an image from the options; every possible error is found before anything starts."""
+"""The options that choose a runtime and an image; every possible error is found before anything starts."""
 
+import argparse
 import os
 import resource
 import shlex
@@ -13,12 +14,11 @@ from pathlib import Path
 from benchmarks.core.devices import has_nvidia, wanted_device
 from benchmarks.core.files import file_hash, save_json, try_json
 from benchmarks.core.paths import IMAGES
-from benchmarks.launching.containers.entry import LOCK, ImageEntry, read_images
-from benchmarks.launching.containers.image_content import image_content
-from benchmarks.launching.containers.isolation import isolated
-from benchmarks.launching.containers.programs import command
+from benchmarks.core.run_config import NETWORKS, RUNTIMES
+from benchmarks.launching.containers.containers import command, isolated
+from benchmarks.launching.containers.entry import LOCK, ImageEntry, image_content, read_images
 from benchmarks.launching.containers.runtime import Runtime
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, choose
 
 INFINIBAND = Path("/dev/infiniband")
 SIF_HEADER_BYTES = 128
@@ -162,3 +162,34 @@ def sif_hash(sif: Path) -> str:
     with suppress(OSError):  # another user's folder: hashed each time
         save_json({**state, "sha256": digest}, cached)
     return digest
+
+
+def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--runtime", default="none", help=f"what runs an image: {', '.join(RUNTIMES)} (default: none)")
+    text = "what the runtime runs: a name in containers/images.lock.json, or an image's own JSON"
+    parser.add_argument("--image", metavar="NAME|FILE", help=text)
+    parser.add_argument("--network", help=f"network in the image: {', '.join(NETWORKS)} (default: none)")
+
+
+def asked_runtime(args: argparse.Namespace) -> Runtime | None:
+    """Return the runtime that the options ask for; None: this machine's own python.
+
+    Raises ConfigError, one line with the cure, for options that contradict each other or cannot be used here:
+    `benchmarks.launching.containers.choose.find_runtime`.
+    """
+    name = choose("runtime", args.runtime, RUNTIMES)
+    if name == "none":
+        for option in ("image", "network"):
+            if (given := getattr(args, option)) is not None:
+                raise ConfigError(
+                    f"{option}: {given!r} is of no use with --runtime none; give --runtime "
+                    f"{', '.join(RUNTIMES[1:-1])} or {RUNTIMES[-1]}, or leave it out"
+                )
+        return None
+    network = choose("network", args.network or "none", NETWORKS)
+    if not args.image:
+        raise ConfigError(
+            f"image: missing with --runtime {name}; give a name in containers/images.lock.json, or an image's JSON"
+        )
+    return find_runtime(name, args.image, network)

@@ -1,18 +1,26 @@
-"""Starts the containers of one launch, each by a client process of its own, and leaves none behind."""
+"""Starts the containers of one launch, each by a client process of its own, and leaves none behind.
 
+The programs are this machine's own, or those that the rig fetches.
+"""
+
+import fcntl
 import os
 import secrets
+import shutil
 import signal
+import socket
+import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.launching.containers.environment import bind_all
-from benchmarks.launching.containers.isolation import isolated
-from benchmarks.launching.containers.runtime import HOSTS, Container, Runtime
+from benchmarks.launching.containers.runtime import HOSTS, Container, Runtime, bind_all
 from benchmarks.launching.processes import Logged, Start, die_with_parent
+from resireduce.errors import ConfigError
+from resireduce.scheme import load
 
 ENGINE_FAILED = (125, 126, 127, 255)
 """Exit statuses with which docker and podman, or apptainer (the last), report that they could not start the command."""
@@ -137,3 +145,74 @@ def _clear_away(runtime: Runtime, token: str, started: Sequence[Client]) -> None
     command = [*runtime.program, "rm", *options, *(f"{token}-{rank}" for rank in reversed(range(len(started))))]
     with suppress(subprocess.TimeoutExpired):
         subprocess.run(command, capture_output=True, timeout=REMOVE_SECONDS, check=False)
+
+
+# linux/sockios.h and linux/if.h
+GET_FLAGS, SET_FLAGS, IS_UP = 0x8913, 0x8914, 0x1
+UP = b"up\n"
+
+
+@contextmanager
+def isolated() -> Iterator[list[str]]:
+    """Hold a network with nothing but a loopback device; yield the beginning of a command line that runs in it.
+
+    It is for the ranks of one launch under apptainer, whose own `--net --network none` makes a network for each rank,
+    so that ranks could not reach each other. Here one of our processes holds one, and each rank's apptainer enters it.
+    Linux only; it needs no rights where user namespaces work. Raises ConfigError.
+    """
+    holder = subprocess.Popen(
+        [*command("unshare"), "--user", "--map-root-user", "--net", sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads)
+    )
+    with holder:  # closes its standard input, which ends it
+        assert holder.stdout is not None and holder.stderr is not None
+        if holder.stdout.readline() != UP:
+            said = holder.stderr.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise ConfigError(f"network: 'none' is not to be had under apptainer here ({said[-1]}); set --network host")
+        # The caller keeps its ID, which is mapped to root in there; no other ID is mapped.
+        yield [*command("nsenter"), f"--target={holder.pid}", "--user", "--net", "--preserve-credentials"]
+
+
+def bring_up() -> None:
+    """Switch the loopback of this process's namespace on, as `ip link set lo up` does. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        found = fcntl.ioctl(handle, GET_FLAGS, struct.pack("16sh14x", b"lo", 0))
+        fcntl.ioctl(handle, SET_FLAGS, struct.pack("16sh14x", b"lo", struct.unpack("16sh14x", found)[1] | IS_UP))
+
+
+def command(name: str, wrapped: bool = True) -> list[str]:
+    """Return how to call a program, as the beginning of a command line. Raises ConfigError, one line with the cure.
+
+    A program that the rig knows is fetched once if the machine lacks it, in about 10 s. Not `wrapped`, apptainer can
+    build images as root, but not run them if root lacks capabilities.
+    """
+    wrapper = _wrapper(name) if wrapped else []
+    if (found := shutil.which(name)) is not None:
+        return [*wrapper, found]
+    if (fetched := load("benchmarks.rig.debian:fetched_command")(name)) is not None:
+        return [*wrapper, *fetched]
+    raise ConfigError(f"{name}: not on PATH; install it, or choose another engine or runtime")
+
+
+def _wrapper(name: str) -> list[str]:
+    """Return the wrapper by which a root without all capabilities, as in many containers, runs apptainer as a user."""
+    if name == "apptainer" and os.geteuid() == 0 and not _is_full_root():
+        return [*command("unshare"), "--user", "--map-root-user"]
+    return []
+
+
+def _is_full_root() -> bool:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="utf-8"))
+    return int(fields["CapEff"], 16) == 2 ** (last + 1) - 1
+
+
+if __name__ == "__main__":
+    bring_up()
+    sys.stdout.buffer.write(UP)
+    sys.stdout.buffer.flush()
+    sys.stdin.buffer.read()

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from benchmarks.core.checks import Check, allow, is_number, is_text, known_keys, within
 from benchmarks.core.config_reader import read_yaml
-from benchmarks.launching.containers.runtime_options import NETWORKS, RUNTIMES
+from benchmarks.core.run_config import NETWORKS, RUNTIMES
 from resireduce.errors import ConfigError, choose, is_count
 
 SITE_FILE = Path("slurm/partitions.yaml")

@@ -1,19 +1,79 @@
-"""Runs a cell's ranks as one step of the Slurm job that this process is in: `srun` starts a task for each."""
+"""A cell in a Slurm job: what it asks for, where its ranks are placed, and how `srun` starts a task for each."""
 
+import math
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.core.files import load_json, save_json
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import finite, load_json, save_json
 from benchmarks.core.outcome import Outcome
+from benchmarks.launching.containers.runtime import Runtime
 from benchmarks.launching.processes import POLL_SECONDS, Logged, die_with_parent
-from benchmarks.launching.slurm.job import job_id, without_defaults
-from benchmarks.launching.slurm.job_resources import Placement
+from benchmarks.launching.slurm.queue import job_id, seconds_left, without_defaults
+from benchmarks.launching.slurm.site import Site
+from resireduce.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Equally many ranks on each node."""
+
+    nodes: int
+    ranks_per_node: int
+
+
+def place(cell: Cell, site: Site) -> Placement:
+    """Return the placement of a cell's ranks: on as many nodes as the cell says, else on as few as can hold them.
+
+    Raises ConfigError if a node cannot hold its ranks, or the ranks cannot be divided evenly.
+    """
+    most = site.gpus_per_node or site.ranks_per_node
+    if cell.nodes is not None:
+        on_each = cell.world_size // cell.nodes
+        if on_each > most:
+            what = f"gpus_per_node: {most}" if site.gpus_per_node else f"ranks_per_node: {most}"
+            raise ConfigError(f"nodes: {cell.nodes} would put {on_each} ranks on each, and the site has {what}")
+        return Placement(cell.nodes, on_each)
+    on_each = max(count for count in range(1, most + 1) if cell.world_size % count == 0)
+    return Placement(cell.world_size // on_each, on_each)
+
+
+def job_resources(cell: Cell, site: Site, attempt: int = 1) -> dict[str, Any]:
+    """Return the resources that the cell's job requests in its `attempt`, by the names of Snakemake's resources.
+
+    GPUs are requested per node: a total may be split unevenly over nodes. `mpi` is set and empty, so that the job's
+    command is not wrapped in a srun of one task, which would limit every srun within it.
+    """
+    placement = place(cell, site)
+    found: dict[str, Any] = {
+        "mpi": "",
+        "nodes": placement.nodes,
+        "cpus_per_task": site.cpus_per_rank,
+        "mem_mb": min(placement.ranks_per_node * site.memory_mb_per_rank * attempt, site.most_memory_mb or 10**9),
+        "runtime": min(site.minutes * attempt, site.longest_minutes),
+        "slurm_extra": f"--ntasks-per-node={placement.ranks_per_node} {account_option(site)}".strip(),
+    }
+    if site.gpus_per_node:
+        return found | {"gres": f"{site.gres}:{placement.ranks_per_node}"}
+    return found | {"tasks": placement.nodes * placement.ranks_per_node}
+
+
+def account_option(site: Site | None) -> str:
+    """Return the option of sbatch that names the account; nothing if the site names none.
+
+    Snakemake's resource slurm_account is not used: each job would look it up in the accounting database, which may be
+    down. The executor accepts this form, without a blank, and it comes after the account that the executor guesses.
+    """
+    return f"-A{shlex.quote(site.account)}" if site is not None and site.account else ""
+
 
 TASK = "task.json"
 """File that tells every task its `Task`."""
@@ -158,3 +218,57 @@ def judge(lines: Sequence[str]) -> Outcome | None:
             if any(word.lower() in line.lower() for word in words):
                 return Outcome(status=status, reason=f"Slurm says: {line}")
     return None
+
+
+MARGIN_SECONDS = 15.0
+"""A cell must end this long before its job's limit: records are still written, and Snakemake ends twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The Slurm job that this process runs in, and how the ranks of its cell are placed on its nodes."""
+
+    number: str
+    placement: Placement
+    site: Site
+    seconds: float
+    """Time until its limit, counted from when this was made."""
+    image: str | None = None
+    """The image that ranks run in, as `--image` names it."""
+
+    @classmethod
+    def find(cls, cell: Cell, site: Site, image: str | None = None) -> "Job":
+        """Return the job that this process runs in. Raises ConfigError outside of one, or if the cell does not fit."""
+        number = job_id()
+        return cls(number=number, placement=place(cell, site), site=site, seconds=seconds_left(), image=image)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the job's facts for records."""
+        return {
+            "job_id": self.number,
+            **asdict(self.placement),
+            "gres": self.site.gres,
+            "seconds": finite(self.seconds),
+        }
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """Return the time that the cell has, as `--deadline` would give it; None without a limit."""
+        return self.seconds - MARGIN_SECONDS if math.isfinite(self.seconds) else None
+
+    def start(
+        self, folder: Path, weights: Path | None, root: Path, checkpoints: Path | None, runtime: Runtime | None
+    ) -> AbstractContextManager[list[StepRank]]:
+        """Start the ranks, as `benchmarks.launching.slurm.step.step` does; `folder` is that of the launch."""
+        task = Task(
+            weights=str(weights.absolute()) if weights else None,
+            root=str(root.absolute()),
+            checkpoints=str(checkpoints) if checkpoints else None,
+            ranks_per_node=self.placement.ranks_per_node,
+            interface=self.site.interface,
+            scratch=self.site.scratch,
+            runtime=runtime.name if runtime else "none",
+            image=self.image if runtime else None,
+            network=runtime.network if runtime else "host",
+        )
+        return step(folder, self.placement, self.site.cpus_per_rank, task)

@@ -15,9 +15,9 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.interfaces import interface_to
 from benchmarks.launching.containers.runtime import Runtime
+from benchmarks.launching.launch import cell_variables, rank_arguments, starting
 from benchmarks.launching.processes import POLL_SECONDS, RankProcess
-from benchmarks.launching.ranks import cell_variables, rank_arguments, starting
-from benchmarks.launching.slurm.job import host_names
+from benchmarks.launching.slurm.queue import host_names
 from benchmarks.launching.slurm.step import TASK, Task, exit_file, place_file
 from resireduce.errors import ConfigError
 

@@ -1,11 +1,10 @@
-"""One rank of one way: trains a few steps, and says what it held, needed and sent. `measure` starts it.
+"""One rank of one way: trains a few steps, and says what it held, needed and sent: `python -m benchmarks beside`.
 
 Memory is the kernel's count of this process's own pages (RssAnon, and VmHWM for the fullest moment), less what there
 was before the model, when a small one had been trained in the same way. All that lives is in it, whoever allocated it:
 buckets of DistributedDataParallel, buffers of gloo and of bitsandbytes, and activations, of a batch of 16 tokens.
 """
 
-import argparse
 import gc
 import os
 import socket
@@ -18,10 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.core.files import save_json
 from benchmarks.training.beside.builders import Loop, build
 from benchmarks.training.beside.plain_models import MODELS, WARM_UP, Forward
 from benchmarks.training.measure.tracker import peak_resident_bytes, reset_peak_resident, status_bytes
+from benchmarks.training.measure_rank import join
 
 WARM_UP_STEPS = 3
 """Optimizer states exist after one step; PowerSGD compresses from the third."""
@@ -31,6 +30,13 @@ MEASURED_STEPS = 2
 def own_pages_bytes() -> int:
     """Return this process's resident bytes that belong to no file: malloc's memory, and the interpreter's."""
     return status_bytes("RssAnon")
+
+
+def measured(settings: dict[str, str], folder: Path) -> dict[str, Any]:
+    """Have the ranks meet, and return what this one found of the way and the model that the settings name."""
+    torch.set_num_threads(1)
+    join(folder)
+    return measure(**settings)
 
 
 def measure(way: str, model: str) -> dict[str, Any]:
@@ -91,21 +97,6 @@ def _followed(loop: Loop, forward: Forward) -> dict[str, Any]:
     return {"states_bytes": states, "states_peak_bytes": tracker.peak_bytes}
 
 
-def main() -> None:
-    """Run one rank; RANK and WORLD_SIZE say which."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--way", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="in which the ranks meet, and leave what they found")
-    args = parser.parse_args()
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(args.folder / "store"), size), rank=rank, world_size=size)
-    save_json(measure(args.way, args.model), args.folder / f"rank{rank}.json")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 BYTES_SENT_AT = 200
 """Offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info`; available since Linux 4.19."""
 
@@ -131,7 +122,3 @@ def _connections() -> Iterator[socket.socket]:
 def _sent(connection: socket.socket) -> int:
     known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     return int(struct.unpack_from("=Q", known, BYTES_SENT_AT)[0]) if len(known) >= BYTES_SENT_AT + 8 else 0
-
-
-if __name__ == "__main__":
-    main()

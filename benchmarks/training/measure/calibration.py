@@ -15,11 +15,10 @@ import resireduce
 from benchmarks.core.checks import allow, integer
 from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import save_json, writable
-from benchmarks.core.ladder import Rung
+from benchmarks.core.rank_memory import Rung
 from benchmarks.training.failures import describe
-from benchmarks.training.measure.meter import Meter
+from benchmarks.training.measure.meter import Meter, rungs_of
 from benchmarks.training.measure.probe import look_before_cuda, make_meter
-from benchmarks.training.measure.rungs import make_ladder
 from benchmarks.training.measure.tracker import reset_peak_resident
 from benchmarks.training.place import choose_place
 from resireduce.core.optimizer import DistributedOptimizer
@@ -103,7 +102,7 @@ def measure_known(nbytes: int) -> list[Reading]:
     meter.without_gradients()
     del on_host
     optimizer.close()
-    return [_reading(rung, nbytes, levels) for rung in make_ladder(meter).rungs]
+    return [_reading(rung, nbytes, levels) for rung in rungs_of(meter)]
 
 
 def _train_nothing(device: torch.device, nbytes: int) -> DistributedOptimizer:

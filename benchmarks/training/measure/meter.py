@@ -1,15 +1,16 @@
-"""Reads the data for one rank's rungs while it trains, including torch's CUDA allocator."""
+"""Reads memory while one rank trains, by torch's allocator and by NVML, and makes its ladder of it."""
 
-from collections.abc import Iterable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.core.ladder import WARMUP
-from benchmarks.core.nvml import Idle, NvmlDevice
-from benchmarks.training.measure.sampler import Sampler
+from benchmarks.core.devices import V1, Idle, NvmlDevice, Reading
+from benchmarks.core.rank_memory import EVALUATION, METHODS, STEADY, WARMUP, Rung
 from benchmarks.training.measure.tracker import peak_resident_bytes, resident_bytes
 
 
@@ -168,3 +169,211 @@ class Meter:
             self.without_gradients_bytes = with_workspaces
             if release_workspaces():
                 self.workspaces_bytes = with_workspaces - self.allocator.now().allocated_bytes
+
+
+INTERVAL_SECONDS = 0.02
+"""Interval of samples; it is short enough, since torch's allocator keeps what it has once reserved."""
+
+
+class Sampler:
+    """Calls `read` every `interval_seconds` and when asked, and keeps the maximum of each window of time.
+
+    Args:
+        read: must not raise.
+    """
+
+    def __init__(self, read: Callable[[], Reading], interval_seconds: float = INTERVAL_SECONDS):
+        self._read, self.interval_seconds = read, interval_seconds
+        self.window = WARMUP
+        self.device_bytes: dict[str, int] = {}
+        """Most, by window."""
+        self.process_bytes: dict[str, int] = {}
+        """Most, by window."""
+        self.most_processes = 0
+        """How many processes have been on the device at once."""
+        self.last = Reading(device_reason="NVML was not read", process_reason="NVML was not read")
+        self._times: tuple[float, float] | None = None  # of the first and the last sample
+        self._count, self._largest_gap = 0, 0.0
+        self._wanted, self._lock, self._ended = threading.Event(), threading.Lock(), False
+        self._thread = threading.Thread(target=self._run, name="nvml-sampler", daemon=True)
+
+    def start(self) -> None:
+        """Take the first sample, and start the thread that takes others."""
+        self.sample()
+        self._thread.start()
+
+    def ask(self) -> None:
+        """Request a sample soon, without waiting for it."""
+        self._wanted.set()
+
+    def enter(self, window: str) -> None:
+        """Take the last sample of the window, and the first of the next."""
+        self.sample()
+        self.window = window
+        self.sample()
+
+    def stop(self) -> None:
+        """Take the last sample."""
+        if self._ended:
+            return
+        self._ended = True
+        self._wanted.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.sample()
+
+    def sample(self) -> None:
+        """Take one sample."""
+        with self._lock:
+            reading, now = self._read(), time.monotonic()
+            if self._times is not None:
+                self._largest_gap = max(self._largest_gap, now - self._times[1])
+            self._times = (self._times[0] if self._times else now, now)
+            self._count, self.last = self._count + 1, reading
+            self.most_processes = max(self.most_processes, len(reading.pids))
+            for found, most in ((reading.device_bytes, self.device_bytes), (reading.process_bytes, self.process_bytes)):
+                if found is not None:
+                    most[self.window] = max(found, most.get(self.window, 0))
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._wanted.wait(self.interval_seconds)
+            self._wanted.clear()
+            if not self._ended:
+                self.sample()
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Return how closely it has sampled so far."""
+        counted = {"interval_seconds": self.interval_seconds, "count": self._count}
+        return {**counted, "largest_gap_seconds": self._largest_gap}
+
+
+OF_DEVICE = ("foreign-process", "shared-device", "no-idle-baseline")
+"""Flags that concern what is in use on the device, not what NVML says this process holds."""
+SUBTRACTED = "NVML, used memory of the device less its idle baseline, since NVML reports no process memory"
+
+
+def make_ladder(meter: Meter) -> dict[str, Any]:
+    """Return plain values: `ladder`, a list of rungs; `sampling`, how closely NVML was watched; and `difference`.
+
+    Sampling is None without NVML, the difference between the model states and the allocator None without a GPU. Call it
+    after the meter's `stop`, `at_boundary` and `without_gradients`.
+    """
+    return {
+        "ladder": [rung.as_dict() for rung in rungs_of(meter)],
+        "sampling": meter.sampler.sampling if meter.sampler else None,
+        "difference": _difference(meter),
+    }
+
+
+def rungs_of(meter: Meter) -> list[Rung]:
+    """Return all rungs, under the same conditions."""
+    assert meter.boundary is not None, "at_boundary() was not called"
+    itemised = _rung("model_state_itemised", meter.boundary.states_bytes, baseline_bytes=0)
+    return [itemised, *_allocator_rungs(meter), *_nvml_rungs(meter), *_host_rungs(meter)]
+
+
+def _allocator_rungs(meter: Meter) -> list[Rung]:
+    names = ("allocated", "allocated_without_gradients", "peak_allocated", "peak_reserved")
+    before, held = meter.allocator_before, None if meter.boundary is None else meter.boundary.allocator
+    if meter.allocator is None or before is None or held is None:
+        return [_rung(name, None, reason=str(meter.nvml)) for name in names]
+    flags, allocated = tuple(meter.allocator.flags()), before.allocated_bytes
+    return [
+        _rung(names[0], held.allocated_bytes, baseline_bytes=allocated, flags=flags),
+        _rung(names[1], meter.without_gradients_bytes, baseline_bytes=allocated, flags=flags),
+        _peak(names[2], meter.allocator.allocated_bytes, allocated, flags),
+        _peak(names[3], meter.allocator.reserved_bytes, before.reserved_bytes, flags),
+    ]
+
+
+def _nvml_rungs(meter: Meter) -> list[Rung]:
+    if meter.sampler is None or isinstance(meter.nvml, str):
+        return [_rung(name, None, reason=str(meter.nvml)) for name in ("nvml_process", "nvml_device")]
+    sampler, before = meter.sampler, None if meter.idle is None else meter.idle.used_bytes
+    flags = _nvml_flags(meter, meter.nvml, sampler)
+    device = _peak("nvml_device", sampler.device_bytes, before, flags, sampler.last.device_reason)
+    if sampler.process_bytes:
+        own = tuple(flag for flag in flags if flag not in OF_DEVICE)
+        return [_peak("nvml_process", sampler.process_bytes, 0, own), device]
+    return [_subtracted(meter, device, sampler.last.process_reason), device]
+
+
+def _subtracted(meter: Meter, device: Rung, reason: str | None) -> Rung:
+    """Return the device's memory minus that of the idle device, if only this rank can hold the difference."""
+    flags, before = (*device.flags, "pid-namespace"), device.baseline_bytes
+    if meter.ranks_on_device > 1 or "foreign-process" in flags or device.bytes is None or before is None:
+        return _rung("nvml_process", None, reason=reason, flags=flags)
+    warmup, evaluation = (
+        None if found is None else max(0, found - before) for found in (device.warmup_bytes, device.evaluation_bytes)
+    )
+    return Rung(
+        name="nvml_process",
+        method=SUBTRACTED,
+        bytes=max(0, device.bytes - before),
+        baseline_bytes=0,
+        warmup_bytes=warmup,
+        evaluation_bytes=evaluation,
+        flags=flags,
+    )
+
+
+def _nvml_flags(meter: Meter, nvml: NvmlDevice, sampler: Sampler) -> tuple[str, ...]:
+    found = {
+        "foreign-process": bool(meter.idle and meter.idle.pids) or sampler.most_processes > meter.ranks_on_device,
+        "shared-device": meter.ranks_on_device > 1,
+        "no-idle-baseline": meter.idle is None or meter.idle.used_bytes is None,
+        "mig": nvml.is_mig,
+        V1: not nvml.knows_reserved,
+    }
+    return tuple(flag for flag, is_so in found.items() if is_so)
+
+
+def _host_rungs(meter: Meter) -> list[Rung]:
+    before, held = meter.resident_before, None if meter.boundary is None else meter.boundary.resident_bytes
+    peaks = meter.peak_resident_bytes
+    most = max(peaks.values(), default=peak_resident_bytes())
+    return [
+        _rung("resident", held, "this system has no /proc", baseline_bytes=before),
+        _rung("peak_resident", most, baseline_bytes=before, warmup_bytes=peaks.get(WARMUP)),
+    ]
+
+
+def _difference(meter: Meter) -> dict[str, int] | None:
+    """Return the gap between itemised model states and allocator, in bytes, at one step boundary with gradients.
+
+    Some optimizers keep step counters on the host, which are not in states_bytes. The allocator rounds requests up to
+    blocks of 512 bytes, and does not split the ends of large ones.
+    """
+    before, boundary = meter.allocator_before, meter.boundary
+    if before is None or boundary is None or boundary.allocator is None:
+        return None
+    held = boundary.allocator
+    added = held.allocated_bytes - before.allocated_bytes
+    # It is zero if the allocator does not count requests.
+    rounding = added - (held.requested_bytes - before.requested_bytes) if held.requested_bytes else 0
+    known = boundary.on_device_bytes + boundary.buffers_bytes + meter.workspaces_bytes + rounding
+    return {
+        "allocated_bytes": held.allocated_bytes,
+        "baseline_bytes": before.allocated_bytes,
+        "states_bytes": boundary.on_device_bytes,
+        "buffers_bytes": boundary.buffers_bytes,
+        "workspaces_bytes": meter.workspaces_bytes,
+        "rounding_bytes": rounding,
+        "other_bytes": added - known,
+    }
+
+
+def _rung(name: str, found: int | None, reason: str | None = None, **more: Any) -> Rung:
+    if found is None:
+        return Rung(name=name, method=METHODS[name], reason=reason or "not read", **more)
+    return Rung(name=name, method=METHODS[name], bytes=found, **more)
+
+
+def _peak(
+    name: str, most: Mapping[str, int], before: int | None, flags: tuple[str, ...], reason: str | None = None
+) -> Rung:
+    """Return a rung of peaks by window; for a run too short for steady steps, the warm-up's peak."""
+    windows = {"warmup_bytes": most.get(WARMUP), "evaluation_bytes": most.get(EVALUATION)}
+    return _rung(name, most.get(STEADY, most.get(WARMUP)), reason, baseline_bytes=before, flags=flags, **windows)

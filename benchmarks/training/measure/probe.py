@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.core.devices import DEVICE_VARIABLE, wanted_device
-from benchmarks.core.ladder import EVALUATION, STEADY, WARMUP
-from benchmarks.core.nvml import Idle, Nvml, NvmlDevice, NvmlUnavailable
+from benchmarks.core.devices import DEVICE_VARIABLE, Idle, Nvml, NvmlDevice, NvmlUnavailable, wanted_device
+from benchmarks.core.rank_memory import EVALUATION, STEADY, WARMUP
 from benchmarks.core.sample_counts import WARMUP_STEPS
-from benchmarks.training.measure.meter import NO_CUDA, Meter
+from benchmarks.training.measure.meter import NO_CUDA, Meter, make_ladder
 from benchmarks.training.measure.phases import CudaMarks, PhaseClock
 from benchmarks.training.measure.rank_facts import gpu_uuid
-from benchmarks.training.measure.rungs import make_ladder
 from benchmarks.training.place import Place
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.optimizer import DistributedOptimizer
@@ -78,7 +76,7 @@ class Probe:
         """Drop the gradients, and return the ladder and the medians of the phases as plain values."""
         optimizer.zero_grad(set_to_none=True)
         self.meter.without_gradients()
-        return make_ladder(self.meter).as_dict() | {"phase_seconds": self.phases.median_seconds()}
+        return make_ladder(self.meter) | {"phase_seconds": self.phases.median_seconds()}
 
 
 @dataclass(frozen=True)

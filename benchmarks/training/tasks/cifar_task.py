@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.core.prepared import Prepared, open_prepared
-from benchmarks.training.tasks.images import ImageClassification, SyntheticImages
-from benchmarks.training.tasks.source import Source, draws, open_array
+from benchmarks.training.tasks.source import ImageClassification, Source, SyntheticImages, draws, open_array
 from benchmarks.training.tasks.task import Batch, Setting
 from resireduce.errors import ConfigError, choose
 

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.training.tasks.images import ImageClassification
-from benchmarks.training.tasks.source import Source
+from benchmarks.training.tasks.source import ImageClassification, Source
 from benchmarks.training.tasks.task import Batch, Setting, installed, sha256
 
 FILE = "sklearn/datasets/data/digits.csv.gz"

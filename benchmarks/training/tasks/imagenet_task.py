@@ -16,8 +16,7 @@ from torch import Tensor
 from benchmarks.core.files import load_json
 from benchmarks.core.prepared import Prepared, open_prepared
 from benchmarks.core.provenance import cores
-from benchmarks.training.tasks.images import ImageClassification, SyntheticImages
-from benchmarks.training.tasks.source import Source, damaged, draws
+from benchmarks.training.tasks.source import ImageClassification, Source, SyntheticImages, damaged, draws
 from benchmarks.training.tasks.task import Batch, Setting
 from resireduce.errors import ConfigError
 

@@ -1,21 +1,300 @@
 """Answer the questions of SQuAD v1.1 (Rajpurkar et al., EMNLP 2016) by a span of the context; metric: F1, official.
 
-A training sample is one window of one question's context. Held-out questions count once each, regardless of their
-windows, whose logits are combined into one answer as in the BERT authors' script for SQuAD.
+A training sample is one window of one question's context. As in the BERT authors' script (Devlin et al., 2019), one
+that is too long is cut into overlapping windows, and in each window only tokens that do not have more context in
+another one can be answers. Held-out questions count once each: their windows' logits are combined into one answer.
 """
 
+import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.data.squad import Question
-from benchmarks.training.tasks.answers import SpanAnswering, scores, span_logits
-from benchmarks.training.tasks.squad_features import Feature, Text, collate
-from benchmarks.training.tasks.squad_questions import Documents, SyntheticQuestions
-from benchmarks.training.tasks.task import Batch, Setting, chunks, evaluating, shard, to_device
+from benchmarks.core.prepared import Prepared, open_prepared
+from benchmarks.core.progress import to_stderr
+from benchmarks.data.squad import Question, read_squad
+from benchmarks.training.models.bert import WORDS
+from benchmarks.training.tasks.questions import SpanAnswering, scores, span_logits
+from benchmarks.training.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, damaged, draws, synthetic_hash
+from benchmarks.training.tasks.task import Batch, Setting, chunks, evaluating, sha256, shard, to_device
+from resireduce.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+STRIDE = 128
+"""Tokens from the start of one window to that of the next."""
+LONGEST_QUESTION = 64
+"""Tokens of a question that are read; fewer if less than half of the input would be left for the context."""
+SPACES = " \t\r\n\u202f"
+"""Characters that separate words in the script."""
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text's tokens: `ids` (n,), and the characters [begin, end) that each stands for, `spans` (n, 2)."""
+
+    ids: Tokens
+    spans: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One question with one window of its context.
+
+    `first` is the window's first token in the context; `answer` the answer's first and last token in the input, both 0
+    ([CLS]) if the window does not have all of it; `eligible` (tokens of the window,) those that can be answers here.
+    """
+
+    question: Tokens
+    context: Tokens
+    first: int
+    answer: tuple[int, int]
+    eligible: NDArray[np.bool_]
+
+    @property
+    def before(self) -> int:
+        """Tokens of the input before the window: [CLS], the question, [SEP]."""
+        return len(self.question) + 2
+
+
+def room(question: Tokens, length: int) -> tuple[Tokens, int]:
+    """Cut a question to the tokens that are read; return it with the number of tokens left for its context."""
+    question = question[: min(LONGEST_QUESTION, (length - 3) // 2)]
+    return question, length - len(question) - 3
+
+
+def windows(tokens: int, size: int, stride: int = STRIDE) -> list[range]:
+    """Cut a context of `tokens` tokens into windows of at most `size`; neighbours begin `stride` or `size` apart."""
+    starts = range(0, max(1, tokens - size + min(stride, size)), min(stride, size))
+    return [range(start, min(start + size, tokens)) for start in starts]
+
+
+def most_context(parts: Sequence[range], tokens: int) -> NDArray[np.int64]:
+    """Return for each token the window in which it has most context, (tokens,).
+
+    Context is the smaller number of tokens to its left and right, plus 0.01 x the window's size; the first of equals.
+    """
+    place = np.arange(tokens)
+    scores = [
+        np.where(
+            (place >= part.start) & (place < part.stop),
+            np.minimum(place - part.start, part.stop - 1 - place) + 0.01 * len(part),
+            -1.0,
+        )
+        for part in parts
+    ]
+    return np.argmax(scores, axis=0)
+
+
+def make_features(question: Tokens, context: Text, answer: tuple[int, int] | None, length: int) -> list[Feature]:
+    """Return one feature for each window of the context; `answer` is its first and last token, None if not needed."""
+    question, size = room(question, length)
+    parts = windows(len(context.ids), size)
+    best = most_context(parts, len(context.ids))
+    features = []
+    for number, part in enumerate(parts):
+        first, last = (0, 0) if answer is None else (answer[0] - part.start, answer[1] - part.start)
+        whole = answer is not None and first >= 0 and answer[1] < part.stop
+        before = len(question) + 2
+        place = (before + first, before + last) if whole else (0, 0)
+        ids = context.ids[part.start : part.stop]
+        features.append(Feature(question, ids, part.start, place, best[part.start : part.stop] == number))
+    return features
+
+
+def collate(features: Sequence[Feature], length: int, cls: int, sep: int) -> Batch:
+    """Make [CLS] question [SEP] window [SEP] and padding: ids, types and mask (n, length); starts and ends (n,)."""
+    ids, types, mask = (np.zeros((len(features), length), dtype=np.int64) for _ in range(3))
+    for row, feature in enumerate(features):
+        before, end = feature.before, feature.before + len(feature.context)
+        ids[row, : end + 1] = np.concatenate([[cls], feature.question, [sep], feature.context, [sep]])
+        types[row, before : end + 1] = 1
+        mask[row, : end + 1] = 1
+    starts, ends = torch.tensor([feature.answer for feature in features]).unbind(1)
+    named: dict[str, Tensor] = {"input_ids": torch.from_numpy(ids), "token_type_ids": torch.from_numpy(types)}
+    return named | {"attention_mask": torch.from_numpy(mask), "starts": starts, "ends": ends}
+
+
+def make_tokenizer(vocabulary: str) -> "Tokenizer":
+    """Return BERT's lower-case WordPiece over the vocabulary in this file, one word a line."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordPiece.from_file(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def tokenize(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[Text]:
+    """Turn texts into tokens, without special ones."""
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [
+        Text(np.array(one.ids, dtype=np.int32), np.array(one.offsets, dtype=np.int32).reshape(-1, 2))
+        for one in encodings
+    ]
+
+
+def find_answer(question: Question, context: Text, answer: Tokens) -> tuple[int, int]:
+    """Return the first answer's first and last token in the context.
+
+    They are those of the words that it touches, or the first run of tokens among them that is `answer`, the answer's
+    own tokens: "1895" of "(1895-1943)", all of "Japanese" for an answer "Japan".
+    """
+    text = question.context
+    begin, end = question.starts[0], question.starts[0] + len(question.answers[0])
+    while begin > 0 and text[begin - 1] not in SPACES:
+        begin -= 1
+    while end < len(text) and text[end] not in SPACES:
+        end += 1
+    (touched,) = np.nonzero((context.spans[:, 0] < end) & (context.spans[:, 1] > begin))
+    first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, 0)
+    for start in range(first, last - len(answer) + 2):
+        if len(answer) and np.array_equal(context.ids[start : start + len(answer)], answer):
+            return start, start + len(answer) - 1
+    return first, last
+
+
+MANY = 10_000
+"""Number of questions from which tokenising takes some seconds, so that rank 0 says so."""
+
+
+class Documents:
+    """The prepared documents: tokens are kept once for each context, windows are assembled on demand.
+
+    Training questions are accessed by window, held-out ones by question.
+    """
+
+    def __init__(self, setting: Setting, length: int) -> None:
+        squad = open_prepared("squad", setting.root)
+        vocabulary = open_prepared("bert-vocabulary", setting.root)
+        self._hashes, self.length = (squad.hash, vocabulary.hash), length
+        try:
+            tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
+        except Exception as error:  # the tokenizer raises nothing more special
+            raise damaged(vocabulary, "vocab.txt", error) from None
+        self.cls, self.sep, _ = (_special(tokenizer, token) for token in ("[CLS]", "[SEP]", "[UNK]"))
+        train, self.test = (_read(squad, f"{part}-v1.1.json") for part in ("train", "dev"))
+        self.held_out = len(self.test)
+        if len(train) + len(self.test) > MANY and os.environ.get("RANK", "0") == "0":
+            to_stderr(f"squad: finding the tokens of {len(train) + len(self.test):,} questions ...")
+        asked, self._contexts = _tokens(tokenizer, [*train, *self.test])
+        self._asked, self._test_asked = asked[: len(train)], asked[len(train) :]
+        answers = tokenize(tokenizer, [question.answers[0] for question in train])
+        self._train_contexts = [question.context for question in train]
+        self._answers = [
+            find_answer(question, self._contexts[question.context], answer.ids)
+            for question, answer in zip(train, answers, strict=True)
+        ]
+        self._places = self._index()
+
+    def _index(self) -> NDArray[np.int32]:
+        """Number the training windows: question and window of each, (windows, 2)."""
+        places = []
+        for number, (asked, context) in enumerate(zip(self._asked, self._train_contexts, strict=True)):
+            _, size = room(asked, self.length)
+            places += [(number, window) for window in range(len(windows(len(self._contexts[context].ids), size)))]
+        return np.array(places, dtype=np.int32)
+
+    def data_hash(self) -> str:
+        """Return a SHA-256 over the hashes of the documents and the vocabulary."""
+        return sha256([one.encode() for one in self._hashes])
+
+    def __len__(self) -> int:
+        """Return the number of training windows."""
+        return len(self._places)
+
+    def feature(self, index: int) -> Feature:
+        """Return a training window."""
+        number, window = self._places[index].tolist()
+        context = self._contexts[self._train_contexts[number]]
+        return make_features(self._asked[number], context, self._answers[number], self.length)[window]
+
+    def question(self, index: int) -> tuple[Question, Text, list[Feature]]:
+        """Return a held-out question, its context and all its windows."""
+        question = self.test[index]
+        context = self._contexts[question.context]
+        return question, context, make_features(self._test_asked[index], context, None, self.length)
+
+
+def _read(squad: Prepared, file: str) -> list[Question]:
+    """Read one of the documents. Raises ConfigError, one line, if it is damaged."""
+    try:
+        questions = read_squad((squad.folder / file).read_bytes())
+        if not questions:
+            raise ValueError("it has no questions")
+    except ValueError as error:
+        raise damaged(squad, file, error) from None
+    return questions
+
+
+def _special(tokenizer: "Tokenizer", token: str) -> int:
+    """Return a special token's number. Raises ConfigError, one line, if the vocabulary does not have it."""
+    number: int | None = tokenizer.token_to_id(token)
+    if number is None:
+        raise ConfigError(f"data: 'bert-vocabulary' has no {token}; prepare it from the vocabulary of uncased BERT")
+    return number
+
+
+def _tokens(tokenizer: "Tokenizer", questions: list[Question]) -> tuple[list[Tokens], dict[str, Text]]:
+    """Tokenise questions, and every context once."""
+    contexts = list(dict.fromkeys(question.context for question in questions))
+    asked = [text.ids for text in tokenize(tokenizer, [question.question for question in questions])]
+    return asked, dict(zip(contexts, tokenize(tokenizer, contexts), strict=True))
+
+
+class SyntheticQuestions:
+    """Random tokens for words, which are spelled as their numbers, and a random span of them for an answer."""
+
+    cls, sep = 0, 1
+    held_out = SYNTHETIC_HELD_OUT
+
+    def __init__(self, setting: Setting, length: int) -> None:
+        self._setting, self.length = setting, length
+
+    def data_hash(self) -> str:
+        """Return the SHA-256 of what the questions depend on."""
+        return synthetic_hash(self._setting, f"questions {WORDS} {self.length}")
+
+    def __len__(self) -> int:
+        """Return the number of training windows."""
+        return SYNTHETIC_SAMPLES
+
+    def feature(self, index: int) -> Feature:
+        """Return a question whose context fits into one window, which it fills."""
+        return self._make(index)[2][0]
+
+    def question(self, index: int) -> tuple[Question, Text, list[Feature]]:
+        """Return one that is none of the training questions."""
+        return self._make(SYNTHETIC_SAMPLES + index)
+
+    def _make(self, number: int) -> tuple[Question, Text, list[Feature]]:
+        generator = draws(self._setting.seed, number)
+        asked, size = room(np.arange(self.length // 8, dtype=np.int32), self.length)
+        ids = generator.integers(WORDS, size=len(asked) + size).astype(np.int32)
+        asked, words = ids[: len(asked)], [str(one) for one in ids[len(asked) :]]
+        ends = np.cumsum([len(word) + 1 for word in words]) - 1
+        spans = np.stack([ends - [len(word) for word in words], ends], axis=1).astype(np.int32)
+        context = Text(ids[len(asked) :], spans)
+        first = int(generator.integers(size))
+        last = int(generator.integers(first, size))
+        text = " ".join(words)
+        answer, start = text[spans[first, 0] : spans[last, 1]], int(spans[first, 0])
+        question = Question(id=str(number), question="", context=text, answers=(answer,), starts=(start,))
+        return question, context, make_features(asked, context, (first, last), self.length)
+
 
 LENGTH = 384
 EVALUATED_TOGETHER = 8

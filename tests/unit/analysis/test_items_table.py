@@ -16,7 +16,7 @@ from benchmarks.analysis.tables.items_table import ROWS, fold, held, view
 from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.cell import Cell
-from benchmarks.core.items import pack, unpack
+from benchmarks.core.rank_memory import pack, unpack
 from benchmarks.core.record import CellResult
 from resireduce.plan import plan
 from resireduce.planning.item import STATES, Item, sums

@@ -11,7 +11,7 @@ from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.page.page import render_page
 from benchmarks.analysis.tables.memory_table import moments
 from benchmarks.core.cell import Cell
-from benchmarks.core.moments import BANDS, pack_moments
+from benchmarks.core.rank_memory import BANDS, pack_moments
 from benchmarks.core.record import CellResult
 from tests.records import make_result
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import resireduce
 from benchmarks.core.cell import Cell
-from benchmarks.core.items import items_problem, pack, unpack
 from benchmarks.core.outcome import Outcome
+from benchmarks.core.rank_memory import items_problem, pack, unpack
 from benchmarks.core.record import CellResult, RecordError
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import SMALL, WORKLOADS

@@ -10,23 +10,22 @@ import pynvml
 import pytest
 import torch
 
-from benchmarks.core.ladder import EVALUATION, METHODS, STEADY, Ladder, Rung, rung_problem
-from benchmarks.core.nvml import NO_PROCESS, Idle, Nvml, NvmlUnavailable
-from benchmarks.training.measure.meter import Meter
-from benchmarks.training.measure.rungs import make_ladder
-from benchmarks.training.measure.sampler import Sampler
+from benchmarks.core.devices import NO_PROCESS, Idle, Nvml, NvmlUnavailable
+from benchmarks.core.rank_memory import EVALUATION, METHODS, STEADY, Rung, rung_problem
+from benchmarks.training.measure.meter import Meter, Sampler, make_ladder, rungs_of
 from tests.gpus import MIB, FakeCuda, FakeGpu, FakeNvml
 
 UUID = "11111111-2222-3333-4444-555555555555"
 GPU = torch.device("cuda", 0)
 
 
-def by_name(ladder: Ladder) -> dict[str, Rung]:
-    assert [rung.name for rung in ladder.rungs] == list(METHODS), "every rung is there, with bytes or a reason"
-    return {rung.name: rung for rung in ladder.rungs}
+def by_name(meter: Meter) -> dict[str, Rung]:
+    rungs = rungs_of(meter)
+    assert [rung.name for rung in rungs] == list(METHODS), "every rung is there, with bytes or a reason"
+    return {rung.name: rung for rung in rungs}
 
 
-def climb(gpu: FakeGpu, nvml: FakeNvml, cuda: FakeCuda) -> Ladder:
+def climb(gpu: FakeGpu, nvml: FakeNvml, cuda: FakeCuda) -> Meter:
     """A run that holds 100 MiB and a bit, needs 300 in warm-up, 200 in steps after it, and 400 in an evaluation."""
 
     def use(mebibytes: int) -> None:
@@ -52,7 +51,7 @@ def climb(gpu: FakeGpu, nvml: FakeNvml, cuda: FakeCuda) -> Ladder:
     meter.stop()
     meter.at_boundary({"parameters": [torch.empty(100 * MIB, dtype=torch.uint8, device="meta")]})
     meter.without_gradients()
-    return make_ladder(meter)
+    return meter
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_without_process_memory_it_is_what_the_device_has_more_than_when_idle(pr
     gpu.used_bytes = 70 * MIB
     meter.stop()
     meter.at_boundary({})
-    process = by_name(make_ladder(meter))["nvml_process"]
+    process = by_name(meter)["nvml_process"]
     assert process.bytes == 50 * MIB and "pid-namespace" in process.flags and "less its idle baseline" in process.method
 
 
@@ -99,7 +98,7 @@ def test_a_device_that_others_use_says_nothing_of_this_process(ranks: int, pids:
     meter.start()
     meter.stop()
     meter.at_boundary({})
-    rungs = by_name(make_ladder(meter))
+    rungs = by_name(meter)
     assert rungs["nvml_process"].bytes is None and rungs["nvml_process"].reason == NO_PROCESS
     assert ("foreign-process" if pids else "shared-device") in rungs["nvml_device"].flags
 
@@ -110,7 +109,7 @@ def test_a_process_that_comes_later_is_found_by_counting(gpu: FakeGpu) -> None:
     meter.start()
     meter.stop()
     meter.at_boundary({})
-    rungs = by_name(make_ladder(meter))
+    rungs = by_name(meter)
     assert "foreign-process" in rungs["nvml_device"].flags
     assert (rungs["nvml_process"].bytes, rungs["nvml_process"].flags) == (MIB, ()), "NVML tells them apart"
 
@@ -135,11 +134,12 @@ def test_retries_of_the_allocator_are_flagged(gpu: FakeGpu) -> None:
 
 
 def test_the_difference_to_the_allocator_is_explained(gpu: FakeGpu) -> None:
-    difference = climb(gpu, FakeNvml(gpu), FakeCuda(allocated=7 * 512, requested=7 * 512)).difference
-    assert difference is not None and difference.baseline_bytes == 7 * 512
-    assert difference.rounding_bytes == 508, "a counter of 4 bytes takes 512"
+    meter = climb(gpu, FakeNvml(gpu), FakeCuda(allocated=7 * 512, requested=7 * 512))
+    difference = make_ladder(meter)["difference"]
+    assert difference["baseline_bytes"] == 7 * 512
+    assert difference["rounding_bytes"] == 508, "a counter of 4 bytes takes 512"
     # The tensor stands for one on the GPU, but lies on none: it is all in the rest, with the counter.
-    assert difference.states_bytes == 0 and difference.other_bytes == 100 * MIB + 4
+    assert difference["states_bytes"] == 0 and difference["other_bytes"] == 100 * MIB + 4
 
 
 def test_without_a_gpu_rungs_say_why_and_the_host_is_measured() -> None:
@@ -148,12 +148,11 @@ def test_without_a_gpu_rungs_say_why_and_the_host_is_measured() -> None:
     meter.stop()
     meter.at_boundary({"parameters": [torch.zeros(3)]})
     meter.without_gradients()
-    ladder = make_ladder(meter)
-    rungs = by_name(ladder)
-    assert {rung.reason for rung in ladder.rungs if rung.bytes is None} == {"no CUDA device"}
+    rungs = by_name(meter)
+    assert {rung.reason for rung in rungs.values() if rung.bytes is None} == {"no CUDA device"}
     assert [name for name, rung in rungs.items() if rung.bytes] == ["model_state_itemised", "resident", "peak_resident"]
     assert rungs["peak_resident"].bytes >= rungs["resident"].bytes * 0.99
-    assert ladder.difference is None and ladder.sampling is None
+    assert make_ladder(meter)["difference"] is None and make_ladder(meter)["sampling"] is None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +214,7 @@ def test_a_sampler_looks_often_and_once_more_when_asked() -> None:
     gpu.used_bytes = MIB
     sampler.stop()
     assert sampler.device_bytes == {"warmup": 9 * MIB}
-    assert sampler.sampling.count == 3 and 0 < sampler.sampling.largest_gap_seconds < 30
+    assert sampler.sampling["count"] == 3 and 0 < sampler.sampling["largest_gap_seconds"] < 30
     assert not any(thread.name == "nvml-sampler" for thread in threading.enumerate())
 
 

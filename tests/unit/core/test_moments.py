@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.moments import BANDS, POINTS, moments_problem, pack_moments, thinned, unpack_moments
+from benchmarks.core.rank_memory import BANDS, POINTS, moments_problem, pack_moments, thinned, unpack_moments
 from benchmarks.core.record import CellResult, RecordError
 from tests.records import make_result
 

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 import torch
 
-from benchmarks.core.nvml import NO_PROCESS, Nvml
+from benchmarks.core.devices import NO_PROCESS, Nvml
 from benchmarks.doctor import gpu_checks as driver
 from benchmarks.doctor import gpu_checks as gpu
 from benchmarks.doctor import gpu_checks as nvml

@@ -18,8 +18,8 @@ from benchmarks.doctor.slurm import trial_rank as rank
 from benchmarks.doctor.slurm.slurm_cluster import Inventory, Partition, Shape, gpus, look
 from benchmarks.doctor.slurm.slurm_command import Tried, fill, propose, text_of, tries_of
 from benchmarks.doctor.slurm.trial import Trial, command, plan
-from benchmarks.launching.slurm.job_resources import job_resources
 from benchmarks.launching.slurm.site import Site
+from benchmarks.launching.slurm.step import job_resources
 from tests.slurm_outputs import CPUS, MIXED, SMALL, answering, shipped_site
 
 SHIPPED = shipped_site()

@@ -420,7 +420,12 @@ def needed() -> list[str]:
     own = sorted(f"benchmarks.doctor.gpu.{path.stem}" for path in (ROOT / "benchmarks/doctor/gpu").glob("[a-z]*.py"))
     tests = sorted(f"tests.gpu.{path.stem}" for path in (ROOT / "tests/gpu").glob("[a-z]*.py"))
     commands = {step.command[0] for step in list_steps("cuda") if step.command}
-    starts = ("benchmarks.training.measure.calibration", "benchmarks.training.rank", "benchmarks.training.pace_rank")
+    starts = (
+        "benchmarks.training.measure.calibration",
+        "benchmarks.training.rank",
+        "benchmarks.training.measure_rank",
+        "benchmarks.training.pace_rank",
+    )
     return [*own, *sorted(commands), *starts, *tests]
 
 

@@ -17,7 +17,7 @@ from benchmarks.core.paths import cache_folder
 from benchmarks.images import engine as module
 from benchmarks.images import image_command as cli
 from benchmarks.images.engine import engine, find_running
-from benchmarks.launching.containers import programs as tools
+from benchmarks.launching.containers import containers as tools
 from benchmarks.rig import own_engine
 from benchmarks.rig.own_engine import OwnEngine
 from resireduce.errors import ConfigError

@@ -22,11 +22,10 @@ from benchmarks.core.interfaces import address_of, interface_to, rate_limit
 from benchmarks.doctor.slurm.slurm_cluster import asking
 from benchmarks.launching.containers import choose
 from benchmarks.launching.processes import RankProcess, Start
-from benchmarks.launching.slurm import job
+from benchmarks.launching.slurm import queue
 from benchmarks.launching.slurm import step_task as task
-from benchmarks.launching.slurm.job_resources import Placement
 from benchmarks.launching.slurm.queue import has_failed, lost_nodes
-from benchmarks.launching.slurm.step import Task, judge, step
+from benchmarks.launching.slurm.step import Placement, Task, judge, step
 from benchmarks.launching.slurm.working import find_kept, keep, working_folder
 from benchmarks.training.rank import tcp_store
 from resireduce.errors import ConfigError
@@ -47,17 +46,17 @@ CELL = Cell(model="vgg-digits")
     ],
 )
 def test_the_time_that_a_job_has_left(said: str, seconds: float) -> None:
-    assert job.seconds_left(f" {said}\n") == seconds
+    assert queue.seconds_left(f" {said}\n") == seconds
 
 
 def test_outside_of_a_job_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(ConfigError, match=r"launcher: 'srun' works within a Slurm job only"):
-        job.job_id()
+        queue.job_id()
     with pytest.raises(ConfigError, match=r"no-such-program: not on PATH"):
-        job.ask(["no-such-program"])
+        queue.ask(["no-such-program"])
     with pytest.raises(ConfigError, match=r"ls /no-such-folder: .*No such file"):
-        job.ask(["ls", "/no-such-folder"])
+        queue.ask(["ls", "/no-such-folder"])
 
 
 def test_a_user_s_defaults_for_slurm_s_programs_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,11 +64,11 @@ def test_a_user_s_defaults_for_slurm_s_programs_hide_nothing(monkeypatch: pytest
     for name in ("SQUEUE_PARTITION", "SCANCEL_INTERACTIVE", "SINFO_PARTITION", "SACCT_FORMAT", "SLURM_TIME_FORMAT"):
         monkeypatch.setenv(name, "mine")
     monkeypatch.setenv("SLURM_CONF", "ours")
-    for said in (job.ask(["env"]), asking(5)(["env"]).text):
+    for said in (queue.ask(["env"]), asking(5)(["env"]).text):
         assert "=mine" not in said and "SLURM_CONF=ours" in said
 
 
-@pytest.mark.parametrize("ask", [job.ask, choose._ask])
+@pytest.mark.parametrize("ask", [queue.ask, choose._ask])
 def test_what_a_program_says_need_not_be_utf_8(ask: Callable[[list[str]], str]) -> None:
     assert ask(["printf", r"gr\374n"]) == "gr\N{REPLACEMENT CHARACTER}n"
     with pytest.raises(ConfigError, match="kein Ger\N{REPLACEMENT CHARACTER}t"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.core.paths import ROOT
-from benchmarks.launching.containers.image_content import (
+from benchmarks.launching.containers.entry import (
     IMAGES,
     SHARED,
     check_locks,

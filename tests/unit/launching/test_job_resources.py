@@ -11,8 +11,8 @@ from snakemake_executor_plugin_slurm.partitions import PartitionLimits
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 
 from benchmarks.core.cell import Cell
-from benchmarks.launching.slurm.job_resources import Placement, job_resources, place
 from benchmarks.launching.slurm.site import LIMITS, Site
+from benchmarks.launching.slurm.step import Placement, job_resources, place
 from resireduce.errors import ConfigError
 from tests.slurm_outputs import shipped_site
 

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.doctor import machine_checks as doctor
 from benchmarks.doctor.child import MARK, Ended, Job
 from benchmarks.doctor.finding import NOT_RUN, OK, WARNING
-from benchmarks.launching import launch, ranks
+from benchmarks.launching import launch
 from benchmarks.launching.containers import containers
-from benchmarks.launching.containers.environment import passed
+from benchmarks.launching.containers.runtime import passed
+from benchmarks.launching.launch import starting
 from benchmarks.launching.processes import MALLOC, THRESHOLD, with_malloc
-from benchmarks.launching.ranks import starting
 from benchmarks.launching.slurm import step_task as task
 from benchmarks.training.measure.rank_facts import relevant_environment
 
@@ -69,7 +69,7 @@ def test_ranks_in_containers_have_them_too(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_launcher_starts_ranks_there() -> None:
-    assert launch.starting is task.starting is ranks.starting
+    assert launch.starting is task.starting
 
 
 def test_records_say_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:

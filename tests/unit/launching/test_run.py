@@ -19,10 +19,9 @@ from benchmarks.core.record import CellResult
 from benchmarks.core.stop_policy import Limits
 from benchmarks.core.workloads import SMALL, WORKLOADS
 from benchmarks.launching import launch as launch_module
-from benchmarks.launching.endings import overall
 from benchmarks.launching.launch import launch
-from benchmarks.launching.outcomes import summary, to_result
-from benchmarks.launching.processes import helping, holding_back, start_here
+from benchmarks.launching.outcomes import overall, summary, to_result
+from benchmarks.launching.processes import holding_back, start_here
 from benchmarks.training.rank import run_rank
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
@@ -351,15 +350,3 @@ def test_ctrl_c_while_a_rank_starts_ends_it_without_a_traceback(capfd: pytest.Ca
     assert rank.wait(timeout=60) == -signal.SIGINT
     assert capfd.readouterr().err == ""
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_ctrl_c_is_left_to_the_process_that_another_helps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code = f"import time; open({str(tmp_path / 'there')!r}, 'w'); time.sleep(60)"
-    with pytest.raises(KeyboardInterrupt), helping(["-c", code], {}) as process:
-        while not (tmp_path / "there").exists():
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert process.poll() is None
-        raise KeyboardInterrupt
-    assert process.returncode == -signal.SIGKILL and capfd.readouterr().err == ""

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.launching.containers.entry import ImageEntry
-from benchmarks.launching.containers.environment import Bind, bind_all, for_apptainer, passed
-from benchmarks.launching.containers.runtime import Container, Runtime
+from benchmarks.launching.containers.runtime import Bind, Container, Runtime, bind_all, for_apptainer, passed
 from resireduce.errors import ConfigError
 
 DIGEST = "sha256:" + "ab" * 32

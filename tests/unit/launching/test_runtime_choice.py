@@ -14,8 +14,8 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.stop_policy import content_of
 from benchmarks.launching.containers import choose, containers
+from benchmarks.launching.containers.choose import asked_runtime
 from benchmarks.launching.containers.entry import add_image
-from benchmarks.launching.containers.runtime_options import asked_runtime
 from benchmarks.workflow.image import Image, get_image
 from resireduce.errors import ConfigError
 from tests.stand_ins import HEAD

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.launching.containers import containers as module
-from benchmarks.launching.containers.containers import Client
-from benchmarks.launching.containers.isolation import isolated
-from benchmarks.launching.endings import outcome_of
+from benchmarks.launching.containers.containers import Client, isolated
+from benchmarks.launching.outcomes import outcome_of
 from resireduce.errors import ConfigError
 from tests.unit.launching.test_runtime import runtime
 

@@ -13,10 +13,11 @@ from torch import nn
 from benchmarks.__main__ import main
 from benchmarks.core.ways import FORMS, FULLEST, RESIDENT, WAYS
 from benchmarks.micro import beside_command as cli
-from benchmarks.micro.beside_command import Failed, measure
+from benchmarks.micro.beside_command import measure_way
 from benchmarks.training.beside.beside_rank import sent_bytes
 from benchmarks.training.beside.builders import build
 from benchmarks.training.beside.plain_models import MODELS
+from resireduce.errors import ConfigError
 from resireduce.grouping import find_groups
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +61,7 @@ def test_bytes_sent_are_counted_by_the_kernel() -> None:
 
 
 def test_a_way_is_measured_on_two_ranks() -> None:
-    found = measure("ddp", "small-stack")
+    found = measure_way("ddp", "small-stack")
     assert 1.0 <= found["sent_bytes"] / found["parameters_bytes"] < 1.1, "a ring of two sends all of it once"
     assert found["title"] == WAYS["ddp"].title and found["peak_bytes"] >= found["held_bytes"] > 0
 
@@ -69,9 +70,9 @@ def test_a_way_that_cannot_be_measured_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: str) -> dict[str, Any]:
-        raise Failed("ModuleNotFoundError: No module named 'bitsandbytes'")
+        raise ConfigError("ModuleNotFoundError: No module named 'bitsandbytes'")
 
-    monkeypatch.setattr(cli, "measure", fails)
+    monkeypatch.setattr(cli, "measure_way", fails)
     assert main(["measure", "beside", "--only", "eight-bit", "--output", str(tmp_path / "out.json")]) == 1
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert row["name"] == "eight-bit" and "bitsandbytes" in row["reason"] and row["reason"] in capsys.readouterr().out

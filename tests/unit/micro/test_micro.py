@@ -14,7 +14,7 @@ from benchmarks.analysis.tables.compression import averages_table
 from benchmarks.micro import micro_command
 from benchmarks.micro.micro_command import compared
 from benchmarks.training import compress_speed
-from benchmarks.training.compress_cases import Case, list_cases
+from benchmarks.training.compress_speed import Case, list_cases
 from resireduce.scheme import COMPRESSORS
 
 TIMES: dict[str, list[dict[str, Any]]] = {
@@ -57,9 +57,9 @@ def test_a_case_that_there_is_not_is_named(tmp_path: Path, capfd: pytest.Capture
 def test_a_process_that_was_killed_is_told_with_the_cure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    start = micro_command.helping
-    monkeypatch.setattr(micro_command, "helping", lambda line, more: start(code, more))
+    (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert main(["measure", "micro", "--tiny", "--output", str(tmp_path / "micro.json")]) == 2
     assert "was killed by signal 9, 9 where memory ran out" in (said := capsys.readouterr().err) and "--cases" in said
 
@@ -89,17 +89,15 @@ def test_all_forms_run_in_the_number_of_threads_that_is_set(monkeypatch: pytest.
         "threads": 2,
         "cases": ["*"],
     }
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
     seen: set[int] = set()
 
     def case(name: str) -> Case:
         return Case(name, lambda like, density: lambda gradients, number: seen.add(torch.get_num_threads()))
 
     monkeypatch.setattr(compress_speed, "list_cases", lambda: [case("naive"), case("topk, baseline")])
-    monkeypatch.setattr(sys, "argv", ["compress_speed", str(tmp_path)])
     before = torch.get_num_threads()
     try:
-        compress_speed.main()
+        compress_speed.measured(settings, tmp_path)
     finally:
         torch.set_num_threads(before)
     assert seen == {2}

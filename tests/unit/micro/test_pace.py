@@ -31,10 +31,10 @@ def test_ratios_and_their_intervals(tmp_path: Path) -> None:
 
 
 def stand_in(folder: Path, seconds: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that trains nothing: it copies cells.json to `folder` and says that rounds took these seconds."""
+    """A rank that trains nothing: it copies settings.json to `folder` and says that rounds took these seconds."""
     rank = folder / "python"
-    left = f'echo "{seconds}" > "$3/seconds.json"\necho "[]" > "$3/merged.json"\n'
-    rank.write_text(f'#!/bin/sh\ncp "$3/cells.json" "{folder}"\necho >> "{folder}/starts"\n{left}')
+    left = f'echo "{{\\"seconds\\": {seconds}, \\"merged\\": []}}" > "$4/rank$RANK.json"\n'
+    rank.write_text(f'#!/bin/sh\ncp "$4/settings.json" "{folder}"\necho >> "{folder}/starts"\n{left}')
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
 
@@ -44,7 +44,7 @@ def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: py
     cell = Cell(model="resnet50", data="synthetic")
     cells = [replace(cell, **one._asdict()) for one in pace.PAIRS["both"][0]]
     streamed, shared = pace.compare(cells, 2, 1)
-    timed = json.loads((tmp_path / "cells.json").read_text())
+    timed = json.loads((tmp_path / "settings.json").read_text())["cells"]
     assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [one[:2] for one in pace.PAIRS["both"][0]]
     assert (streamed["ratios"], shared["ratios"]) == ([2.0, 1.0], [0.5, 0.5])
     assert (shared["scheme"], shared["against"]["scheme"]) == ("w+2d", "baseline")

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.moments import BANDS, POINTS, moments_problem, unpack_moments
+from benchmarks.core.rank_memory import BANDS, POINTS, moments_problem, unpack_moments
 from benchmarks.training.build import build
-from benchmarks.training.measure.band_tracker import BandTracker
-from benchmarks.training.measure.tracker import measure_memory
+from benchmarks.training.measure.tracker import BandTracker, measure_memory
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.comm.local import LocalCommunicator
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import resireduce
-from benchmarks.training.bert_adam import BertAdam
+from benchmarks.training.optimizers import BertAdam
 from resireduce.comm.local import LocalCommunicator
 from resireduce.planning.memory import measure_states
 

@@ -15,9 +15,8 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import PAPER, READMES, WORKLOADS, Schedule
 from benchmarks.training import build as build_module
-from benchmarks.training.bert_adam import BertAdam
 from benchmarks.training.build import build, load_given, load_prepared, make_compressor, make_task, rank_seed
-from benchmarks.training.optimizers import make_optimizer
+from benchmarks.training.optimizers import BertAdam, make_optimizer
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.dgc import DGC
 from resireduce.errors import ConfigError

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.core import merge_option
+from benchmarks.core import scheme_options
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.training.build import build
@@ -40,7 +40,7 @@ def test_a_cell_that_merges_has_a_name_of_its_own_and_is_read_as_it_was_written(
 )
 def test_a_list_compares_ways_and_lists_of_names_are_one(merge: object, expected: list[object]) -> None:
     cells = expand({"matrix": [{"model": "vgg-digits", "merge": merge}]})
-    assert [merge_option.thaw(cell.merge) for cell in cells] == expected
+    assert [scheme_options.thaw_merge(cell.merge) for cell in cells] == expected
 
 
 @pytest.mark.parametrize("wrong", ["two", 0, True, 1.5, None, [], ["a"], [[]], [[1]]])

@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.core import provenance as provenance_module
-from benchmarks.core.ladder import METHODS
-from benchmarks.core.nvml import Idle, Nvml
+from benchmarks.core.devices import Idle, Nvml
 from benchmarks.core.provenance import image_digest, job_facts, loaded_files
+from benchmarks.core.rank_memory import METHODS
 from benchmarks.training.measure.calibration import measure_known, table
 from benchmarks.training.measure.meter import NO_CUDA
 from benchmarks.training.measure.probe import look_before_cuda

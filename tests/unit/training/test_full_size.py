@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.core.registry import MODELS
-from benchmarks.training.models.resnet import BasicBlock, ResNet
+from benchmarks.training.models.convolutional import BasicBlock, ResNet
 from benchmarks.training.models.vit import VisionTransformer
 from resireduce.grouping import find_groups
 from resireduce.scheme import load

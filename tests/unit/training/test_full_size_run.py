@@ -10,8 +10,8 @@ import resireduce
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
-from benchmarks.core.items import unpack
 from benchmarks.core.matrix import expand
+from benchmarks.core.rank_memory import unpack
 from benchmarks.core.record import CellResult
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import PAPER, WORKLOADS

@@ -12,7 +12,7 @@ from benchmarks.core import devices
 from benchmarks.core.cell import Cell
 from benchmarks.core.interfaces import address_of
 from benchmarks.training import horovod
-from benchmarks.training.horovod_start import MEETING, come, make_slots, serving, variables, wait_for
+from benchmarks.training.horovod import MEETING, come, make_slots, serving, variables, wait_for
 from resireduce.errors import ConfigError
 
 CELL = Cell(model="vgg-digits", backend="horovod")

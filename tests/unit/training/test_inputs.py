@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from benchmarks.core.cell import Cell
-from benchmarks.training import time_passes
-from benchmarks.training.time_compression import Compression
-from benchmarks.training.time_messages import AT_ONCE, IN_TURN, Collective, sample
-from benchmarks.training.time_passes import Passes, Silent, copying
+from benchmarks.training import inputs
+from benchmarks.training.inputs import AT_ONCE, IN_TURN, Collective, Compression, Passes, Silent, copying
+from benchmarks.training.inputs import sample_of as sample
 from resireduce.comm.local import LocalCommunicator
 
 CELL = Cell(model="gpt2-bytes", compressor="topk", world_size=4)
@@ -74,7 +73,7 @@ def test_collectives_have_the_sizes_and_the_type_that_are_asked_for() -> None:
 
 def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((10.0, 12.0))
-    monkeypatch.setattr(time_passes.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(inputs.time, "perf_counter", lambda: next(clock))
     assert copying(lambda: None, elements=1000, repeats=6) == 2 * 4 * 1000 * 6 / 2.0
 
 

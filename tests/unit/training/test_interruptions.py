@@ -19,8 +19,7 @@ from benchmarks.core.outcome import Outcome
 from benchmarks.core.record import CellResult
 from benchmarks.core.stop_policy import MANIFEST, Limits, checkpoint_folder, remove_checkpoint, saved_step
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.launching.endings import overall
-from benchmarks.launching.outcomes import to_result
+from benchmarks.launching.outcomes import overall, to_result
 from benchmarks.launching.processes import count_oom_kills
 from benchmarks.training.deadline import Watch
 from benchmarks.training.failures import asked_bytes, describe

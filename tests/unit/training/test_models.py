@@ -8,8 +8,7 @@ from torch import nn
 
 from benchmarks.core.registry import MODELS, TASKS
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.training.models.resnet import ResNet
-from benchmarks.training.models.vgg import POOL, VGG, GridPool
+from benchmarks.training.models.convolutional import POOL, VGG, GridPool, ResNet
 from benchmarks.training.tasks.task import Setting
 from resireduce.grouping import compressible, find_groups
 

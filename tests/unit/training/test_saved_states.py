@@ -5,14 +5,14 @@ import json
 import pytest
 
 from benchmarks.core.paths import ROOT
-from benchmarks.training.saved_states import MODELS, RANKS, RANKS_PER_NODE, WAYS, saved
+from benchmarks.training.plan_of_cell import OF_FIGURE, RANKS, RANKS_PER_NODE, WAYS, saved
 
 FOUND = json.loads((ROOT / "results/reference/saved-states.json").read_text())
 
 
 def test_all_models_were_planned_in_all_ways() -> None:
     assert (FOUND["ranks"], FOUND["ranks_per_node"]) == (RANKS, RANKS_PER_NODE) == (64, 8)
-    assert [row["model"] for row in FOUND["rows"]] == [*MODELS]
+    assert [row["model"] for row in FOUND["rows"]] == [*OF_FIGURE]
     assert all([*row["saved"]] == [*WAYS] for row in FOUND["rows"])
 
 

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from benchmarks.data.squad import Question, exact_match, f1
-from benchmarks.training.tasks.answers import scores
-from benchmarks.training.tasks.squad_features import (
+from benchmarks.training.tasks.questions import scores
+from benchmarks.training.tasks.squad_task import (
+    Squad,
     Text,
+    answer_text,
+    best_span,
     collate,
     find_answer,
     make_features,
@@ -23,7 +26,6 @@ from benchmarks.training.tasks.squad_features import (
     tokenize,
     windows,
 )
-from benchmarks.training.tasks.squad_task import Squad, answer_text, best_span
 from benchmarks.training.tasks.task import Setting
 from resireduce.errors import ConfigError
 from tests.prepared import SPECIAL, save_prepared, save_squad
@@ -347,7 +349,7 @@ def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
 
 
 def test_many_questions_are_announced_by_rank_0_alone(root, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.training.tasks.squad_questions.MANY", 5)
+    monkeypatch.setattr("benchmarks.training.tasks.squad_task.MANY", 5)
     for rank, said in (("0", "squad: finding the tokens of 15 questions ...\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
         Squad(Setting(data="squad", root=root))

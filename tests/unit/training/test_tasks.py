@@ -18,11 +18,20 @@ from torch import nn
 from benchmarks.core.registry import TASKS
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.data.squad import exact_match, f1, normalise, read_squad
-from benchmarks.training.tasks import bytepairs, question_maker
+from benchmarks.training.tasks import bytepairs
 from benchmarks.training.tasks.bytepairs import BytePairs, blocks, encode, frequent_pairs, package_files
 from benchmarks.training.tasks.digits import Digits, parse_digits
-from benchmarks.training.tasks.question_maker import make_squad, words
-from benchmarks.training.tasks.questions import LENGTH, Questions, best_spans, build_vocabulary, collate
+from benchmarks.training.tasks.questions import (
+    FACTS,
+    LENGTH,
+    Questions,
+    best_spans,
+    build_vocabulary,
+    collate,
+    make_squad,
+    names,
+    words,
+)
 from benchmarks.training.tasks.questions import encode as encode_question
 from benchmarks.training.tasks.task import Setting, chunks, evaluating, sha256, shard
 from resireduce.scheme import load
@@ -314,7 +323,7 @@ def test_bad_document_is_refused_in_one_line(text, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("domain", question_maker.FACTS)
+@pytest.mark.parametrize("domain", FACTS)
 def test_made_documents_are_squad_and_right(domain):
     made = make_squad(domain, 300, seed=7)
     assert made == make_squad(domain, 300, seed=7)
@@ -322,14 +331,14 @@ def test_made_documents_are_squad_and_right(domain):
     questions = read_squad(json.dumps(made))
     assert len(questions) == 300
     for question in questions:
-        subject = next(word for word in question.question.split() if word.capitalize() in question_maker.names(domain))
+        subject = next(word for word in question.question.split() if word.capitalize() in names(domain))
         sentence_start = question.context.rfind(" . ", 0, question.starts[0]) + 1
         sentence = question.context[sentence_start : question.context.find(" .", question.starts[0])]
         assert subject in sentence.split(), "the answer stands in a sentence on the subject that is asked about"
 
 
 def test_domains_share_no_name():
-    assert set(question_maker.names("lives")).isdisjoint(question_maker.names("towns"))
+    assert set(names("lives")).isdisjoint(names("towns"))
 
 
 def test_maker_refuses_wrong_input():

@@ -1,0 +1,243 @@
+"""The memory of one rank as a record holds it: its tensors, the moments of a step, the ladder of methods. No torch.
+
+Items hold every name and every usual shape once. `names` are the parameters' names, `shapes` their shapes. Each of
+`kinds` (state, part, dtype) has `of`, the numbers of the names that it applies to; `shapes`, by number, where a shape
+differs from the parameter's; `element_bytes`; and `bytes`, its sum. `shared` has the members of each group, by the
+first one's number. GPT-2 large takes some 50 KB.
+
+Moments are the bytes of each kind of tensor over one step: `bands` has for each of BANDS a list of its bytes at each
+moment, equally long for all, or one number where they never change; `changes` is the number of moments before thinning,
+`rank` the rank that was measured. Moments are counted in operations that make or free a tensor, not in seconds.
+
+The ladder has one rank's bytes by several methods, from the tensors up to the whole GPU. Its rungs answer different
+questions and are never mixed: `docs/measuring.md` says what each contains.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from resireduce.errors import is_count
+from resireduce.planning.item import STATES, Item
+
+
+def pack(items: Iterable[Item]) -> dict[str, Any]:
+    """Return `items` as plain values for a record; `unpack` restores them."""
+    names: dict[str, int] = {}
+    shapes: list[list[int]] = []
+    kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
+    shared: dict[str, tuple[str, ...]] = {}
+    for item in items:
+        number, shape = names.setdefault(item.name, len(names)), list(item.shape)
+        if number == len(shapes):
+            shapes.append(shape)
+        new = {"state": item.state, "part": item.part, "dtype": item.dtype, "element_bytes": 0, "bytes": 0}
+        kind = kinds.setdefault((item.state, item.part, item.dtype), {**new, "of": [], "shapes": {}})
+        kind["bytes"] += item.nbytes
+        kind["element_bytes"] = max(kind["element_bytes"], item.nbytes // max(1, prod(shape)))
+        kind["of"].append(number)
+        if shape != shapes[number]:
+            kind["shapes"][str(number)] = shape
+        if item.members:
+            shared[str(number)] = item.members
+    members = {number: [names.setdefault(name, len(names)) for name in those] for number, those in shared.items()}
+    shapes += [[]] * (len(names) - len(shapes))
+    return {"names": list(names), "shapes": shapes, "kinds": list(kinds.values()), "shared": members}
+
+
+def unpack(packed: Mapping[str, Any]) -> list[Item]:
+    """Return the items of a record, by kind; [] if it has none. Raises KeyError and the like if they are damaged."""
+    items = []
+    for kind in packed.get("kinds", ()):
+        for number in kind["of"]:
+            shape = kind["shapes"].get(str(number), packed["shapes"][number])
+            shared = packed["shared"].get(str(number), ()) if kind["state"] == "residuals" else ()
+            members = tuple(packed["names"][member] for member in shared)
+            name = packed["names"][number]
+            nbytes = prod(shape) * kind["element_bytes"]
+            items.append(Item(kind["state"], name, kind["part"], tuple(shape), kind["dtype"], nbytes, members))
+    return items
+
+
+def items_problem(packed: Any, bytes_by_state: Mapping[str, int | None]) -> str | None:
+    """Return what is wrong with a record's items, in one line; None if they are right or missing.
+
+    `bytes_by_state` has the sums that they must have; those that are None are not compared.
+    """
+    if not isinstance(packed, dict):
+        return f"{packed!r} is not a mapping"
+    if not packed:
+        return None
+    try:
+        for wrong in _wrong(packed):
+            return wrong
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return f"damaged: {type(error).__name__}: {error}; names, shapes, kinds and shared belong together"
+    for state, expected in bytes_by_state.items():
+        found = sum(kind["bytes"] for kind in packed["kinds"] if kind["state"] == state)
+        if expected is not None and found != expected:
+            return f"the {state} add up to {found} bytes, not to {state}_bytes, {expected}"
+    return None
+
+
+def _wrong(packed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each error within, one line each."""
+    names, shapes = packed["names"], packed["shapes"]
+    if not is_count(packed["rank"]):
+        yield f"rank: {packed['rank']!r} is not the number of a rank"
+    if len(set(names)) != len(shapes) or len(names) != len(shapes) or not all(isinstance(name, str) for name in names):
+        yield f"{len(names)} names and {len(shapes)} shapes do not belong together"
+    if not all(is_count(number) and number < len(names) for members in packed["shared"].values() for number in members):
+        yield "shared: the number of a name is missing or too large"
+    sizes = [_elements(shape) for shape in shapes]
+    for kind in packed["kinds"]:
+        title = " ".join(map(str, filter(None, (kind["state"], kind["part"], kind["dtype"]))))
+        of, own = kind["of"], {int(number): _elements(shape) for number, shape in kind["shapes"].items()}
+        if kind["state"] not in STATES:
+            yield f"{title}: not a state; allowed: {', '.join(STATES)}"
+        if len(set(of)) != len(of) or not _are_counts(of) or not own.keys() <= set(of):
+            yield f"{title}: a tensor is there twice, or has a shape but is not there"
+        held = sum(own.get(number, sizes[number]) for number in of) if own else sum(map(sizes.__getitem__, of))
+        held *= kind["element_bytes"]
+        if held != kind["bytes"] or not is_count(kind["bytes"]):
+            yield f"{title}: its tensors add up to {held} bytes, not to {kind['bytes']}"
+
+
+def _elements(shape: list[int]) -> int:
+    if not _are_counts(shape):
+        raise TypeError(f"{shape!r} is not a shape")
+    return prod(shape)
+
+
+def _are_counts(numbers: list[int]) -> bool:
+    """Whether all are whole numbers, 0 or more; there are many of them."""
+    return set(map(type, numbers)) <= {int} and min(numbers, default=0) >= 0
+
+
+BANDS = {
+    "parameters": "parameters",
+    "optimizer_states": "optimizer states",
+    "residuals": "residuals",
+    "gradients": "gradients, averages",
+    "messages": "selections, messages",
+}
+"""Kinds of tensors, from the lowest to the highest in a picture, and the name of each for readers."""
+POINTS = 240
+"""Largest number of moments in a record."""
+
+
+def thinned(moments: Sequence[Sequence[int]], points: int = POINTS) -> list[Sequence[int]]:
+    """Return at most `points` of `moments`: the fullest in each of `points` equal stretches, in their order.
+
+    The fullest of all moments is among them. moments: bytes of each of BANDS.
+    """
+    size = max(1.0, len(moments) / points)
+    stretches = [moments[int(i * size) : int((i + 1) * size)] for i in range(points)]
+    return [max(stretch, key=sum) for stretch in stretches if stretch]
+
+
+def pack_moments(moments: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return `moments`, bytes of each of BANDS after each change within a step, as plain values for a record."""
+    columns = zip(*thinned(moments), strict=True)
+    bands = {name: [*column] for name, column in zip(BANDS, columns, strict=True)}
+    return {
+        "changes": len(moments),
+        "bands": {name: held if len(set(held)) > 1 else held[0] for name, held in bands.items()},
+    }
+
+
+def unpack_moments(packed: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """Return the bytes of each of BANDS at each moment of a record, in their order; [] if it has none."""
+    bands = [packed["bands"][name] for name in BANDS] if packed else []
+    count = max((len(held) for held in bands if isinstance(held, list)), default=1)
+    columns = [held if isinstance(held, list) else [held] * count for held in bands]
+    return [*zip(*columns, strict=True)]
+
+
+def moments_problem(packed: Any, peak_states_bytes: int | None) -> str | None:
+    """Return what is wrong with a record's moments, in one line; None if they are right or missing.
+
+    peak_states_bytes: the total that the fullest moment must have; None is not compared.
+    """
+    if not isinstance(packed, dict):
+        return f"{packed!r} is not a mapping"
+    try:
+        return _wrong_moments(packed, peak_states_bytes) if packed else None
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return f"damaged: {type(error).__name__}: {error}; bands are lists as long as one another, or numbers"
+
+
+def _wrong_moments(packed: Mapping[str, Any], peak_states_bytes: int | None) -> str | None:
+    if packed["bands"].keys() != BANDS.keys() or not is_count(packed["rank"]) or not is_count(packed["changes"]):
+        return f"damaged: rank, changes and bands of {', '.join(BANDS)} belong together"
+    moments = unpack_moments(packed)
+    if not 1 <= len(moments) <= POINTS or not all(is_count(held) for moment in moments for held in moment):
+        return f"bands: {len(moments)} moments; allowed: 1 to {POINTS}, of whole numbers of bytes, 0 or more"
+    fullest = max(map(sum, moments))
+    if peak_states_bytes is not None and fullest != peak_states_bytes:
+        return f"the fullest holds {fullest} bytes, not peak_states_bytes, {peak_states_bytes}"
+    return None
+
+
+METHODS = {
+    "model_state_itemised": "sum over the tensors held at a step boundary: parameters, gradients, residuals, optimizer",
+    "allocated": "torch allocator, at a step boundary, gradients still in .grad as set_to_none=False leaves them",
+    "allocated_without_gradients": "torch allocator, at a step boundary, after zero_grad(set_to_none=True)",
+    "peak_allocated": "torch allocator, most allocated in training steps after warm-up",
+    "peak_reserved": "torch allocator, most reserved in training steps after warm-up",
+    "nvml_process": "NVML, memory of this process, sampled, most in training steps after warm-up",
+    "nvml_device": "NVML, used memory of the device, sampled, most in training steps after warm-up",
+    "resident": "resident set of this process (statm), at a step boundary",
+    "peak_resident": "most that was resident since this process began (VmHWM, else ru_maxrss)",
+}
+"""Name of every rung, from the bottom up, and how it is measured. The last two are the host's memory."""
+WARMUP, STEADY, EVALUATION = "warmup", "steady", "evaluation"
+"""Windows of time with separate peaks: warm-up steps, the training steps after them, evaluations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One figure of one rank, in bytes, or the reason why there is none."""
+
+    name: str
+    """One of METHODS."""
+    method: str
+    bytes: int | None = None
+    """Includes the baseline. For peaks: that of training steps after warm-up, where it can be told apart."""
+    reason: str | None = None
+    """Why there is no figure, in one line; None if there is one."""
+    baseline_bytes: int | None = None
+    """The bytes before CUDA began (NVML), or before the model was built (all others)."""
+    warmup_bytes: int | None = None
+    """For peaks: the most until the end of warm-up."""
+    evaluation_bytes: int | None = None
+    """For peaks: the most during evaluations."""
+    flags: tuple[str, ...] = ()
+    """Conditions that make the figure less comparable; see `docs/measuring.md`."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a rung with both a figure and a reason for having none, or with neither."""
+        if (self.bytes is None) == (self.reason is None):
+            raise ValueError(f"rung {self.name}: bytes {self.bytes!r} and reason {self.reason!r}; give one of them")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the rung as plain values."""
+        return asdict(self) | {"flags": list(self.flags)}
+
+
+def rung_problem(rung: object) -> str | None:
+    """Return what is wrong with a rung given as plain values, None if all is right."""
+    if not isinstance(rung, Mapping) or not isinstance(rung.get("name"), str):
+        return "a rung is a mapping with a name"
+    try:
+        made = Rung(**{**rung, "flags": tuple(rung.get("flags") or ())})
+    except (TypeError, ValueError) as error:
+        return str(error)
+    amounts = (made.bytes, made.baseline_bytes, made.warmup_bytes, made.evaluation_bytes)
+    if any(not (amount is None or (type(amount) is int and amount >= 0)) for amount in amounts):
+        return f"rung {made.name}: bytes must be whole numbers, 0 or more"
+    texts = (made.method, *made.flags, *([] if made.reason is None else [made.reason]))
+    if not all(isinstance(text, str) and text.strip() and "\n" not in text for text in texts):
+        return f"rung {made.name}: method, reason and flags must be texts of one line"
+    return None
