@@ -1,4 +1,5 @@
-"""The optimizer for compressors that form momentum before they compress: SGD whose weight decay has a momentum."""
+"""Optimizers for compressed gradients: SGD for compressors that form momentum before they compress, and AdamW without a
+first moment."""
 
 import math
 from abc import ABC, abstractmethod
@@ -80,12 +81,7 @@ class DGCSGD(ParameterwiseOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add `param_group`, as to every optimizer. Raises ConfigError for a number that cannot be used."""
-        options = self.defaults | param_group
-        for name, limit in (("lr", math.inf), ("decay_momentum", 1), ("weight_decay", math.inf)):
-            value = options[name].item() if isinstance(options[name], Tensor) else options[name]
-            if not is_number(value) or not 0 <= value < limit:
-                upper = "" if limit == math.inf else f", less than {limit}"
-                raise ConfigError(f"{name}: {value!r} is not allowed; give a number, 0 or more{upper}")
+        _check_ranges(self.defaults | param_group, lr=math.inf, decay_momentum=1, weight_decay=math.inf)
         super().add_param_group(param_group)
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
@@ -106,3 +102,62 @@ class DGCSGD(ParameterwiseOptimizer):
             state["decay_buffer"] = torch.zeros_like(parameter)
         buffer: Tensor = state["decay_buffer"]
         return buffer
+
+
+class SecondMomentAdamW(ParameterwiseOptimizer):
+    """AdamW without a first moment: error feedback remembers gradients already, so that only the second is held.
+
+    For a parameter p with gradient g, in step t, of the second moment v that starts at zero:
+
+        v <- beta2 * v + (1 - beta2) * g * g
+        p <- p - lr * (g / (sqrt(v / (1 - beta2 ** t)) + eps) + weight_decay * p)
+
+    This is `torch.optim.AdamW(betas=(0, beta2))`, which also holds the last gradient as its first moment. Parameters
+    are independent of each other, as in `DGCSGD`; each has a state of its own shape, and its number of steps.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate, 0 or more.
+        beta2: decay of the second moment, in [0, 1).
+        eps: keeps the quotient finite, 0 or more.
+        weight_decay: share of p that is taken off, times the learning rate, 0 or more.
+
+    Raises ConfigError for a number outside these ranges.
+    """
+
+    step_is_separable = True
+    """Told to `resireduce.distribute`: each parameter is updated from its own gradient and state alone."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "beta2": beta2, "eps": eps, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add `param_group`, as to every optimizer. Raises ConfigError for a number that cannot be used."""
+        _check_ranges(self.defaults | param_group, lr=math.inf, beta2=1, eps=math.inf, weight_decay=math.inf)
+        super().add_param_group(param_group)
+
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state, beta2 = self.state[parameter], group["beta2"]
+        if not state:
+            state["step"], state["exp_avg_sq"] = torch.zeros(()), torch.zeros_like(parameter)
+        state["step"] += 1
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        correction = math.sqrt(1 - beta2 ** state["step"].item())
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.addcdiv_(grad, square.sqrt().div_(correction).add_(group["eps"]), value=-group["lr"])
+
+
+def _check_ranges(options: dict[str, Any], **limits: float) -> None:
+    """Raise ConfigError for the first of `limits` whose number in `options` is below 0, or not below the limit."""
+    for name, limit in limits.items():
+        value = options[name].item() if isinstance(options[name], Tensor) else options[name]
+        if not is_number(value) or not 0 <= value < limit:
+            upper = "" if limit == math.inf else f", less than {limit}"
+            raise ConfigError(f"{name}: {value!r} is not allowed; give a number, 0 or more{upper}")

@@ -1,7 +1,8 @@
 """`python -m benchmarks summary`: what the records of a run show, as JSON for results/reference and as tables.
 
 intervals: each setting's metric over seeds, and its difference from the baseline's. tell: which models tell residual
-schemes apart. rivals: what each compressor loses, sends and holds. systems: the same of the parts of a config.
+schemes apart. rivals: what each compressor loses, sends and holds. systems: the same of the parts of a config. rates:
+the best learning rate of each part and model, and the config that measures them on other seeds.
 """
 
 import argparse
@@ -12,8 +13,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import yaml
+
 from benchmarks.analysis import labels
 from benchmarks.analysis.claims.evidence import print_doubts
+from benchmarks.analysis.claims.sound import METRICS
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Part, Run, load_run
 from benchmarks.analysis.origin import provenance_rows
@@ -23,8 +27,9 @@ from benchmarks.analysis.tables.accuracy import USUAL_DENSITY, accuracy_record, 
 from benchmarks.analysis.tables.memory_table import memory_record
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import is_number
-from benchmarks.core.files import save_json, writable
-from benchmarks.core.matrix import WHOLE
+from benchmarks.core.config_reader import DEFAULTS
+from benchmarks.core.files import save_json, save_text, writable
+from benchmarks.core.matrix import WHOLE, WORDS
 from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS
@@ -53,6 +58,8 @@ def main(args: argparse.Namespace) -> int:
     writable("output", output)
     values = make(run) | {"measured": dict(provenance_rows(run.results.values()))}
     save_json(values, output)
+    if "config" in values:
+        save_text(yaml.safe_dump(values["config"], sort_keys=False), output.with_suffix(".yaml"))
     print_doubts(run)
     print(show(values))
     if run.holes:
@@ -233,7 +240,7 @@ def _rival(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]
     assert value is not None
     timed = [median(result.step_seconds) for result in results if result.step_seconds]
     return {
-        **{name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density")},
+        **{name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density", "learning_rate")},
         "metric_name": first.metric_name,
         "higher_is_better": first.higher_is_better,
         "seeds": len(metrics),
@@ -361,9 +368,7 @@ def systems(run: Run) -> Row:
         raise ConfigError(
             f"run: {str(run.folder)!r} has no parts, which are systems; make some with: make run RUN=systems"
         )
-    rows = systems_rows(run)
-    _check_observed(run.results.values())
-    return {"rows": rows, "links": links_words(run.results.values())}
+    return {"rows": systems_rows(run), "links": links_words(run.results.values())}
 
 
 def are_systems(run: Run) -> bool:
@@ -419,8 +424,9 @@ def systems_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def system_texts(row: Mapping[str, Any]) -> list[str]:
     """Return the texts of a row's columns; a dash for unknown values."""
+    rate = f", rate {row['learning_rate']:g}" if row.get("learning_rate") else ""
     return [
-        row["title"],
+        row["title"] + rate,
         str(row["seeds"]),
         *_metric_texts(row),
         _share_sent(row["density_sent"]),
@@ -448,6 +454,77 @@ def _by_model(values: Row, table: Callable[[Sequence[Row]], str]) -> str:
     return "\n\n".join(f"{model}\n{table(rows)}" for model, rows in its.items())
 
 
+# --- Learning rates: the best of each part and model, chosen on seeds that are not used again ---
+
+
+MEASURED_SEEDS = 5
+"""Seeds on which the best rates are measured, none of them one that they were chosen on."""
+RATES_HEAD = ("Part", "Optimizer", "Rate: metric of each that was tried", "Best")
+
+
+def rates(run: Run) -> Row:
+    """Return the best rate of each part and model, by the mean metric over the run's seeds, and the config of these.
+
+    A rate at which training diverged has no metric, None. One at the border of its grid is marked, since a better one
+    may lie beyond it. Raises ConfigError for a run in which a cell has not ended, since all parts are given the same
+    number of trials, and for a part of which none finished.
+    """
+    if missing := [hole for hole in run.holes.values() if not hole.has_diverged]:
+        raise ConfigError(
+            f"run: {str(run.folder)!r} lacks {len(missing)} cells, such as {missing[0].name}, and rates are chosen "
+            f"from all: go on with: make resume RUN={run.folder.name}"
+        )
+    tuned = {cell.seed for cell in run.cells}
+    seeds = [seed for seed in range(MEASURED_SEEDS + len(tuned)) if seed not in tuned][:MEASURED_SEEDS]
+    rows, parts = [], {}
+    for name, part in run.parts.items():
+        entries = []
+        for model, cells in grouped((cell.model, cell) for cell in part.cells).items():
+            metric_name, higher_is_better = METRICS[cells[0].workload.task]
+            tried: dict[float, float | None] = {}
+            for rate, its in sorted(grouped((cell.workload.learning_rate, cell) for cell in cells).items()):
+                ended = [run.results[cell].metric for cell in its if cell in run.results]
+                tried[rate] = mean(float(one) for one in ended if one is not None) if len(ended) == len(its) else None
+            finished = {rate: metric for rate, metric in tried.items() if metric is not None}
+            if not finished:
+                listed = ", ".join(f"{rate:g}" for rate in tried)
+                raise ConfigError(f"part {name}: {model} diverged at each rate, {listed}; give lower ones")
+            best = (max if higher_is_better else min)(finished, key=lambda rate: finished[rate])
+            words = {"system": name, "title": part.title or name, "model": model, "metric_name": metric_name}
+            chosen = {"tried": tried, "best": best, "border": best in (min(tried), max(tried))}
+            rows.append({**words, "optimizer": cells[0].workload.optimizer, **chosen})
+            plain = replace(cells[0], learning_rate=best, seed=0).to_dict()
+            entries.append({key: plain[key] for key in plain if plain[key] != DEFAULTS.get(key)} | {"seed": seeds})
+        parts[name] = {key: text for key in WORDS if (text := getattr(part, key))} | {"matrix": entries}
+    return {"rows": rows, "config": {"run": "tuned", "parts": parts}}
+
+
+def _rates_text(values: Row) -> str:
+    tables = {
+        model: labels.markdown_table(
+            RATES_HEAD,
+            [
+                [
+                    row["title"],
+                    row["optimizer"],
+                    ", ".join(
+                        f"{rate:g}: {'diverged' if metric is None else f'{metric:.2f}'}"
+                        for rate, metric in row["tried"].items()
+                    ),
+                    f"{row['best']:g}{' (border)' if row['border'] else ''}",
+                ]
+                for row in rows
+            ],
+            "lllr",
+        )
+        for model, rows in grouped((row["model"], row) for row in values["rows"]).items()
+    }
+    text = "\n\n".join(f"{model}\n{table}" for model, table in tables.items())
+    return (
+        f"{text}\n\nBorder: a better rate may lie beyond the grid; widen it for all. The config lies beside the JSON."
+    )
+
+
 def _systems_text(values: Row) -> str:
     text = _by_model(values, systems_table)
     return f"{text}\n\nLinks slowed to: {values['links']}" if values["links"] else text
@@ -458,5 +535,6 @@ KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
     "tell": (tells, _tells_text, "tell"),
     "rivals": (lambda run: {"rows": rivals_rows(run)}, lambda values: _by_model(values, rivals_table), "rivals"),
     "systems": (systems, _systems_text, "systems"),
+    "rates": (rates, _rates_text, "tune"),
 }
 """By kind: what makes the values and their text, and the run that it was made for."""

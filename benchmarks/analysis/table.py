@@ -74,7 +74,12 @@ def baseline_results(run: Run, setting: Cell) -> list[CellResult]:
     """
     nearest = min(
         finished_like(run, setting, SAME_WORK, BASELINE),
-        key=lambda other: (other.steps != setting.steps, abs(other.density - setting.density)),
+        key=lambda other: (
+            other.optimizer != setting.optimizer,
+            other.learning_rate != setting.learning_rate,
+            other.steps != setting.steps,
+            abs(other.density - setting.density),
+        ),
         default=None,
     )
     return run.settings()[nearest] if nearest else []

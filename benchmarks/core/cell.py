@@ -1,13 +1,15 @@
 """One training run of the matrix, as plain validated values. Standard library only."""
 
+import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from benchmarks.core import scheme_options
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
-from benchmarks.core.workloads import WORKLOADS
+from benchmarks.core.workloads import WORKLOADS, Workload
+from benchmarks.core.workloads.recipe import OPTIMIZERS
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES
 
@@ -24,7 +26,7 @@ NAME_LISTS = ("released", "observe")
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One training run. Settings that a cell does not name (learning rate, batch, ...) are its model's workload's."""
+    """One training run. Settings that a cell does not name (batch, schedule, ...) are its model's workload's."""
 
     model: str
     compressor: str = "topk"
@@ -34,6 +36,10 @@ class Cell:
     """None stores residuals in the gradient's own type."""
     density: float = 0.01
     """Share of elements sent; always 1 with a compressor that sends all of them."""
+    optimizer: str | None = None
+    """A name in `benchmarks.core.workloads.recipe.OPTIMIZERS`; None: the recipe's."""
+    learning_rate: float | None = None
+    """Largest learning rate, as the recipe's, which None takes."""
     seed: int = 0
     world_size: int = 2
     nodes: int | None = None
@@ -78,6 +84,7 @@ class Cell:
         if self.nodes is not None:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
+        self._check_optimizer()
         check_hierarchy(self.hierarchy, self.ranks_per_node, self.world_size, self.nodes)
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
@@ -89,6 +96,19 @@ class Cell:
         self._check_workload()
         self._check_combinations()
         self._check_observations()
+
+    def _check_optimizer(self) -> None:
+        """Check optimizer and learning rate; those of the recipe become None, so that each cell has one name."""
+        recipe, rate = WORKLOADS[self.model], self.learning_rate
+        if self.optimizer is not None:
+            choose("optimizer", self.optimizer, OPTIMIZERS)
+        if rate is not None:
+            fits = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf
+            allow("learning_rate", rate, fits, "a finite number greater than 0")
+            object.__setattr__(self, "learning_rate", float(rate))
+        for name in ("optimizer", "learning_rate"):
+            if getattr(self, name) == getattr(recipe, name):
+                object.__setattr__(self, name, None)
 
     def _check_workload(self) -> None:
         workload = WORKLOADS[self.model]
@@ -105,7 +125,7 @@ class Cell:
             object.__setattr__(self, "density", 1.0)
         if self.compressor == "none" and self.scheme != "none":
             raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
-        check_momentum(self.compressor, self.model)
+        check_momentum(self.compressor, self.model, self.workload.optimizer)
         if self.backend == "local" and self.world_size != 1:
             raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
         check_nodes(self.nodes, self.world_size)
@@ -145,6 +165,12 @@ class Cell:
         return asdict(self) | lists | plain
 
     @property
+    def workload(self) -> Workload:
+        """The recipe, with the optimizer and the learning rate of this cell."""
+        own = {name: value for name in ("optimizer", "learning_rate") if (value := getattr(self, name)) is not None}
+        return replace(WORKLOADS[self.model], **own)
+
+    @property
     def update(self) -> str:
         """When parameters change. Uncompressed streamed gradients are used and freed in the backward pass instead of
         waiting for the step: this is the least memory that training needs. Averages gathered within a node are used in
@@ -170,6 +196,8 @@ class Cell:
         parts = [self.model, self.compressor, self.scheme, self.gradients]
         parts += [self.residual_dtype] if self.residual_dtype else []
         parts += [f"d{self.density!r}"] if COMPRESSORS[self.compressor].selects else []
+        parts += [self.optimizer] if self.optimizer else []
+        parts += [f"lr{self.learning_rate!r}"] if self.learning_rate is not None else []
         parts += [f"s{self.seed}"]
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
@@ -211,12 +239,11 @@ def check_hierarchy(hierarchy: str, ranks_per_node: int | None, world_size: int,
         )
 
 
-def check_momentum(compressor: str, model: str) -> None:
-    """Raise ConfigError, one line, if the compressor replaces a momentum that the optimizer of the recipe has not.
+def check_momentum(compressor: str, model: str, optimizer: str) -> None:
+    """Raise ConfigError, one line, if the compressor replaces a momentum that the optimizer has not.
 
-    compressor, model: the cell's fields of these names.
+    compressor, model: the cell's fields of these names. optimizer: by which the model is trained.
     """
-    optimizer = WORKLOADS[model].optimizer
     if COMPRESSORS[compressor].corrects_momentum and optimizer != "sgd":
         others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
         raise ConfigError(

@@ -49,7 +49,7 @@ def build(
         probe: measures the training; None measures only what every result has.
         watch: decides when to save and to stop; it is told the communicator and the place of checkpoints.
     """
-    workload = WORKLOADS[cell.model]
+    workload = cell.workload
     task = make_task(cell, root)
     schedule = Schedule(
         workload,
@@ -77,7 +77,7 @@ def _distributed(
     """Return the optimizer of a cell's model, which averages gradients as the cell says."""
     return resireduce.distribute(
         model,
-        make_optimizer(WORKLOADS[cell.model], model, COMPRESSORS[cell.compressor].corrects_momentum),
+        make_optimizer(cell.workload, model, COMPRESSORS[cell.compressor].corrects_momentum),
         scheme=cell.scheme,
         compressor=make_compressor(cell, schedule),
         backend=communicator,

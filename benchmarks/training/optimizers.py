@@ -1,14 +1,15 @@
 """A workload's optimizer, before it is distributed; BERT's own is here."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.core.workloads import Workload
-from resireduce.optim import DGCSGD, ParameterwiseOptimizer
+from resireduce.optim import DGCSGD, ParameterwiseOptimizer, SecondMomentAdamW
 
 
 class BertAdam(ParameterwiseOptimizer):
@@ -72,14 +73,25 @@ def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool
         corrects_momentum: whether the compressor applies momentum to gradients; SGD then applies it to the decay alone.
     """
     groups = _groups(workload, model)
+    rate, momentum, nesterov = workload.learning_rate, workload.momentum, workload.nesterov
+    if corrects_momentum:
+        return DGCSGD(groups, rate, decay_momentum=momentum, nesterov=nesterov)
     if workload.optimizer == "sgd":
-        rate, momentum, nesterov = workload.learning_rate, workload.momentum, workload.nesterov
-        if corrects_momentum:
-            return DGCSGD(groups, rate, decay_momentum=momentum, nesterov=nesterov)
-        return torch.optim.SGD(groups, rate, momentum=momentum, nesterov=nesterov)
-    if workload.optimizer == "bert-adam":
-        return BertAdam(groups, workload.learning_rate)
-    return torch.optim.AdamW(groups, workload.learning_rate)
+        return torch.optim.SGD(groups, rate, momentum=momentum, nesterov=nesterov, fused=True)
+    return OPTIMIZERS[workload.optimizer](groups, rate)
+
+
+# The fused form needs no temporaries: torch's default on a GPU makes some as large as all parameters, in the fullest
+# moment of a step. On CPUs it is the fastest, most of all for AdamW with the zeros that compression leaves.
+OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
+    "plain-sgd": partial(torch.optim.SGD, fused=True),
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "adamw-second-moment": SecondMomentAdamW,
+    "adafactor": partial(torch.optim.Adafactor, foreach=False),
+    "rmsprop": partial(torch.optim.RMSprop, foreach=False),
+    "bert-adam": BertAdam,
+}
+"""Makes an optimizer of groups of parameters and a learning rate; SGD with momentum is the recipe's own."""
 
 
 def _groups(workload: Workload, model: nn.Module) -> list[dict[str, object]]:
@@ -89,6 +101,4 @@ def _groups(workload: Workload, model: nn.Module) -> list[dict[str, object]]:
         spared = any(fnmatchcase(name, pattern) for pattern in workload.no_decay)
         (others if spared else decayed).append(parameter)
     groups = [(decayed, workload.weight_decay), (others, 0.0)]
-    # The fused form needs no temporaries: torch's default on a GPU makes some as large as all parameters, in the
-    # fullest moment of a step. On CPUs it is the fastest, most of all for AdamW with the zeros that compression leaves.
-    return [{"params": members, "weight_decay": decay, "fused": True} for members, decay in groups if members]
+    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]

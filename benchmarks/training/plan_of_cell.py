@@ -11,7 +11,6 @@ from benchmarks.core import scheme_options
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.registry import MODELS
-from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.optimizers import make_optimizer
 from resireduce.merging.rules import TIMED
 from resireduce.plan import plan
@@ -26,7 +25,7 @@ def plan_of(cell: Cell) -> dict[str, int | float]:
     """
 
     def make(parameters: list[nn.Parameter]) -> Optimizer:
-        return make_optimizer(WORKLOADS[cell.model], nn.ParameterList(parameters))
+        return make_optimizer(cell.workload, nn.ParameterList(parameters))
 
     found = plan(
         load(MODELS[cell.model]),

@@ -1,4 +1,5 @@
-"""DGCSGD against its recursion, against torch's SGD with momentum, and under `distribute`."""
+"""DGCSGD against its recursion and torch's SGD with momentum, AdamW without a first moment against torch's, both under
+`distribute`."""
 
 import copy
 
@@ -11,7 +12,8 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.dgc import DGC
-from resireduce.optim import DGCSGD
+from resireduce.errors import ConfigError
+from resireduce.optim import DGCSGD, SecondMomentAdamW
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
 from tests.worlds import Net, loss_of, same, seeded
@@ -194,3 +196,77 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened_and_a_closure_is_calle
         one.grad = torch.arange(5.0)
         by.step()
     assert torch.equal(parameter, twin)
+
+
+# --- AdamW without a first moment ---
+
+
+def gradients_of(parameter: nn.Parameter, step: int) -> Tensor:
+    return (
+        torch.randn(parameter.shape, dtype=parameter.dtype, generator=torch.Generator().manual_seed(step)) * 0.9**step
+    )
+
+
+@pytest.mark.parametrize("form", [{"foreach": False}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_second_moment_alone_is_adamw_with_beta1_0(dtype: torch.dtype, form: dict[str, bool]) -> None:
+    settings = {"lr": 3e-2, "eps": 1e-6, "weight_decay": 0.1}
+    one, other = ([nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in SHAPES] for _ in range(2))
+    ours = SecondMomentAdamW(one, beta2=0.99, **settings)
+    torchs = torch.optim.AdamW(other, betas=(0.0, 0.99), **settings, **form)
+    for step in range(100):
+        for mine, theirs in zip(one, other, strict=True):
+            mine.grad, theirs.grad = gradients_of(mine, step), gradients_of(theirs, step)
+        ours.step()
+        torchs.step()
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
+        assert set(ours.state[mine]) == {"step", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize(("scheme", "compressor"), [("none", "none"), ("baseline", "topk")])
+def test_it_trains_alike_streamed_and_kept_and_goes_on_from_a_saved_state(scheme: str, compressor: str) -> None:
+    def wrapped(model: nn.Module, gradients: str) -> resireduce.DistributedOptimizer:
+        own = SecondMomentAdamW(model.parameters(), 1e-2)
+        settings = {"gradients": gradients, "max_grad_norm": 0.5}
+        return resireduce.distribute(model, own, scheme, compressor, backend="local", **settings)
+
+    ends = []
+    for gradients, breaks in (("kept", False), ("streamed", False), ("streamed", True)):
+        model, source = seeded(Net), torch.Generator().manual_seed(0)
+        optimizer = wrapped(model, gradients)
+        for step in range(6):
+            if breaks and step == 3:
+                state, residuals = copy.deepcopy((optimizer.state_dict(), optimizer.residual_state_dict()))
+                optimizer.close()
+                optimizer = wrapped(model, gradients)
+                optimizer.load_state_dict(state)
+                optimizer.load_residual_state_dict(residuals)
+            optimizer.zero_grad()
+            loss_of(model, source).backward()
+            optimizer.step()
+        ends.append(model)
+    assert same(ends[0], ends[1]) and same(ends[1], ends[2])
+
+
+def test_without_a_first_moment_the_plan_is_right_to_the_byte() -> None:
+    planned = plan(Net, optimizer=SecondMomentAdamW, world_size=1, gradients="streamed", residual_dtype="int4")
+    model = seeded(Net)
+    optimizer = resireduce.distribute(
+        model, SecondMomentAdamW(model.parameters()), backend="local", gradients="streamed", residual_dtype="int4"
+    )
+    optimizer.zero_grad()
+    loss_of(model, torch.Generator().manual_seed(0)).backward()
+    optimizer.step()
+    states = measure_states(optimizer).as_dict()
+    assert states == {key: planned[key] for key in states}
+    counters = 4 * len(list(model.parameters()))
+    assert states["optimizer_states"] == states["parameters"] + counters
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", -1.0), ("beta2", 1.0), ("eps", float("nan")), ("weight_decay", "a")]
+)
+def test_a_number_that_it_cannot_use_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: .* is not allowed; give a number, 0 or more"):
+        SecondMomentAdamW([nn.Parameter(torch.ones(1))], **{name: value})

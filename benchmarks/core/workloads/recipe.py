@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-OPTIMIZERS = ("sgd", "adamw", "bert-adam")
+OPTIMIZERS = ("sgd", "plain-sgd", "adamw", "adamw-second-moment", "adafactor", "rmsprop", "bert-adam")
+"""SGD has momentum, plain SGD has none; AdamW of the second moment alone has beta1 = 0."""
 SCHEDULES = ("constant", "linear", "cosine", "steps")
 
 
@@ -27,7 +28,8 @@ class Workload:
     """Name in `benchmarks.core.registry.DATASETS` of the pretrained weights that training starts from."""
     vocabulary: str | None = None
     """Name in `benchmarks.core.registry.DATASETS` of the vocabulary with which the task tokenises text."""
-    optimizer: Literal["sgd", "adamw", "bert-adam"]
+    optimizer: str
+    """A name in OPTIMIZERS."""
     learning_rate: float
     """Largest learning rate, applied to the averaged gradient."""
     rate_per_rank: bool = False

@@ -14,8 +14,11 @@ from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page
 from benchmarks.analysis.summaries import links_words, system_texts, systems_rows, systems_table
 from benchmarks.analysis.tables.table_list import TABLES
+from benchmarks.core.cell import Cell
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
-from tests.records import save_run
+from tests.records import make_result, save_run
 from tests.unit.analysis.test_rivals import MATRIX, MODEL, observed
 
 SYSTEMS = {
@@ -198,3 +201,48 @@ def test_names_that_would_cover_too_much_are_left_out() -> None:
     named = [spot for spot in found if spot != NO_SPOT]
     assert 2 <= len(named) == len(set(named)) < 40
     assert NO_SPOT not in places(crowd, ["a name"] * 40, 400, 270)
+
+
+# --- Learning rates, each setting's own ---
+
+
+RATES = [0.003, 0.01, 0.03]
+TUNE = {
+    "dense": {"title": "No compression", "matrix": [MODEL | {"compressor": "none", "scheme": "none", "seed": 1}]},
+    "plain": {"matrix": [MODEL | {"optimizer": "plain-sgd", "residual_dtype": "int4", "seed": 1}]},
+}
+ACCURACY = {"dense": [90.0, 95.0, 91.0], "plain": [80.0, 85.0, 99.0]}
+
+
+def tune_folder(folder: Path) -> Path:
+    def make(cell: Cell) -> CellResult:
+        accuracy = ACCURACY["plain" if cell.optimizer else "dense"][RATES.index(cell.workload.learning_rate)]
+        return replace(make_result(cell), metric=accuracy, metric_history=[[200, accuracy]])
+
+    parts = {name: part | {"defaults": {"learning_rate": RATES}} for name, part in TUNE.items()}
+    return save_run(folder, {"parts": parts}, make)
+
+
+def test_the_best_rate_of_each_part_is_measured_on_seeds_that_it_was_not_chosen_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tune_folder(tmp_path)
+    assert main(["summary", "rates", "--run", str(folder)]) == 0
+    assert "0.03 (border)" in capsys.readouterr().out
+    rows = {row["system"]: row for row in json.loads((folder / "rates.json").read_text())["rows"]}
+    assert (rows["dense"]["best"], rows["dense"]["border"], rows["plain"]["best"]) == (0.01, False, 0.03)
+    assert rows["plain"]["tried"] == {"0.003": 80.0, "0.01": 85.0, "0.03": 99.0}
+    config = read_config(folder / "rates.yaml")
+    cells = expand({"parts": config["parts"]})
+    assert {(cell.workload.learning_rate, cell.optimizer, cell.residual_dtype) for cell in cells} == {
+        (0.01, None, None),
+        (0.03, "plain-sgd", "int4"),
+    }
+    assert sorted({cell.seed for cell in cells}) == [0, 2, 3, 4, 5] and len(cells) == 10
+
+
+def test_rates_are_not_chosen_before_all_trials_have_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tune_folder(tmp_path)
+    next((folder / "cells").glob("*plain-sgd.lr0.003*")).unlink()
+    assert main(["summary", "rates", "--run", str(folder)]) == 2
+    assert "lacks 1 cells, such as" in capsys.readouterr().err
