@@ -60,9 +60,10 @@ def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.Mon
     rank, count = tmp_path / "python", 2 * len(links_command.FORMS) - 2
     seconds = [[2.0 * number + one for one in range(7)] for number in range(count)]
     merged = [{"messages": number, "costs": None} for number in range(count)]
+    found_by_ranks = json.dumps({"seconds": seconds, "merged": merged})
     rank.write_text(
         f"#!/bin/sh\necho $NODE $RANK $GLOO_SOCKET_IFNAME >> {tmp_path}/where\n"
-        f"echo '{json.dumps(seconds)}' > $3/seconds.json\necho '{json.dumps(merged)}' > $3/merged.json\n"
+        f"echo '{found_by_ranks}' > $4/rank$RANK.json\n"
     )
     rank.chmod(rank.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(rank))

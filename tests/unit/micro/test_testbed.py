@@ -93,11 +93,13 @@ def test_every_setting_has_its_steps_and_its_inputs(tmp_path: Path, monkeypatch:
     (tmp_path / "made.json").write_text(json.dumps([drawn(np.random.default_rng(0))]))
     rank = tmp_path / "python"
     rank.write_text(
-        f"{HEAD}import json, os, pathlib, shutil, sys\nfolder = pathlib.Path(sys.argv[3])\n"
-        f"assert sys.argv[4:] == ['3', '2', 'inputs']\ncells = json.load(open(folder / 'cells.json'))\n"
-        f"shutil.copy({str(tmp_path / 'made.json')!r}, folder / f'inputs{{os.environ[\"RANK\"]}}.json')\n"
-        "json.dump([[2.0, 4.0, 6.0] for _ in cells], open(folder / 'seconds.json', 'w'))\n"
-        "json.dump([{'messages': 1, 'costs': None} for _ in cells], open(folder / 'merged.json', 'w'))\n"
+        f"{HEAD}import json, os, pathlib, sys\nfolder = pathlib.Path(sys.argv[4])\n"
+        "given = json.load(open(folder / 'settings.json'))\ncells = given.pop('cells')\n"
+        "assert given == {'rounds': 3, 'steps': 2, 'inputs': True}\n"
+        "found = {'seconds': [[2.0, 4.0, 6.0] for _ in cells]}\n"
+        "found['merged'] = [{'messages': 1, 'costs': None} for _ in cells]\n"
+        f"found['inputs'] = json.load(open({str(tmp_path / 'made.json')!r}))\n"
+        "json.dump(found, open(folder / f'rank{os.environ[\"RANK\"]}.json', 'w'))\n"
     )
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
