@@ -3,6 +3,7 @@
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -16,10 +17,11 @@ from resireduce.kernels.selection import largest_magnitudes
 from resireduce.kernels.thresholds import few_reaching, not_above, planned
 from resireduce.pieces import share
 
-# --- Values with their indices in one tensor, pair after pair, so that any run of them can be sent by itself ---
-
-
-INT32 = torch.iinfo(torch.int32)
+RAISES, RAISE = 5, 1.03
+"""How often, and by what factor, a threshold is raised within a step while too many magnitudes reach it."""
+Sums = tuple[Tensor, Tensor]
+"""Values, in float32 at least, and their flat indices, int64 and ascending."""
+PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
 
 
 def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
@@ -27,7 +29,7 @@ def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
 
     They are int32; or int64 if values are float64, or `numel`, which all indices are below, exceeds int32.
     """
-    narrow = values.dtype == torch.float32 and numel <= INT32.max
+    narrow = values.dtype == torch.float32 and numel <= torch.iinfo(torch.int32).max
     bits = values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
     dtype = torch.int32 if narrow else torch.int64
     return torch.stack((bits.to(dtype), indices.to(dtype)), 1).view(-1)
@@ -40,7 +42,7 @@ def unpaired(paired: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return wide.view(dtype), indices.long().contiguous()
 
 
-def summed(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def summed(parts: list[Sums]) -> Sums:
     """Return the sums of `parts`, pairs of values and indices, by index, and the indices: ascending, each once.
 
     In each part no index repeats. Sums are formed in the order of parts, the same on every device.
@@ -52,13 +54,6 @@ def summed(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     for values, places in parts:
         sums.index_add_(0, torch.searchsorted(indices, places), values)
     return sums, indices
-
-
-# --- A threshold that is found exactly from time to time, and reused in between, as in Ok-Topk ---
-
-
-RAISES, RAISE = 5, 1.03
-"""How often, and by what factor, a threshold is raised within a step while too many magnitudes reach it."""
 
 
 def is_due(step: int, found: int, every: int) -> bool:
@@ -103,72 +98,12 @@ class Threshold:
         """Whether it must be found again in `step`, counted from 0: after `every` steps, and for another `k`."""
         return not self.value or self.k != k or is_due(step, self.found, every)
 
-    def reaching(self, values: Tensor) -> Tensor:
-        """Return the indices of those of 1-D `values` whose magnitude reaches it, ascending."""
-        return (values.abs() >= not_above(self.value, values.dtype)).nonzero()[:, 0]
-
-    def raised(self, flat: Tensor, most: int) -> tuple["Threshold", Tensor | None]:
-        """Return it, raised while more than `most` magnitudes of 1-D `flat` reach it, and the indices of those that do;
-        None if it was raised RAISES times, and too many still do."""
-        known = self
-        for _ in range(RAISES + 1):
-            found = few_reaching(flat, not_above(known.value, flat.dtype), most)
-            if found is not None:
-                return known, found
-            known = replace(known, value=known.value * RAISE)
-        return known, None
-
     def adapted(self, count: int, most: float, factor: float) -> "Threshold":
         """Return it divided by `factor` if `count`, the elements that reached it, is less than 2/3 of k, multiplied by
         `factor` if more than `most`."""
         if 3 * count < 2 * self.k:
             return replace(self, value=self.value / factor)
         return replace(self, value=self.value * factor) if count > most else self
-
-
-# --- Regions of a flat tensor, one for each rank, that divide what ranks have selected evenly, as in Ok-Topk ---
-
-
-def first_starts(numel: int, ranks: int, device: torch.device) -> Tensor:
-    """Return where each of `ranks` equal regions of `numel` elements begins, and 0: 1-D int64 on `device`.
-
-    The last number is the step, counted from 1, in which ranks have agreed on them; 0: none.
-    """
-    return torch.tensor([*(numel * rank // ranks for rank in range(ranks)), 0], dtype=torch.int64, device=device)
-
-
-def proposed_starts(mine: Tensor, starts: Tensor) -> Tensor:
-    """Return a rank's proposal of regions, to be summed: where all but the first would begin to divide its ascending
-    indices `mine` evenly, and 1. If it has none, zeros. `starts`: those that were agreed on last."""
-    ranks = len(starts) - 1
-    asked = starts.new_zeros(ranks)
-    if len(mine):
-        asked[:-1] = mine[torch.arange(1, ranks, device=mine.device) * len(mine) // ranks]
-        asked[-1] = 1
-    return asked
-
-
-def agreed_starts(total: Tensor, starts: Tensor, step: int) -> Tensor:
-    """Return where regions begin, as the mean of the ranks' proposals, from their sum `total`, and last `step` + 1;
-    `starts` themselves if no rank has proposed any. `step` is counted from 0."""
-    count = total[-1:]
-    found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
-    return torch.where(count > 0, found, starts)
-
-
-def region_counts(mine: Tensor, starts: Tensor) -> list[int]:
-    """Return how many of the ascending indices `mine` lie in each region of `starts`; equally many without storage."""
-    ranks = len(starts) - 1
-    if mine.is_meta:
-        cuts = [len(mine) * rank // ranks for rank in range(ranks)]
-    else:
-        cuts = torch.searchsorted(mine, starts[:-1].contiguous()).tolist()
-    return [stop - start for start, stop in zip(cuts, [*cuts[1:], len(mine)], strict=True)]
-
-
-PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
-Sums = tuple[Tensor, Tensor]
-"""Values, in float32 at least, and their flat indices, int64 and ascending."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +175,11 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         found; 0: none is known. starts: where each rank's region begins, and last the step in which this was found.
         """
         none = Threshold().remembered(like.device)
-        starts = first_starts(shape.numel(), self.ranks, like.device)
+        starts = torch.tensor(
+            [*(shape.numel() * rank // self.ranks for rank in range(self.ranks)), 0],
+            dtype=torch.int64,
+            device=like.device,
+        )
         return {"mine": none, "common": none.clone(), "starts": starts}
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
@@ -257,7 +196,11 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         state = state or self.state(grad.shape, grad)
         mine = self._selected(flat, k, step, state["mine"])
         starts, told = yield from self._regions(mine, step, state["starts"])
-        sizes = [2 * count for count in region_counts(mine, starts)]
+        if mine.is_meta:  # equally many for each region
+            cuts = [len(mine) * rank // self.ranks for rank in range(self.ranks)]
+        else:
+            cuts = torch.searchsorted(mine, starts[:-1].contiguous()).tolist()
+        sizes = [2 * (stop - start) for start, stop in pairwise([*cuts, len(mine)])]
         asked = AllToAll(pairs(flat[mine].to(wide), mine, flat.numel()), sizes)
         sums = summed([unpaired(one, wide) for one in (yield asked)])
         (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
@@ -277,7 +220,9 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the values to their places in `dense`, scaled before they are rounded; return `dense`."""
-        return super().add_(dense, _scaled(payload, scale))
+        values, indices = payload.parts()  # scaled in float32 at least: a sum may exceed the range of float16
+        scaled = Payload.pack(values * scale, indices, like=values, ragged=True)
+        return super().add_(dense, replace(payload, buffer=scaled.buffer, layout=scaled.layout))
 
     def _selected(self, flat: Tensor, k: int, step: int, memory: Tensor) -> Tensor:
         """Return the indices of what this rank selects; remember the threshold, if there was anything to select."""
@@ -285,8 +230,12 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
             return planned(flat, k)
         known, found = Threshold.of(memory), None
         if k < len(flat) and not known.is_due(k, step, self.local_every):
-            known, found = known.raised(flat, 4 * k // 3)
-            known = known if found is None else known.adapted(len(found), 5 * k / 4, self.local_factor)
+            for _ in range(RAISES + 1):
+                found = few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)
+                if found is not None:
+                    known = known.adapted(len(found), 5 * k / 4, self.local_factor)
+                    break
+                known = replace(known, value=known.value * RAISE)
         if found is None:
             found = _largest(flat, k)
             known = Threshold.reached_by(flat[found], k, step)
@@ -297,8 +246,14 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         """Return where regions begin, and the bytes that this rank has sent for it: ranks agree on them if due."""
         if self.ranks == 1 or not (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
             return starts, 0
-        asked = proposed_starts(mine, starts)
-        return agreed_starts((yield asked), starts, step), asked.nbytes
+        asked = starts.new_zeros(self.ranks)
+        if len(mine):  # where all regions but the first would begin to divide it evenly, and 1; all ranks' are summed
+            asked[:-1] = mine[torch.arange(1, self.ranks, device=mine.device) * len(mine) // self.ranks]
+            asked[-1] = 1
+        total = yield asked
+        count = total[-1:]
+        found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
+        return torch.where(count > 0, found, starts), asked.nbytes
 
     def _common(
         self, sums: Sums, k: int, step: int, memory: Tensor, numel: int
@@ -307,7 +262,10 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         known = Threshold.of(memory)
         exact = memory.is_meta or k == numel or known.is_due(k, step, self.global_every)
         values, places = sums
-        chosen = _largest(values, k) if exact else known.reaching(values)
+        if exact:
+            chosen = _largest(values, k)
+        else:
+            chosen = (values.abs() >= not_above(known.value, values.dtype)).nonzero()[:, 0]
         offered = AllGather(pairs(values[chosen], places[chosen], numel))
         parts = [unpaired(one, values.dtype) for one in (yield offered)]
         values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
@@ -330,10 +288,3 @@ def _largest(values: Tensor, k: int) -> Tensor:
 
 def _packed(values: Tensor, places: Tensor, like: Tensor) -> Payload:
     return Payload.pack(values, narrowed(places, like), like=like, ragged=True)
-
-
-def _scaled(payload: Payload, scale: float) -> Payload:
-    """Return `payload` with its values x `scale`, in float32 at least: a sum may exceed the range of float16."""
-    values, indices = payload.parts()
-    scaled = Payload.pack(values * scale, indices, like=values, ragged=True)
-    return replace(payload, buffer=scaled.buffer, layout=scaled.layout)
