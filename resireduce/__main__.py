@@ -67,7 +67,9 @@ def _add_model(model: argparse.ArgumentParser) -> None:
 
 def _add_training(plan: argparse.ArgumentParser) -> None:
     """Declare the options of `plan` about the optimizer and its gradients."""
-    text = "sgd (with momentum), adamw, or module:callable, e.g. torch.optim:Adagrad (default: %(default)s)"
+    text = (
+        "sgd (with momentum), adamw, second-moment-adamw, adafactor, rmsprop, or module:callable (default: %(default)s)"
+    )
     plan.add_argument("--optimizer", default="sgd", help=text)
     text = "keyword argument of the optimizer, e.g. lr=0.01; may be given repeatedly"
     plan.add_argument("--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help=text)

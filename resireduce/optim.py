@@ -1,10 +1,9 @@
-"""Optimizers for compressed gradients: SGD for compressors that form momentum before they compress, and AdamW without a
-first moment."""
+"""Optimizers for compressed gradients: SGD whose weight decay has a momentum, and AdamW without momentum."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +13,19 @@ from resireduce.errors import ConfigError, is_number
 
 class ParameterwiseOptimizer(torch.optim.Optimizer, ABC):
     """The common base of optimizers that update one parameter after the other: a subclass defines `_update`."""
+
+    limits: ClassVar[dict[str, float]] = {}
+    """For each option that is checked, the number that it must be less than; all must be 0 or more."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add `param_group`, as to every optimizer. Raises ConfigError for a number that cannot be used."""
+        options = self.defaults | param_group
+        for name, limit in self.limits.items():
+            value = options[name].item() if isinstance(options[name], Tensor) else options[name]
+            if not is_number(value) or not 0 <= value < limit:
+                upper = "" if limit == math.inf else f", less than {limit}"
+                raise ConfigError(f"{name}: {value!r} is not allowed; give a number, 0 or more{upper}")
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -62,6 +74,7 @@ class DGCSGD(ParameterwiseOptimizer):
 
     step_is_separable = True
     """Told to `resireduce.distribute`: each parameter is updated from its own gradient and state alone."""
+    limits: ClassVar[dict[str, float]] = {"lr": math.inf, "decay_momentum": 1, "weight_decay": math.inf}
 
     def __init__(
         self,
@@ -71,93 +84,66 @@ class DGCSGD(ParameterwiseOptimizer):
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> None:
-        settings = {
-            "lr": lr,
-            "decay_momentum": decay_momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-        }
+        settings = {"lr": lr, "decay_momentum": decay_momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         super().__init__(params, settings)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add `param_group`, as to every optimizer. Raises ConfigError for a number that cannot be used."""
-        _check_ranges(self.defaults | param_group, lr=math.inf, decay_momentum=1, weight_decay=math.inf)
-        super().add_param_group(param_group)
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Add up, then update once: in bfloat16 a decay that is taken off by itself would be rounded away."""
         decay, momentum = group["weight_decay"], group["decay_momentum"]
         direction = grad
         if decay and momentum:
-            buffer = self._buffer(parameter).mul_(momentum).add_(parameter, alpha=decay)
+            state = self.state[parameter]
+            if not state:
+                state["decay_buffer"] = torch.zeros_like(parameter)
+            buffer = state["decay_buffer"].mul_(momentum).add_(parameter, alpha=decay)
             direction = grad.add(buffer, alpha=momentum if group["nesterov"] else 1.0)
         if decay and (group["nesterov"] or not momentum):
             direction = direction.add(parameter, alpha=decay)
         parameter.add_(direction, alpha=-group["lr"])
 
-    def _buffer(self, parameter: Tensor) -> Tensor:
-        """Return the momentum of the decay of `parameter`, made when it is first needed."""
-        state = self.state[parameter]
-        if not state:
-            state["decay_buffer"] = torch.zeros_like(parameter)
-        buffer: Tensor = state["decay_buffer"]
-        return buffer
-
 
 class SecondMomentAdamW(ParameterwiseOptimizer):
-    """AdamW without a first moment: error feedback remembers gradients already, so that only the second is held.
+    """AdamW with beta1 = 0, which needs no first moment: one state of a parameter's size in place of two.
 
-    For a parameter p with gradient g, in step t, of the second moment v that starts at zero:
+    For a parameter p with gradient g, in its step t, of the average v that starts at zero:
 
-        v <- beta2 * v + (1 - beta2) * g * g
-        p <- p - lr * (g / (sqrt(v / (1 - beta2 ** t)) + eps) + weight_decay * p)
+        v <- beta * v + (1 - beta) * g * g
+        p <- p - lr * weight_decay * p - lr * g / (sqrt(v / (1 - beta^t)) + eps)
 
-    This is `torch.optim.AdamW(betas=(0, beta2))`, which also holds the last gradient as its first moment. Parameters
-    are independent of each other, as in `DGCSGD`; each has a state of its own shape, and its number of steps.
+    This is `torch.optim.AdamW` with betas=(0, beta): Loshchilov and Hutter, "Decoupled weight decay regularization",
+    ICLR 2019. What is not sent is in the residual, so that gradients of several steps are added up even so.
 
     Args:
         params: parameters, or groups of them.
         lr: learning rate, 0 or more.
-        beta2: decay of the second moment, in [0, 1).
+        beta: share of v that stays from step to step, in [0, 1).
         eps: keeps the quotient finite, 0 or more.
-        weight_decay: share of p that is taken off, times the learning rate, 0 or more.
+        weight_decay: share of p that is subtracted, before multiplication by the learning rate, 0 or more.
 
     Raises ConfigError for a number outside these ranges.
     """
 
     step_is_separable = True
     """Told to `resireduce.distribute`: each parameter is updated from its own gradient and state alone."""
+    limits: ClassVar[dict[str, float]] = {"lr": math.inf, "beta": 1, "eps": math.inf, "weight_decay": math.inf}
 
     def __init__(
         self,
         params: Iterable[Any],
         lr: float = 1e-3,
-        beta2: float = 0.999,
+        beta: float = 0.999,
         eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        weight_decay: float = 0.01,
     ) -> None:
-        super().__init__(params, {"lr": lr, "beta2": beta2, "eps": eps, "weight_decay": weight_decay})
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add `param_group`, as to every optimizer. Raises ConfigError for a number that cannot be used."""
-        _check_ranges(self.defaults | param_group, lr=math.inf, beta2=1, eps=math.inf, weight_decay=math.inf)
-        super().add_param_group(param_group)
+        super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        state, beta2 = self.state[parameter], group["beta2"]
+        state, beta = self.state[parameter], group["beta"]
         if not state:
-            state["step"], state["exp_avg_sq"] = torch.zeros(()), torch.zeros_like(parameter)
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
+            state["square"] = torch.zeros_like(parameter)
         state["step"] += 1
-        square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        correction = math.sqrt(1 - beta2 ** state["step"].item())
+        square = state["square"].mul_(beta).addcmul_(grad, grad, value=1 - beta)
+        correction = (1 - beta ** state["step"].item()) ** 0.5
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.addcdiv_(grad, square.sqrt().div_(correction).add_(group["eps"]), value=-group["lr"])
-
-
-def _check_ranges(options: dict[str, Any], **limits: float) -> None:
-    """Raise ConfigError for the first of `limits` whose number in `options` is below 0, or not below the limit."""
-    for name, limit in limits.items():
-        value = options[name].item() if isinstance(options[name], Tensor) else options[name]
-        if not is_number(value) or not 0 <= value < limit:
-            upper = "" if limit == math.inf else f", less than {limit}"
-            raise ConfigError(f"{name}: {value!r} is not allowed; give a number, 0 or more{upper}")

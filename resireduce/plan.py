@@ -65,8 +65,9 @@ def plan(
 
     Args:
         build: returns the model; it is called under the meta device, so no memory is taken.
-        optimizer: sgd (with momentum, its own or the compressor's) or adamw; any by its import path, such as
-            "torch.optim:Adagrad"; or a function that makes one from a list of parameters.
+        optimizer: sgd (with momentum, its own or the compressor's), adamw, second-moment-adamw, adafactor or rmsprop;
+            any by its import path, such as "torch.optim:Adagrad"; or a function that makes one from a list of
+            parameters.
         optimizer_args: its keyword arguments, such as {"lr": 0.01}.
         world_size: number of ranks, each of which sends as much as this one.
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward

@@ -86,7 +86,7 @@ def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool
 OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
     "plain-sgd": partial(torch.optim.SGD, fused=True),
     "adamw": partial(torch.optim.AdamW, fused=True),
-    "adamw-second-moment": SecondMomentAdamW,
+    "second-moment-adamw": SecondMomentAdamW,
     "adafactor": partial(torch.optim.Adafactor, foreach=False),
     "rmsprop": partial(torch.optim.RMSprop, foreach=False),
     "bert-adam": BertAdam,

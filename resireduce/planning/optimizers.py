@@ -1,4 +1,4 @@
-"""Optimizers by name, for planning: two with the usual settings, or any by its import path."""
+"""Optimizers by name, for planning: some with the usual settings, or any by its import path."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resireduce.errors import ConfigError, choose
+from resireduce.optim import SecondMomentAdamW
 from resireduce.planning.models import attempt, check_arguments, find_named, first_line, shown
 
 Maker = Callable[..., torch.optim.Optimizer]
@@ -20,6 +21,9 @@ Maker = Callable[..., torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Maker] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adamw": torch.optim.AdamW,
+    "second-moment-adamw": SecondMomentAdamW,
+    "adafactor": torch.optim.Adafactor,
+    "rmsprop": torch.optim.RMSprop,
 }
 FUSED_KERNELS = frozenset(
     getattr(kernel, overload)
@@ -28,8 +32,8 @@ FUSED_KERNELS = frozenset(
 )
 """The kernels of torch's optimizers in their fused form, each of which updates all parameters of a device in place."""
 CURE = (
-    "give sgd, adamw, or module:callable that takes a list of parameters and returns a torch.optim.Optimizer "
-    "(what else it must be given: --optimizer-arg NAME=VALUE)"
+    f"give {', '.join(OPTIMIZERS)}, or module:callable that takes a list of parameters and returns a "
+    "torch.optim.Optimizer (what else it must be given: --optimizer-arg NAME=VALUE)"
 )
 """What to do about an optimizer that cannot be used, for messages."""
 

@@ -23,7 +23,7 @@ from resireduce.contrib.demo import DeMo
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from resireduce.optim import DGCSGD
+from resireduce.optim import DGCSGD, SecondMomentAdamW
 from resireduce.partial_selection import partial_selection
 from resireduce.residuals.full import DecayedResidual, PartialResidual
 from resireduce.residuals.group import MemberResidual, WeightedResidual
@@ -198,6 +198,8 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (DGCSGD, {"params": PARAMETERS, "lr": math.nan}, "lr: nan is not allowed; give a number, 0 or more"),
     (DGCSGD, {"params": [{"params": PARAMETERS, "lr": -0.1}], "lr": 0.1}, r"lr: -0\.1 is not allowed"),
     (DGCSGD, {"params": PARAMETERS, "lr": 0.1, "decay_momentum": 1.0}, r"decay_momentum: 1\.0 is not .* 0 or more"),
+    (SecondMomentAdamW, {"params": PARAMETERS, "beta": 1.0}, r"beta: 1\.0 is not allowed; give a number, 0 or more"),
+    (SecondMomentAdamW, {"params": PARAMETERS, "eps": -1e-8}, "eps: -1e-08 is not allowed; give a number, 0 or more"),
     (DGCSGD, {"params": PARAMETERS, "lr": 0.1, "weight_decay": "a"}, "weight_decay: 'a' is not allowed; give a number"),
     *((partial_selection, {"model": MODEL, "density": bad}, "density: .* give a share") for bad in (0, 1.5, "a")),
     (partial_selection, {"model": MODEL, "density": 0.1, "dense": ["x"]}, "dense: 'x' matches no parameter"),

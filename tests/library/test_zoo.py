@@ -189,8 +189,10 @@ def test_what_an_optimizer_reads_of_values_is_one() -> None:
 
 
 BAD_OPTIMIZERS = [
-    (("adam",), "'adam' is not known (did you mean 'adamw'?); allowed: adamw, sgd; or any by its import path"),
-    (("torch.optim:",), "optimizer: 'torch.optim:' is not allowed; give sgd, adamw, or module:callable that takes"),
+    (("adam",), "'adam' is not known (did you mean 'adamw'?); allowed: adafactor, adamw, rmsprop, "
+     "second-moment-adamw, sgd; or any by its import path"),
+    (("torch.optim:",), "optimizer: 'torch.optim:' is not allowed; give sgd, adamw, second-moment-adamw, adafactor, "
+     "rmsprop, or module:callable that takes"),
     (("torch.optim:Adan",), "optimizer: 'torch.optim:Adan' cannot be loaded: AttributeError: "),
     (("no_such:Adam",), "optimizer: 'no_such:Adam' cannot be loaded: ModuleNotFoundError: "),
     ((f"{HERE}:number",), f"optimizer: '{HERE}:number' is of type int and cannot be called; give sgd, "),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-OPTIMIZERS = ("sgd", "plain-sgd", "adamw", "adamw-second-moment", "adafactor", "rmsprop", "bert-adam")
+OPTIMIZERS = ("sgd", "plain-sgd", "adamw", "second-moment-adamw", "adafactor", "rmsprop", "bert-adam")
 """SGD has momentum, plain SGD has none; AdamW of the second moment alone has beta1 = 0."""
 SCHEDULES = ("constant", "linear", "cosine", "steps")
 
