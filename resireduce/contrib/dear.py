@@ -3,12 +3,11 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -126,19 +125,12 @@ class LateUpdate:
                     "anew, on every rank, from a checkpoint"
                 )
             kind = self._slots[0][0].kind[1].type
-            with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):
-                self._apply()
+            beside = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+            with torch.autocast("cpu" if kind == "meta" else kind, enabled=False), beside:
+                self._update()  # on the stream of the step, for which the current stream then waits
+            if self._stream is not None:
+                torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
             self._taken, self._slots, self._groups = True, [], []
-
-    def _apply(self) -> None:
-        """Update on the stream of the step; the current stream then waits for it."""
-        if self._stream is None:
-            self._update()
-            return
-        here = torch.cuda.current_stream(self._stream.device)
-        with torch.cuda.stream(self._stream):
-            self._update()
-        here.wait_stream(self._stream)
 
     def _update(self) -> None:
         assert self._gathered is not None
@@ -201,21 +193,13 @@ class BeforeForward:
 # Zhang et al., "DeAR: Accelerating Distributed Deep Learning with Fine-Grained All-Reduce Pipelining", ICDCS 2023.
 
 
-@dataclass
-class Half:
+class Half(NamedTuple):
     """A message after its reduce-scatter: all ranks' parts, concatenated, are its averages and padding zeros."""
 
     slots: list[Slot]
     """The slots of the averages, in the order in which they lie."""
     part: Tensor
     """The elements of the sum that this rank gets, 1-D; equally many on all ranks."""
-
-    def placed(self) -> Iterator[tuple[Slot, int]]:
-        """Yield each slot with the place of its first element in the average."""
-        start = 0
-        for slot in self.slots:
-            yield slot, start
-            start += slot.parameter.numel()
 
 
 class HalvesQueue(LaunchQueue):
@@ -348,11 +332,12 @@ class LateUpdater(Updater):
         gathered = [(half, self.queue.gather(half)) for half in reversed(halves)]
 
         def hold() -> None:
-            self._updates = [
-                LateUpdate(slots, handle, self._wrapped_step.part, groups, self._lock)
-                for half, handle in gathered
-                if (slots := _of(half, present))
-            ]
+            self._updates = []
+            for half, handle in gathered:
+                starts = accumulate((slot.parameter.numel() for slot in half.slots), initial=0)
+                placed = [(slot, start) for slot, start in zip(half.slots, starts, strict=False) if slot in present]
+                if placed:
+                    self._updates.append(LateUpdate(placed, handle, self._wrapped_step.part, groups, self._lock))
 
         self._wrapped_step.without_update(loss, hold)
         if self._before_forward.compiled:
@@ -386,8 +371,3 @@ class LateUpdater(Updater):
         """Keep pending updates from putting averages into `.grad`."""
         for update in self._updates:
             update.let_gradients_go()
-
-
-def _of(half: Half, present: frozenset[Slot]) -> list[tuple[Slot, int]]:
-    """Return the slots of a message that had a gradient on any rank, each with its place in the average."""
-    return [(slot, start) for slot, start in half.placed() if slot in present]
