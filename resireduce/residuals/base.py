@@ -206,7 +206,7 @@ class Residual(ABC):
         is formed in the gradient's dtype, so nothing would be gained.
         """
         if self.dtype in Blocks.LARGEST:
-            near: Stored = Blocks(shape, self.dtype, like.device)
+            near: Plain | Blocks = Blocks(shape, self.dtype, like.device)
         else:
             dtype = like.dtype if self.dtype is None else getattr(torch, self.dtype)
             if torch.promote_types(dtype, like.dtype) != like.dtype:

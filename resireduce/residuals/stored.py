@@ -56,10 +56,6 @@ class Stored(ABC):
         return
 
     @abstractmethod
-    def over(self, tensors: Mapping[str, Tensor]) -> "Stored":
-        """Return an object of the same kind and shape that holds `tensors`, named as in `tensors()`."""
-
-    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors held, by the suffixes of the names that a residual gives them."""
 
@@ -178,8 +174,7 @@ class Blocks(Stored):
         """Encode 1-D `flat`, drawing from `source` at its current position, as compiled code cannot."""
         if encodes_in_one_pass(flat, self.kind, self.codes, self.scales):
             for piece in self._drawn_at_once(flat):
-                held = self._part(flat[piece], piece.start)
-                encode_piece(flat[piece], self.kind, held.codes, held.scales, source)
+                encode_piece(flat[piece], self.kind, *self._held(piece), source)
             return
         largest = self.LARGEST[self.kind]
         for piece in self._drawn_at_once(flat):
@@ -188,43 +183,34 @@ class Blocks(Stored):
             scales = blocks.abs().amax(1)
             # A GPU multiplies by the reciprocal of a host number, which is not the same as dividing.
             scales.div_(largest if part.is_cpu or part.is_meta else torch.full_like(scales, largest))
-            self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
+            codes, held_scales = self._held(piece)
+            held_scales.copy_(scales)
             scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
             if self.kind != "float8_e4m3":
                 draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
                 scaled = scaled.add_(draw).floor_()
-            self._write(piece, scaled.clamp_(-largest, largest))
+            scaled.clamp_(-largest, largest)
+            if self.kind == "int4":
+                unsigned = pad(scaled.add_(8).to(torch.uint8), (0, scaled.numel() % 2)).view(-1, 2)
+                scaled = unsigned[:, 0] | (unsigned[:, 1] << 4)
+            codes.copy_(scaled)
 
     def _drawn_at_once(self, flat: Tensor) -> Iterator[slice]:
         """Return the pieces for which numbers are drawn at once: on a GPU, larger ones, as each draw is a launch."""
         return pieces(self.numel, BLOCK, SMALLEST if flat.is_cpu or flat.is_meta else SMALLEST_DRAW)
 
     def _read(self, piece: slice) -> Tensor:
+        codes, _ = self._held(piece)
         if self.kind != "int4":
-            return self.codes[piece].float()
-        packed = self.codes[piece.start // 2 : -(-piece.stop // 2)]
-        pairs = torch.stack((packed & 15, packed >> 4), dim=1)
+            return codes.float()
+        pairs = torch.stack((codes & 15, codes >> 4), dim=1)
         return pairs.view(-1)[: piece.stop - piece.start].float().sub_(8)
 
-    def _write(self, piece: slice, codes: Tensor) -> None:
-        if self.kind != "int4":
-            self.codes[piece] = codes.to(self.codes.dtype)
-            return
-        unsigned = pad(codes.add_(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
-        self.codes[piece.start // 2 : -(-piece.stop // 2)] = unsigned[:, 0] | (unsigned[:, 1] << 4)
-
-    def _part(self, like: Tensor, start: int) -> "Blocks":
-        """Return the elements from `start` on, as many as `like` has, as views of the codes and scales."""
-        assert start % BLOCK == 0
-        stop, share = start + like.numel(), 2 if self.kind == "int4" else 1
-        part = self.over(
-            {
-                ".codes": self.codes[start // share : -(-stop // share)],
-                ".scales": self.scales[start // BLOCK : -(-stop // BLOCK)],
-            }
-        )
-        part.shape, part.numel = tuple(like.shape), like.numel()
-        return part
+    def _held(self, piece: slice) -> tuple[Tensor, Tensor]:
+        """Return the codes and scales of the elements in `piece`, which begins a block."""
+        in_one = 2 if self.kind == "int4" else 1
+        codes = self.codes[piece.start // in_one : -(-piece.stop // in_one)]
+        return codes, self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)]
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Blocks":
         """Return blocks of the same kind and shape that hold the codes and scales in `tensors`."""
@@ -250,19 +236,19 @@ class Hosted(Stored):
         near: made on the device of the gradients; what it holds is moved.
     """
 
-    def __init__(self, near: Stored):
+    def __init__(self, near: "Plain | Blocks"):
         tensors = near.tensors()
         self._device = next(iter(tensors.values())).device
         self._far = near.over({name: _on_host(tensor) for name, tensor in tensors.items()})
-        self._near: Stored | None = None
+        self._near: Plain | Blocks | None = None
 
     def prefetch(self) -> None:
         """Start copying to the device, if that has not been done yet."""
         if self._near is None:
             with _beside(self._device):
-                self._near = self._far.over(
-                    {name: self._like(tensor).copy_(tensor, non_blocking=True) for name, tensor in self._tensors()}
-                )
+                self._near = self._empty()
+                for name, tensor in self._far.tensors().items():
+                    self._near.tensors()[name].copy_(tensor, non_blocking=True)
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to `target`, once it has come from the host; return `target`."""
@@ -279,18 +265,19 @@ class Hosted(Stored):
     def room(self, dtype: torch.dtype) -> Tensor | None:
         """Return the memory of the copy on the device, if it can hold a value of `dtype`; `set_` must follow."""
         if self._near is None:
-            self._near = self._far.over({name: self._like(tensor) for name, tensor in self._tensors()})
+            self._near = self._empty()
         return self._near.room(dtype)
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Encode `value` on the device, and start copying the result to the host."""
-        near = self._near or self._far.over({name: self._like(tensor) for name, tensor in self._tensors()})
+        near = self._near or self._empty()
         near.set_(value, source)
         self._near = None
         with _beside(self._device, after=True):
             for name, tensor in near.tensors().items():
                 self._far.tensors()[name].copy_(tensor, non_blocking=True)
-                _used(tensor)
+                if tensor.is_cuda:  # its memory is given to no other tensor before the copy is over
+                    tensor.record_stream(_stream(self._device))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors on the host, after all copies to and from them have finished."""
@@ -299,17 +286,12 @@ class Hosted(Stored):
         self._near = None
         return self._far.tensors()
 
-    def over(self, tensors: Mapping[str, Tensor]) -> Stored:
-        """Return an object that holds `tensors` in the same form, on whatever device they are."""
-        return self._far.over(tensors)
+    def _empty(self) -> "Plain | Blocks":
+        """Return what is like the storage on the host, on the device, without values."""
+        empty = {name: torch.empty_like(one, device=self._device) for name, one in self._far.tensors().items()}
+        return self._far.over(empty)
 
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        return list(self._far.tensors().items())
-
-    def _like(self, tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
-
-    def _come(self) -> Stored:
+    def _come(self) -> "Plain | Blocks":
         """Return the copy on the device, which work launched from now on may use."""
         self.prefetch()
         assert self._near is not None
@@ -338,9 +320,3 @@ def _beside(device: torch.device, after: bool = False) -> AbstractContextManager
     if after:
         _stream(device).wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(_stream(device))
-
-
-def _used(tensor: Tensor) -> None:
-    """Keep the memory of `tensor` from being given to another tensor before the copy is over."""
-    if tensor.is_cuda:
-        tensor.record_stream(_stream(tensor.device))
