@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Grouping:
     """Names of the tensors that ResiReduce-d and -2d reduce."""
 
     def __post_init__(self) -> None:
-        names = [name for group in self.groups for name in group] + list(self.specific)
+        names = (*self.grouped, *self.specific)
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"groups: {twice!r} is named twice; a tensor is in one group or specific, not both")
@@ -120,35 +121,38 @@ def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None 
     for prefix, container in model.named_modules():
         if isinstance(container, (nn.Sequential, nn.ModuleList)):
             for run in _runs(prefix, container, parameters, taken):
-                groups += cut(run)
-                taken.update(run)
+                if len(run) > 1:
+                    groups += cut([name for _, name in run])
+                    taken.update(name for _, name in run)
     order = {name: position for position, name in enumerate(parameters)}
     groups.sort(key=lambda group: order[group[0]])
-    return Grouping(tuple(groups), _specific(parameters, taken))
+    outside = {name: one.numel() for name, one in parameters.items() if name not in taken}
+    largest = max(outside, key=lambda name: outside[name], default="")
+    is_specific = outside and taken and outside[largest] > max(parameters[name].numel() for name in taken)
+    return Grouping(tuple(groups), (largest,) if is_specific else ())
 
 
 def _runs(
     prefix: str, container: nn.Module, parameters: Mapping[str, nn.Parameter], taken: set[str]
-) -> Iterator[list[str]]:
-    """Yield runs of two or more among the container's children, one relative name after the other."""
+) -> Iterator[list[tuple[int, str]]]:
+    """Yield runs of the container's children, one relative name after the other: each child's position, and the name
+    of its parameter."""
     start = f"{prefix}." if prefix else ""
     children = list(container.named_children())
     types = [type(child) for _, child in children]
     # Names as the model has them: wrappers for activation checkpointing report names without their own part.
     relative = dict.fromkeys(name for _, child in children for name, _ in nn.Module.named_parameters(child))
     for suffix in relative:
-        members = [
-            (position, name)
-            for position, (key, _) in enumerate(children)
-            if (name := f"{start}{key}.{suffix}") in parameters and name not in taken
-        ]
         run: list[tuple[int, str]] = []
-        for position, name in members:
+        for position, (key, _) in enumerate(children):
+            name = f"{start}{key}.{suffix}"
+            if name not in parameters or name in taken:
+                continue
             if run and not _continues(run, position, name, parameters, types):
-                yield from _names(run)
+                yield run
                 run = []
             run.append((position, name))
-        yield from _names(run)
+        yield run
 
 
 def _continues(
@@ -163,26 +167,12 @@ def _continues(
     return len(run) == 1 or gap == types[run[-2][0] + 1 : last]
 
 
-def _names(run: list[tuple[int, str]]) -> Iterator[list[str]]:
-    if len(run) > 1:
-        yield [name for _, name in run]
-
-
 def cut(run: list[str]) -> list[tuple[str, ...]]:
     """Return a `run` of equal layers as one group, or as groups of three, the last of which takes the remainder."""
     if len(run) <= LONGEST_RUN:
         return [tuple(run)]
     cuts = range(0, len(run) - len(run) % 3, 3)
     return [tuple(run[i : i + 3]) if i != cuts[-1] else tuple(run[i:]) for i in cuts]
-
-
-def _specific(parameters: Mapping[str, nn.Parameter], grouped: set[str]) -> tuple[str, ...]:
-    outside = {name: p.numel() for name, p in parameters.items() if name not in grouped}
-    if not outside:
-        return ()
-    largest = max(outside, key=lambda name: outside[name])
-    limit = max((parameters[name].numel() for name in grouped), default=0)
-    return (largest,) if grouped and outside[largest] > limit else ()
 
 
 # --- Groups given as shell patterns of parameter names, for models whose structure does not show them ---
@@ -207,30 +197,24 @@ def match_groups(patterns: Mapping[str, object], parameters: Mapping[str, Tensor
         raise ConfigError(f"groups: key {unknown[0]!r} is not known; give {FORM}")
     groups: list[tuple[str, ...]] = []
     for entry in _entries(patterns, "groups"):
-        if isinstance(entry, str):
-            groups += cut(_matches([entry], parameters))
-        else:
-            groups.append(tuple(_matches(_strings(entry), parameters)))
-    grouping = Grouping(tuple(groups), tuple(_matches(_strings(_entries(patterns, "specific")), parameters)))
+        groups += cut(_matches([entry], parameters)) if isinstance(entry, str) else [tuple(_matches(entry, parameters))]
+    specific = _matches(_entries(patterns, "specific"), parameters)
+    grouping = Grouping(tuple(groups), tuple(specific))
     grouping.check(parameters)
     return grouping
 
 
-def _entries(patterns: Mapping[str, object], key: str) -> list[object]:
+def _entries(patterns: Mapping[str, object], key: str) -> list[Any]:
     entries = patterns.get(key, [])
     if not isinstance(entries, list | tuple):
         raise ConfigError(f"groups: {key!r} is {entries!r}, not a list; give {FORM}")
     return list(entries)
 
 
-def _strings(entries: object) -> list[str]:
-    if isinstance(entries, list | tuple) and all(isinstance(entry, str) for entry in entries):
-        return list(entries)
-    raise ConfigError(f"groups: {entries!r} is no list of patterns; give {FORM}")
-
-
-def _matches(patterns: Iterable[str], parameters: Iterable[str]) -> list[str]:
+def _matches(patterns: object, parameters: Iterable[str]) -> list[str]:
     """Return the names that a pattern matches, in the order of `parameters`, each once."""
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ConfigError(f"groups: {patterns!r} is no list of patterns; give {FORM}")
     names = list(parameters)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):

@@ -63,7 +63,6 @@ def break_even_selection(
     density: float,
     world_size: int,
     index_bytes: int = 4,
-    limit: int | None = None,
     dense: Iterable[str] | None = None,
 ) -> tuple[str, ...]:
     """Return patterns of the parameters of `model` that a ring sends faster dense than a share of them.
@@ -79,24 +78,21 @@ def break_even_selection(
         density: share of the elements that is sent of what is compressed, in (0, 1].
         world_size: ranks that exchange payloads, 1 or more; of two levels the nodes.
         index_bytes: bytes of an index, 1 or more.
-        limit: layers of at most so many elements are always sent dense; None: the break-even decides.
         dense: patterns of parameters that are sent dense whatever their size, as in `resireduce.distribute`.
 
     Raises ConfigError for a number that is not allowed, and for a pattern that matches nothing.
     """
     check_share("density", density)
-    for field, value in (("world_size", world_size), ("index_bytes", index_bytes), ("limit", limit)):
-        if not (is_count(value) and value) and not (field == "limit" and value is None):
+    for field, value in (("world_size", world_size), ("index_bytes", index_bytes)):
+        if not is_count(value) or not value:
             raise ConfigError(f"{field}: {value!r} is not allowed; give a whole number, 1 or more")
     given, compressed = _compressed(model, dense)
-
-    def is_dense(parameter: nn.Parameter) -> bool:
-        if limit is not None:
-            return parameter.numel() <= limit
-        pairs, value_bytes = share(density, parameter.numel()), parameter.itemsize
-        return pairs * (value_bytes + index_bytes) * world_size >= 2 * parameter.numel() * value_bytes
-
-    return (*given, *(escape(name) for name, parameter in compressed.items() if is_dense(parameter)))
+    names = [
+        escape(name)
+        for name, one in compressed.items()
+        if share(density, one.numel()) * (one.itemsize + index_bytes) * world_size >= 2 * one.nbytes
+    ]
+    return (*given, *names)
 
 
 def _compressed(model: nn.Module, dense: Iterable[str] | None) -> tuple[tuple[str, ...], dict[str, nn.Parameter]]:
