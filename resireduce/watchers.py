@@ -2,10 +2,8 @@
 
 import gc
 import hashlib
-import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -15,12 +13,38 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from resireduce.errors import caller, warn
+from resireduce.errors import warn
 from resireduce.pieces import slices
 from resireduce.residuals.base import Residuals
 
 OWNERS = WeakTensorKeyDictionary()
 """For each distributed parameter, a weak reference to the owner, which takes its gradients."""
+
+
+class Watcher:
+    """Notices one kind of mistake: it raises, or warns, at one of these moments. Most watchers need few of them."""
+
+    def after_backward(self) -> None:
+        """Look at the end of a backward pass in which gradients are sent, before anybody clears others."""
+
+    def before_step(self) -> None:
+        """Look before anything of a step is done, which can then still be refused."""
+
+    def after_step(self) -> None:
+        """Look when a step has been taken, or skipped for overflow."""
+
+    def note_residuals(self) -> None:
+        """Note that residuals were loaded, or that a step was named at which to continue."""
+
+    def end(self) -> None:
+        """Stop watching."""
+
+
+def watchers_of(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, residual: Residuals
+) -> list[Watcher]:
+    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`."""
+    return [Outside(model, parameters, wrapped=optimizer), Resumed(optimizer, residual=residual)]
 
 
 def is_distributed(parameter: Tensor) -> bool:
@@ -29,7 +53,7 @@ def is_distributed(parameter: Tensor) -> bool:
     return owner is not None and owner() is not None
 
 
-# --- What a step leaves out: parameters that no optimizer averages, and gradients that an outer optimizer expects ---
+# --- What a step leaves out: parameters that no optimizer averages ---
 
 
 FIRST_LOOKS, INTERVAL = 16, 61
@@ -39,12 +63,9 @@ NOT_HELD = (
     "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
     "distribute the optimizer that holds it too, or average it yourself"
 )
-ASKS = frozenset({"grad", "average_parameters"})
-"""What the step of an outer optimizer uses if it goes on with the parameters that have a gradient: `.grad` itself, or
-torch's model averagers, as PostLocalSGDOptimizer."""
 
 
-class Outside:
+class Outside(Watcher):
     """Watches for trained parameters of `model` that are not among `held`, given by name, and so are not averaged.
 
     Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
@@ -82,6 +103,8 @@ class Outside:
         model = self._model()
         if model is not None and _is_due(self._looks):
             self._tell({name: one for name, one in self._others(model) if self._has_new(one) or self._is_used_up(one)})
+
+    after_backward = before_step = warn
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After a step of `optimizer`: warn once about each parameter that it has trained, and that is not held.
@@ -147,123 +170,7 @@ def differ(parameter: Tensor, values: Tensor) -> bool:
     return not is_converted and not torch.equal(parameter, values)
 
 
-def warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
-    """Warn if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
-
-    Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
-    An optimizer that only passes calls on has the state of `wrapped`, and its step names nothing of ASKS.
-    """
-    frame = _outer_step()
-    # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
-    outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-    asks = not ASKS.isdisjoint(frame.f_code.co_names)
-    does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
-    if hasattr(outer, "param_groups") and does_more:
-        name = type(outer).__name__
-        can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
-        inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
-        warn(
-            f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are gone"
-            f": if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
-        )
-
-
-def _outer_step() -> FrameType:
-    """Return the frame of the script that takes a step, or that of torch's own optimizer around the library's."""
-    last, frame = caller(), sys._getframe()
-    while frame.f_back and frame is not last:
-        module = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == "step" and module.startswith("torch.distributed.optim."):
-            return frame
-        frame = frame.f_back
-    return frame
-
-
-# --- Parameters whose gradients the library averages, but that another optimizer updates before it does ---
-
-
-BYPASSED = (
-    "parameters have changed after a backward pass, but not by step() of what resireduce.distribute(...) returned. If "
-    "another optimizer updates them, it does so by the gradients of this rank alone, and ranks differ: call the step() "
-    "of the returned one, or distribute the other. If they are the same on all ranks again when that takes its step, "
-    "as after local steps that an outer optimizer averages, or if you change them alike, nothing is wrong"
-)
-BYPASS_WATCHED = 4
-"""How many parameters are watched: the smallest ones."""
-MOVED = 2
-"""In how many passes since the last step a parameter must be elsewhere: SAM computes one gradient away from it."""
-ROUNDING = 1e-5
-"""The part of a parameter's largest value by which moving it and back may change it, or a bit of a shorter dtype."""
-
-
-class Bypassed:
-    """Warns once if parameters change after a backward pass, but not by a step that averages their kept gradients.
-
-    A few small ones are watched, by their values in the first steps on a CPU, and then by their version: fused
-    optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values. Values
-    that differ by rounding, as where a parameter is moved and moved back, are the same.
-
-    Args:
-        parameters: those whose gradients are averaged.
-        wrapped: the optimizer whose steps average them.
-    """
-
-    def __init__(self, parameters: Iterable[Tensor], wrapped: torch.optim.Optimizer):
-        plain = [one for one in parameters if not is_traceable_wrapper_subclass(one)]
-        self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
-        self._wrapped = wrapped
-        self._looks = FIRST_LOOKS
-        self._then: dict[int, tuple[Tensor, int, Tensor | None]] = {}
-        """What the watched ones were at the first gradient since the last step."""
-        self._moved: dict[int, int] = {}
-        """In how many later passes they were elsewhere."""
-
-    def note(self, parameter: Tensor) -> None:
-        """Look at `parameter`, whose gradient autograd has finished."""
-        key = id(parameter)
-        if key not in self._watched:
-            return
-        if key not in self._then:
-            has_values = self._looks and parameter.is_cpu and parameter.itemsize > 1
-            values = parameter.detach().clone() if has_values else None
-            self._then[key] = parameter, parameter._version, values
-        elif _has_changed(self._then[key]):
-            self._moved[key] = self._moved.get(key, 0) + 1
-            if self._moved[key] == MOVED:
-                self._warn()
-
-    def note_step(self) -> None:
-        """Look whether another optimizer has taken a step before this one; parameters may be changed by hand."""
-        if any(map(_has_changed, self._then.values())) and self._others_hold():
-            self._warn()
-
-    def restart(self) -> None:
-        """Begin the next step, as one has been taken."""
-        self._looks -= bool(self._looks and self._then)
-        self._then.clear()
-        self._moved.clear()
-
-    def _warn(self) -> None:
-        self._watched.clear()
-        warn(BYPASSED)
-
-    def _others_hold(self) -> bool:
-        """Whether an optimizer that does not just pass calls on to this one has parameters that are looked at."""
-        lists = (getattr(one, "param_groups", []) for one in objects(torch.optim.Optimizer))
-        groups = [group for one in lists if one is not self._wrapped.param_groups for group in one]
-        return any(id(one) in self._watched for group in groups for one in group["params"])
-
-
-def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
-    """Whether a parameter has other values than it had, beyond rounding; or another version, where none are known."""
-    parameter, version, values = then
-    if values is None or not differ(parameter, values):
-        return values is None and parameter._version != version
-    rounding = max(ROUNDING, torch.finfo(values.dtype).eps) * values.abs().max()
-    return bool((parameter.detach() - values).abs().max() > rounding)
-
-
-# --- Mistakes beside the library: training without its distributed optimizer, which is gone, and torch's GradScaler ---
+# --- Training without the distributed optimizer, which is gone ---
 #
 # And how other objects of a script are found or followed: all of a class, and the steps of all optimizers.
 
@@ -272,12 +179,6 @@ TRAINED_ON = (
     "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its gradients any "
     "more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes its optimizer anew, "
     "distribute that one too, in the function that makes it. If each rank is to train by itself, close() it before"
-)
-SCALER = (
-    "torch's GradScaler has unscaled gradients before this step: it leaves out a step if those of this rank overflow, "
-    "whatever the other ranks do, so that ranks then wait for each other or differ. Use bfloat16, which needs no "
-    "scaling, or resireduce.GradScaler(...), given to resireduce.distribute(grad_scaler=...). If that scaler is of "
-    "another model, nothing is wrong"
 )
 
 
@@ -311,16 +212,6 @@ def end_watch(parameters: Iterable[Tensor]) -> None:
         for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
             if isinstance(hook, Orphans):
                 hook.end()
-
-
-def warn_of_scaler() -> None:
-    """Warn if a GradScaler of torch has taken a step and no update since, as where a trainer steps another optimizer.
-
-    If it had been given the library's optimizer, that would have raised an error.
-    """
-    for scaler in objects(torch.amp.GradScaler):
-        if scaler.is_enabled() and scaler._per_optimizer_states and not hasattr(scaler, "inverse_scale"):
-            return warn(SCALER)
 
 
 def objects(kind: type) -> list[Any]:
@@ -381,13 +272,21 @@ FORGOTTEN = (
 )
 
 
-class Resumed:
+class Resumed(Watcher):
     """Remembers what was loaded since the last step of `optimizer`: its state, or residuals.
 
-    parameters: those whose state shows whether the optimizer has taken steps before; None: all.
+    Args:
+        parameters: those whose state shows whether the optimizer has taken steps before; None: all.
+        residual: what else would have to be loaded, if it has tensors, for the warning after a step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Collection[Tensor] | None = None):
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Collection[Tensor] | None = None,
+        residual: Residuals | None = None,
+    ):
+        self._residual = residual
         state = getattr(optimizer, "state", {})
         own = state if parameters is None else {one: state[one] for one in parameters if one in state}
         self._optimizer, self._residuals = has_stepped(own), False
@@ -416,13 +315,13 @@ class Resumed:
             return
         self._optimizer |= not _is_of_no_steps(given) or self._has_stepped
 
-    def residuals(self) -> None:
+    def note_residuals(self) -> None:
         """Note that residuals were loaded, or that a step was named at which to continue."""
         self._residuals = True
 
-    def warn(self, residual: Residuals) -> None:
-        """At a step: warn if the optimizer's state was loaded, and `residual`, if it has tensors, was not."""
-        if self.has_forgotten() and residual.tensors():
+    def after_step(self) -> None:
+        """Warn if the optimizer's state was loaded before this step, and the residual, if it has tensors, was not."""
+        if self.has_forgotten() and self._residual is not None and self._residual.tensors():
             warn(FORGOTTEN)
 
     def has_forgotten(self) -> bool:

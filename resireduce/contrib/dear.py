@@ -303,9 +303,9 @@ class LateUpdater(Updater):
         self._before_forward = before_forward
         super().__init__(optimizer, slots, queue, settings)
 
-    def refuse(self) -> None:
+    def before_step(self) -> None:
         """Refuse as `Updater` does, and hooks before the step, or another step, which would find no gradients."""
-        super().refuse()
+        super().before_step()
         if not self._wrapped_step.is_divisible:
             raise UsageError(
                 "a hook before the step was registered, or another function put in the place of the optimizer's step, "

@@ -26,9 +26,13 @@ from resireduce.refusals import (
     refuse_compiled_autograd,
 )
 from resireduce.settings import Settings
-from resireduce.watchers import OWNERS, Bypassed, Orphans, end_watch, is_distributed
+from resireduce.watchers import OWNERS, Orphans, Watcher, end_watch, is_distributed
 
 # --- The hooks that hand gradients to their owner, the object that takes them, and the removal of these hooks ---
+
+
+Act = Callable[[Any, Slot, Any], None]
+"""What a hook does; its arguments are the owner of the hooks, the slot, and what autograd gives the hook."""
 
 
 class Attachment:
@@ -53,15 +57,14 @@ class Attachment:
         self._end = weakref.finalize(owner, _lost, slots, self._handles, self._guards, self._steps, world_size)
         self._end.atexit = False
 
-    def on_gradients(self, act: Callable[[Any, Slot], None]) -> None:
-        """Call `act(owner, slot)` when autograd has finished a gradient."""
+    def on_gradients(self, act: Act) -> None:
+        """Call `act(owner, slot, parameter)` when autograd has finished a gradient."""
         for slot in self._slots:
             hook = _Hook(self._owner, slot.index, act)
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
-    def before_gradient(self, slot: Slot, act: Callable[[Any, Slot, bool], None]) -> None:
-        """Call `act(owner, slot, comes)` before autograd adds a gradient to `.grad`; `comes` is False if there is none
-        to add.
+    def before_gradient(self, slot: Slot, act: Act) -> None:
+        """Call `act(owner, slot, [gradient])` before autograd adds it to `.grad`; None: there is none to add.
 
         Call this again when a gradient has come without a call of `act`: torch makes another node for a parameter whose
         dtype or device was changed, even if it was changed back.
@@ -69,7 +72,7 @@ class Attachment:
         node = accumulation_node(slot.parameter)
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node
-            self._handles.append(node.register_prehook(_Before(self._owner, slot.index, act)))
+            self._handles.append(node.register_prehook(_Hook(self._owner, slot.index, act)))
 
     def on_step(self, wrapped: torch.optim.Optimizer) -> None:
         """Refuse steps of the optimizer `wrapped` that are not taken within `stepping`."""
@@ -131,29 +134,16 @@ class Attachment:
 
 
 class _Hook:
-    """Calls `act(owner, slot)` as long as the owner exists."""
+    """Calls `act(owner, slot, given)`, with what autograd has given the hook, as long as the owner exists."""
 
-    def __init__(self, owner: weakref.ref[Any], index: int, act: Callable[[Any, Slot], None]):
+    def __init__(self, owner: weakref.ref[Any], index: int, act: Act):
         self._owner, self._index, self._act = owner, index, act
 
     @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
-    def __call__(self, _: object) -> None:
+    def __call__(self, given: Any) -> None:
         owner: Any = self._owner()
         if owner is not None:
-            self._act(owner, owner.slots[self._index])
-
-
-class _Before:
-    """Calls `act(owner, slot, comes)` as long as the owner exists: no gradient comes if autograd passes None."""
-
-    def __init__(self, owner: weakref.ref[Any], index: int, act: Callable[[Any, Slot, bool], None]):
-        self._owner, self._index, self._act = owner, index, act
-
-    @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
-    def __call__(self, gradients: Sequence[Tensor | None]) -> None:
-        owner: Any = self._owner()
-        if owner is not None:
-            self._act(owner, owner.slots[self._index], gradients[0] is not None)
+            self._act(owner, owner.slots[self._index], given)
 
 
 def _lost(
@@ -231,7 +221,7 @@ class BackwardPasses:
         wrapped: the optimizer that trains it.
         exchange: takes the gradients.
         settings: what `resireduce.distribute` was given, checked.
-        at_end: is called at the end of each backward pass in which gradients are sent.
+        watchers: look at the end of each backward pass in which gradients are sent.
     """
 
     def __init__(
@@ -240,14 +230,13 @@ class BackwardPasses:
         wrapped: torch.optim.Optimizer,
         exchange: Exchange,
         settings: Settings,
-        at_end: Callable[[], None],
+        watchers: Sequence[Watcher],
     ):
         self._turn = threading.RLock()
-        self.slots, self._exchange, self._at_end = exchange.slots, exchange, at_end
+        self.slots, self._exchange, self._watchers = exchange.slots, exchange, watchers
         self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
-        self.bypassed = Bypassed([slot.parameter for slot in self.slots] if exchange.world_size > 1 else (), wrapped)
         self.attachment = Attachment(self, self.slots, exchange.world_size)
         try:
             self._attach(model, wrapped, settings)
@@ -277,12 +266,6 @@ class BackwardPasses:
         finally:
             self._syncing = outer
 
-    def restart(self, by_step: bool) -> None:
-        """Forget the passes of the last step, which has been taken if `by_step`."""
-        self.under_way = False
-        if by_step:
-            self.bypassed.restart()
-
     def end(self) -> None:
         """Remove all hooks from the model."""
         self.attachment.end()
@@ -302,9 +285,9 @@ class BackwardPasses:
             Variable._execution_engine.queue_callback(self._end)
 
     @in_turn
-    def _before(self, slot: Slot, comes: bool) -> None:
-        """Prepare for the gradient that autograd is about to add to `.grad`, if it `comes`."""
-        slot.is_announced = comes
+    def _before(self, slot: Slot, gradients: Sequence[Tensor | None]) -> None:
+        """Prepare for the gradient that autograd is about to add to `.grad`, if it is not None."""
+        comes = slot.is_announced = gradients[0] is not None
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
         if not is_clear and comes:
             self._exchange.refuse_if_failed()
@@ -313,7 +296,7 @@ class BackwardPasses:
             self._exchange.expect(slot)
 
     @in_turn
-    def _on_finished(self, slot: Slot) -> None:
+    def _on_finished(self, slot: Slot, _: object) -> None:
         """Take this parameter's gradient, if one came: autograd also calls this if a function returned None."""
         comes, slot.is_announced = slot.is_announced, None
         if comes is None:
@@ -335,10 +318,10 @@ class BackwardPasses:
         """End a backward pass; not called if the pass fails."""
         self.under_way = False
         self._exchange.end_backward()
-        self._at_end()
+        for watcher in self._watchers:
+            watcher.after_backward()
 
 
-def _note_gradient(passes: BackwardPasses, slot: Slot) -> None:
+def _note_gradient(_: BackwardPasses, slot: Slot, __: object) -> None:
     """Note that autograd has finished this parameter's gradient, which `step()` will take."""
     slot.note_made()
-    passes.bypassed.note(slot.parameter)

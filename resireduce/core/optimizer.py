@@ -24,7 +24,7 @@ from resireduce.errors import UsageError, check_count, warn
 from resireduce.merging.rules import Costs
 from resireduce.refusals import refuse_capture
 from resireduce.settings import Settings
-from resireduce.watchers import Outside, Resumed, only_makes_state, warn_of_outer, warn_of_scaler
+from resireduce.watchers import only_makes_state, watchers_of
 
 REPLACED = (
     "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "
@@ -123,18 +123,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self._outside, self._resumed = Outside(model, parameters, wrapped=optimizer), Resumed(optimizer)
-        # Last, as no hook may stay on a model that is refused. At the end of a pass `_outside` looks for gradients that
-        # no optimizer averages, before the zero_grad() of another one clears them.
-        self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._outside.warn)
+        self._watchers = [self._exchange.updater, *watchers_of(model, parameters, optimizer, feedback.residual)]
+        # Last, as no hook may stay on a model that is refused.
+        self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._watchers)
         try:
             self._restart()
         except BaseException:
             self._backward.end()
             raise
 
-    def _restart(self, by_step: bool = False) -> None:
-        self._backward.restart(by_step)
+    def _restart(self) -> None:
+        self._backward.under_way = False
         with QUIET():
             self._exchange.restart()
 
@@ -200,22 +199,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.flush()
         if self._backward.under_way:
             raise UsageError(WITHIN_BACKWARD if torch._C._current_graph_task_id() >= 0 else UNFINISHED)
-        self._exchange.updater.refuse()
-        self._outside.warn()
-        self._backward.bypassed.note_step()
-        if self.streamed and self.steps == 0:
-            warn_of_outer(self.wrapped)
+        for watcher in self._watchers:
+            watcher.before_step()
         with self._backward.attachment.stepping():
             if not self._has_own_gradients() and only_makes_state(
                 self.wrapped, [slot.parameter for slot in self.slots]
             ):
                 self.wrapped.step()
                 return loss
-            self._resumed.warn(self.feedback.residual)
-            if self.steps == 0 and self.grad_scaler is None and self._exchange.world_size > 1:
-                warn_of_scaler()
             self.overflowed = not self._exchange.take_step(loss)
-        self._restart(by_step=True)
+        for watcher in self._watchers:
+            watcher.after_step()
+        self._restart()
         return loss
 
     def flush(self) -> None:
@@ -241,7 +236,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.flush()
         finally:
             self._backward.end()
-            self._resumed.end()
+            for watcher in self._watchers:
+                watcher.end()
             self.levels.close()
             self._closed = True
             for name in FREED:
@@ -397,7 +393,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Continue with step number `step`, counted from 0: random choices and densities follow from it."""
         check_count("step", step, of="steps")
         self.refuse_within_step("start_at()")
-        self._resumed.residuals()
+        for watcher in self._watchers:
+            watcher.note_residuals()
         self._exchange.steps = step
         self.feedback.begin_step(step)
 

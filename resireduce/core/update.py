@@ -18,6 +18,7 @@ from resireduce.refusals import StepGuard
 from resireduce.same_memory import TIE, Tied
 from resireduce.settings import Settings
 from resireduce.timeline import Timeline, timed
+from resireduce.watchers import Watcher
 
 # --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
 
@@ -201,7 +202,7 @@ class _Evaluated:
         return self._loss
 
 
-class Updater:
+class Updater(Watcher):
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
     With streamed gradients, if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are
@@ -241,7 +242,7 @@ class Updater:
             warn(cost)
         self.restart()
 
-    def refuse(self) -> None:
+    def before_step(self) -> None:
         """Raise UsageError if a step would train wrongly because of a change to the wrapped optimizer."""
         self.look_for_ties()
         self.watch.refuse()
