@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from itertools import takewhile
+from types import FrameType
 
 PASSED_OVER = ("resireduce", "torch", "contextlib", "weakref")
 """Packages that a warning does not point at, since the user cannot change their lines."""
@@ -28,10 +29,19 @@ class NonFiniteGradient(ArithmeticError):
 
 def warn(text: str) -> None:
     """Warn with `text` at the line of the script that called the library, perhaps through torch's own code."""
+    warnings.warn(text, stacklevel=_caller()[1] - 1)
+
+
+def caller() -> FrameType:
+    """Return the frame that called the library, perhaps through torch's own code."""
+    return _caller()[0]
+
+
+def _caller() -> tuple[FrameType, int]:
     frame, level = sys._getframe(), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in PASSED_OVER:
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    return frame, level
 
 
 def is_number(value: object) -> bool:

@@ -2,8 +2,10 @@
 
 import gc
 import hashlib
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from resireduce.errors import warn
+from resireduce.errors import caller, warn
 from resireduce.pieces import slices
 from resireduce.residuals.base import Residuals
 
@@ -23,6 +25,9 @@ OWNERS = WeakTensorKeyDictionary()
 
 class Watcher:
     """Notices one kind of mistake: it raises, or warns, at one of these moments. Most watchers need few of them."""
+
+    def after_gradient(self, parameter: Tensor) -> None:
+        """Look when autograd has finished a kept gradient, that of `parameter`."""
 
     def after_backward(self) -> None:
         """Look at the end of a backward pass in which gradients are sent, before anybody clears others."""
@@ -41,10 +46,21 @@ class Watcher:
 
 
 def watchers_of(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, residual: Residuals
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    residual: Residuals,
+    streamed: bool,
+    world_size: int,
 ) -> list[Watcher]:
-    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`."""
-    return [Outside(model, parameters, wrapped=optimizer), Resumed(optimizer, residual=residual)]
+    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`.
+
+    streamed: whether gradients are; otherwise they are kept. world_size: number of ranks.
+    """
+    found: list[Watcher] = [Outside(model, parameters, wrapped=optimizer), Resumed(optimizer, residual=residual)]
+    if streamed:
+        return [*found, Around(optimizer)]
+    return [*found, Bypassed(parameters.values(), optimizer)] if world_size > 1 else found
 
 
 def is_distributed(parameter: Tensor) -> bool:
@@ -168,6 +184,142 @@ def differ(parameter: Tensor, values: Tensor) -> bool:
     """Whether `parameter` has other `values` than it had; False once it was converted, which is refused elsewhere."""
     is_converted = (values.dtype, values.device) != (parameter.dtype, parameter.device)
     return not is_converted and not torch.equal(parameter, values)
+
+
+# --- Optimizers around that of the library, which expect gradients after its step ---
+
+
+ASKS = frozenset({"grad", "average_parameters"})
+"""What the step of an outer optimizer uses if it goes on with the parameters that have a gradient: `.grad` itself, or
+torch's model averagers, as PostLocalSGDOptimizer."""
+
+
+class Around(Watcher):
+    """Warns if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
+
+    Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
+    An optimizer that only passes calls on has the state of `wrapped`, and its step names nothing of ASKS.
+    """
+
+    def __init__(self, wrapped: torch.optim.Optimizer):
+        self._wrapped: torch.optim.Optimizer | None = wrapped
+
+    def before_step(self) -> None:
+        """Look at who calls the first step."""
+        if self._wrapped is not None:
+            _warn_of_outer(self._wrapped)
+        self._wrapped = None
+
+
+def _warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
+    frame = _outer_step()
+    # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
+    outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+    asks = not ASKS.isdisjoint(frame.f_code.co_names)
+    does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
+    if hasattr(outer, "param_groups") and does_more:
+        name = type(outer).__name__
+        can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
+        inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
+        warn(
+            f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are gone"
+            f": if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
+        )
+
+
+def _outer_step() -> FrameType:
+    """Return the frame of the script that takes a step, or that of torch's own optimizer around the library's."""
+    last, frame = caller(), sys._getframe()
+    while frame.f_back and frame is not last:
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "step" and module.startswith("torch.distributed.optim."):
+            return frame
+        frame = frame.f_back
+    return frame
+
+
+# --- Parameters whose gradients the library averages, but that another optimizer updates before it does ---
+
+
+BYPASSED = (
+    "parameters have changed after a backward pass, but not by step() of what resireduce.distribute(...) returned. If "
+    "another optimizer updates them, it does so by the gradients of this rank alone, and ranks differ: call the step() "
+    "of the returned one, or distribute the other. If they are the same on all ranks again when that takes its step, "
+    "as after local steps that an outer optimizer averages, or if you change them alike, nothing is wrong"
+)
+BYPASS_WATCHED = 4
+"""How many parameters are watched: the smallest ones."""
+MOVED = 2
+"""In how many passes since the last step a parameter must be elsewhere: SAM computes one gradient away from it."""
+ROUNDING = 1e-5
+"""The part of a parameter's largest value by which moving it and back may change it, or a bit of a shorter dtype."""
+
+
+class Bypassed(Watcher):
+    """Warns once if parameters change after a backward pass, but not by a step that averages their kept gradients.
+
+    A few small ones are watched, by their values in the first steps on a CPU, and then by their version: fused
+    optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values. Values
+    that differ by rounding, as where a parameter is moved and moved back, are the same.
+
+    Args:
+        parameters: those whose gradients are averaged.
+        wrapped: the optimizer whose steps average them.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], wrapped: torch.optim.Optimizer):
+        plain = [one for one in parameters if not is_traceable_wrapper_subclass(one)]
+        self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
+        self._wrapped = wrapped
+        self._looks = FIRST_LOOKS
+        self._then: dict[int, tuple[Tensor, int, Tensor | None]] = {}
+        """What the watched ones were at the first gradient since the last step."""
+        self._moved: dict[int, int] = {}
+        """In how many later passes they were elsewhere."""
+
+    def after_gradient(self, parameter: Tensor) -> None:
+        """Look at `parameter`, whose gradient autograd has finished."""
+        key = id(parameter)
+        if key not in self._watched:
+            return
+        if key not in self._then:
+            has_values = self._looks and parameter.is_cpu and parameter.itemsize > 1
+            values = parameter.detach().clone() if has_values else None
+            self._then[key] = parameter, parameter._version, values
+        elif _has_changed(self._then[key]):
+            self._moved[key] = self._moved.get(key, 0) + 1
+            if self._moved[key] == MOVED:
+                self._warn()
+
+    def before_step(self) -> None:
+        """Look whether another optimizer has taken a step before this one; parameters may be changed by hand."""
+        if any(map(_has_changed, self._then.values())) and self._others_hold():
+            self._warn()
+
+    def after_step(self) -> None:
+        """Begin the next step, as one has been taken."""
+        self._looks -= bool(self._looks and self._then)
+        self._then.clear()
+        self._moved.clear()
+
+    def _warn(self) -> None:
+        self._watched.clear()
+        warn(BYPASSED)
+
+    def _others_hold(self) -> bool:
+        """Whether an optimizer that does not just pass calls on to this one has parameters that are looked at."""
+        lists = (getattr(one, "param_groups", []) for one in objects(torch.optim.Optimizer))
+        groups = [group for one in lists if one is not self._wrapped.param_groups for group in one]
+        return any(id(one) in self._watched for group in groups for one in group["params"])
+
+
+def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
+    """Whether a parameter has other values than it had, beyond rounding; or another version, where none are known."""
+    parameter, version, values = then
+    if values is None or not differ(parameter, values):
+        return values is None and parameter._version != version
+    rounding = max(ROUNDING, torch.finfo(values.dtype).eps) * values.abs().max()
+    return bool((parameter.detach() - values).abs().max() > rounding)
 
 
 # --- Training without the distributed optimizer, which is gone ---

@@ -322,6 +322,8 @@ class BackwardPasses:
             watcher.after_backward()
 
 
-def _note_gradient(_: BackwardPasses, slot: Slot, __: object) -> None:
+def _note_gradient(passes: BackwardPasses, slot: Slot, _: object) -> None:
     """Note that autograd has finished this parameter's gradient, which `step()` will take."""
     slot.note_made()
+    for watcher in passes._watchers:
+        watcher.after_gradient(slot.parameter)

@@ -123,7 +123,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self._watchers = [self._exchange.updater, *watchers_of(model, parameters, optimizer, feedback.residual)]
+        self._watchers = [
+            self._exchange.updater,
+            *watchers_of(model, parameters, optimizer, feedback.residual, settings.streamed, self._exchange.world_size),
+        ]
         # Last, as no hook may stay on a model that is refused.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._watchers)
         try:

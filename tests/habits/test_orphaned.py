@@ -1,4 +1,4 @@
-"""What goes on beside the optimizer of the library: training without it, and parameters that are moved."""
+"""What goes on beside the optimizer of the library: training without it, and steps of another."""
 
 import copy
 import gc
@@ -14,6 +14,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from tests.worlds import Net, loss_of, seeded
 
+OTHERS = ("other", "fused", "zeroed", "both", "late")
 GONE = "is gone, and the model is trained on"
 
 
@@ -51,9 +52,38 @@ def test_training_that_goes_on_without_averages(how: str, ranks: int, recwarn: p
     assert bool(told) == (how in ("made anew", "plain") and ranks > 1)
 
 
+@pytest.mark.parametrize("by", ["step", "skipped", "decay", "wrapped", *OTHERS])
+def test_another_optimizer_beside_kept_gradients(by: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Without a guard in `.grad` that would refuse it."""
+
+    def rank(communicator: Communicator) -> None:
+        model = copy.deepcopy(start)
+        plain = torch.optim.SGD(model.parameters(), 1e-3)
+        optimizer = resireduce.distribute(model, plain, gradients="kept", backend=communicator)
+        held = [nn.Parameter(torch.ones(2))] if by == "decay" else list(model.parameters())
+        other = torch.optim.AdamW(held, 1e-3, fused=by == "fused")
+        if by == "wrapped":  # as Lookahead, or an optimizer of Accelerate
+            other.param_groups = plain.param_groups
+        for step in range(8):
+            (optimizer if by in ("zeroed", "both", "late") else model).zero_grad()
+            loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
+            for parameter in model.parameters() if by in ("decay", "wrapped") else ():
+                parameter.data.mul_(0.99)
+            if by in ("other", "fused", "zeroed", "both") or (by == "late" and step > 3):
+                other.step()
+            if by in ("step", "decay", "wrapped", "both") or (by in ("skipped", "late") and step < 4 - (by != "late")):
+                optimizer.step()
+        keep.append((optimizer, other))
+
+    keep: list[object] = []
+    start = seeded(Net)
+    LocalWorld(2).run(rank)
+    assert bool([one for one in recwarn if "another optimizer updates them" in str(one.message)]) == (by in OTHERS)
+
+
 @pytest.mark.parametrize("clears", ["model", "optimizer", "nothing"])
 def test_parameters_that_are_moved_and_moved_back(clears: str, recwarn: pytest.WarningsRecorder) -> None:
-    """As by SAM: what rounding leaves is told as such.
+    """As by SAM, beside an optimizer that holds them too: what rounding leaves is no step of another optimizer.
 
     The gradient of a linear loss is the same anywhere, so that training is plain SGD by the ranks' mean of it.
     """
@@ -64,6 +94,7 @@ def test_parameters_that_are_moved_and_moved_back(clears: str, recwarn: pytest.W
         plain = torch.optim.SGD(model.parameters(), 0.1)
         options = {"scheme": "none", "compressor": "none", "gradients": "kept"}
         optimizer = resireduce.distribute(model, plain, backend=communicator, **options)
+        keep.append((optimizer, torch.optim.SGD(model.parameters(), 0.1)))
         inputs = torch.full((2, 64), float(communicator.rank))
         for _ in range(12):
             optimizer.zero_grad()
@@ -83,10 +114,38 @@ def test_parameters_that_are_moved_and_moved_back(clears: str, recwarn: pytest.W
         passes = 2 if clears == "nothing" else 1
         torch.testing.assert_close(model.weight, start.weight - 12 * passes * 0.1 * (0.0 + 2.0) / 2)
 
+    keep: list[object] = []
     start, draws = nn.Linear(64, 4), [torch.Generator().manual_seed(one) for one in range(2)]
     LocalWorld(2).run(rank)
+    assert not [one for one in recwarn if "another optimizer updates them" in str(one.message)]
     drifted = [str(one.message) for one in recwarn if "no longer the same on all ranks" in str(one.message)]
     assert all("it may be rounding alone" in one for one in drifted), "bits do differ"
+
+
+def test_local_steps_with_an_outer_optimizer_are_told_what_was_seen(recwarn: pytest.WarningsRecorder) -> None:
+    """Each rank takes three steps by itself, and SGD at rate 1 by the averaged way back puts the mean of all there."""
+
+    def rank(communicator: Communicator) -> None:
+        model = copy.deepcopy(start)
+        options = {"scheme": "none", "compressor": "none", "gradients": "kept"}
+        outer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 1.0), backend=communicator, **options)
+        inner = torch.optim.SGD(model.parameters(), 0.1)
+        anchor = [one.detach().clone() for one in model.parameters()]
+        for _ in range(3):
+            inner.zero_grad()
+            model(torch.full((2, 4), float(communicator.rank))).sum().backward()
+            inner.step()
+        for one, was in zip(model.parameters(), anchor, strict=True):
+            one.grad = was - one.detach()
+            one.data.copy_(was)
+        outer.step()
+        torch.testing.assert_close(model.weight, start.weight - 3 * 0.1 * (0.0 + 2.0) / 2)
+
+    start = nn.Linear(4, 4)
+    LocalWorld(2).run(rank)
+    told = [str(one.message) for one in recwarn if "another optimizer updates them" in str(one.message)]
+    assert all("as after local steps that an outer optimizer averages" in one for one in told)
+    assert not [one for one in recwarn if "no longer the same" in str(one.message)]
 
 
 def test_wrappers_are_looked_for_beside_threads_that_make_tuples() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_backward
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import resireduce
@@ -277,6 +277,80 @@ def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_sa
     model = net()
     with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\): streamed gradients are let go"):
         distributed(model, LocalCommunicator()).zero_grad(set_to_none=False)
+
+
+class Around:
+    """An optimizer around another that returns part of the way after each step, where there is a gradient."""
+
+    def __init__(self, inner: torch.optim.Optimizer):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    def step(self) -> None:
+        held = [parameter for group in self.param_groups for parameter in group["params"]]
+        before = [parameter.detach().clone() for parameter in held]
+        self.inner.step()
+        for parameter, slow in zip(held, before, strict=True):
+            if parameter.grad is not None:
+                parameter.data.lerp_(slow, 0.5)
+
+
+class AroundOfTorch(Around, torch.optim.Optimizer):  # type: ignore[misc]
+    """The same, made with torch's constructor, and with a state of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer):
+        torch.optim.Optimizer.__init__(self, inner.param_groups, {})
+        self.inner = inner
+
+
+class PassesOn(Around):
+    """An optimizer around another that does nothing of its own."""
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("kind", [Around, AroundOfTorch])
+def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(kind: type[Around]) -> None:
+    model = net()
+    outer = kind(distributed(model, LocalCommunicator()))
+    loss_of(model, 0).backward()
+    inside = r"put it inside, distribute\(model, AroundOfTorch\(\.\.\.\)\), or " if kind is AroundOfTorch else ""
+    with pytest.warns(
+        UserWarning, match=rf"{kind.__name__} calls step\(\) of what .* leaves out all; {inside}give gradients='kept'"
+    ):
+        outer.step()
+    loss_of(model, 1).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outer.step()  # it is said once
+
+
+def test_an_optimizer_that_averages_models_after_the_step_is_told() -> None:
+    """It averages the parameters that have a gradient, and ends in an error of torch.cat if there are none."""
+    model = net()
+    outer = PostLocalSGDOptimizer(distributed(model, LocalCommunicator()), ModelAverager())
+    loss_of(model, 0).backward()
+    with pytest.warns(UserWarning, match=r"PostLocalSGDOptimizer calls step\(\) of what .*; give gradients='kept'"):
+        outer.step()
+
+
+class ModelAverager:
+    """Does nothing, in the place of torch's PeriodicModelAverager, which needs a process group."""
+
+    def average_parameters(self, params: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("kind", "gradients"), [(Around, "kept"), (PassesOn, "streamed")])
+def test_an_optimizer_around_it_that_passes_on_or_finds_gradients_is_not_told(
+    kind: type[Around], gradients: str
+) -> None:
+    model = net()
+    outer = kind(distributed(model, LocalCommunicator(), gradients=gradients))
+    loss_of(model, 0).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outer.step()
 
 
 def test_a_step_in_a_hook_of_the_backward_pass_is_told_where_else_to_be() -> None:
