@@ -14,7 +14,8 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError
-from resireduce.merging.rules import TIMED, Costs, line_through, profile
+from resireduce.merging import profile
+from resireduce.merging.rules import TIMED, Costs, line_through
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from resireduce.scheme import COMPRESSORS
