@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from resireduce import private
 from resireduce.errors import NonFiniteGradient
 from resireduce.kernels.norms import is_finite
 from resireduce.kernels.on_gpu import in_triton
@@ -44,7 +45,7 @@ class Finiteness:
         there = {name: grad for name, grad in gradients.items() if grad.numel()}
         if there:
             self._asked.append(zero_unless_finite_(packed))
-            self._note(there, torch.stack(torch._foreach_norm([*there.values()], torch.inf)) < torch.inf)
+            self._note(there, torch.stack(private.norm_of_each([*there.values()], torch.inf)) < torch.inf)
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
         """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0."""

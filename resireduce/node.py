@@ -12,7 +12,7 @@ from resireduce.core.bucket import Bucket
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message
 from resireduce.core.slot import Slot
-from resireduce.timeline import Timeline, exactly, timed
+from resireduce.timeline import exactly, timed
 
 # --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
 
@@ -42,11 +42,6 @@ class Scatter:
         self.is_patient = True
         """Whether it has never waited in vain."""
         self.restart()
-
-    @property
-    def timeline(self) -> Timeline | None:
-        """The timeline of the pipeline, if it has one."""
-        return self.feedback.timeline
 
     def restart(self) -> None:
         """Begin a step anew: no average has been launched, and none is under way or held."""
@@ -153,11 +148,6 @@ class Gather:
 
     def __init__(self, node: Communicator, feedback: ErrorFeedback):
         self.node, self.feedback = node, feedback
-
-    @property
-    def timeline(self) -> Timeline | None:
-        """The timeline of the pipeline, if it has one."""
-        return self.feedback.timeline
 
     @exactly
     def averages(self, slots: Sequence[Slot], bucket: Bucket) -> list[Tensor]:

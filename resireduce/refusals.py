@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from resireduce import private
 from resireduce.errors import UsageError
 
 # --- The guard in `.grad` of a gradient under way: using it raises an error, where None would count as zero ---
@@ -30,7 +30,7 @@ MOVES = (Tensor.cpu, Tensor.cuda, Tensor.to)
 """What moves or converts a tensor, as Module.cpu(), cuda() and to() do with each gradient."""
 ASKED = (Tensor.is_floating_point, Tensor.is_complex)
 """What Module.to() asks of a gradient before it moves it."""
-PUT = (torch._has_compatible_shallow_copy_type, Tensor.data.__set__)  # type: ignore[attr-defined]
+PUT = (private.moves_in_place, Tensor.data.__set__)  # type: ignore[attr-defined]
 """By what a module puts the moved gradient in the place of the one before."""
 
 
@@ -71,7 +71,7 @@ class StreamedAway(Tensor):
 
     def _moved(self, func: Any, others: Any, kwargs: Any) -> "StreamedAway":
         """Return the guard where `func`, called with `others` and `kwargs`, moves it to: itself, if it is there."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with private.without_functions():
             element = torch.empty((), dtype=self.dtype, device=self.device)
             moved = func(element, *others, **kwargs)
             return self if moved is element else StreamedAway.of(moved, self, self.owner)
@@ -79,7 +79,7 @@ class StreamedAway(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Refuse what comes from C++ code: autograd, which adds up, and DistributedDataParallel, which copies."""
-        guard = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, StreamedAway))
+        guard = next(value for value in private.tree_leaves((args, kwargs)) if isinstance(value, StreamedAway))
         if func in (torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor):  # the second with create_graph=True
             raise UsageError(SECOND_BACKWARD.format(name=guard.owner))
         raise UsageError(

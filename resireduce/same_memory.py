@@ -4,13 +4,13 @@ An optimizer that updates one of them changes the other, so the order of updates
 gradients before it updates the first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from resireduce import private
 from resireduce.errors import ConfigError
 from resireduce.settings import Settings
 
@@ -33,37 +33,20 @@ def overlapping(trained: Mapping[str, Tensor], others: Mapping[str, Tensor] | No
 
     `others` may be in their memory, too. Tensors whose memory cannot be looked at, as on device meta, are left out.
     """
-    found = (_place(name, tensor) for name, tensor in {**(others or {}), **trained}.items())
-    begun: list[_Place] = []
-    for place in sorted((place for place in found if place is not None), key=lambda place: place[:3]):
-        begun = [one for one in begun if one.device == place.device and one.stop > place.start]
-        for one in begun:
-            if (one.name in trained or place.name in trained) and _meet(one, place):
-                return one.name, place.name
-        begun.append(place)
+    for one, place in overlaps({**(others or {}), **trained}.items()):
+        if (one.name in trained or place.name in trained) and _meet(one, place):
+            return one.name, place.name
     return None
 
 
-class Tied:
-    """Finds two of some `parameters`, given by name, that share memory.
-
-    A script may give one the memory of another later, by `.data`.
-    """
-
-    def __init__(self, parameters: Mapping[str, Tensor]):
-        self._parameters = dict(parameters)
-        self._plain = [one for one in parameters.values() if not is_traceable_wrapper_subclass(one)]
-        self._at: list[int] = []
-        self.pair: tuple[str, str] | None = None
-        self.look()
-
-    def look(self) -> bool:
-        """Look again, if any was given other memory; return whether two share memory now, and none did before."""
-        at = [one.data_ptr() for one in self._plain]
-        if at == self._at:
-            return False
-        before, self._at, self.pair = self.pair, at, overlapping(self._parameters)
-        return before is None and self.pair is not None
+def overlaps(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[_Place, _Place]]:
+    """Yield the pairs of `tensors`, given with names, whose spans of memory overlap."""
+    found = (_place(name, tensor) for name, tensor in tensors)
+    begun: list[_Place] = []
+    for place in sorted((place for place in found if place is not None), key=lambda place: place[:3]):
+        begun = [one for one in begun if one.device == place.device and one.stop > place.start]
+        yield from ((one, place) for one in begun)
+        begun.append(place)
 
 
 def check_memory(settings: Settings, model: nn.Module, trained: Mapping[str, Tensor]) -> None:
@@ -85,7 +68,7 @@ def check_memory(settings: Settings, model: nn.Module, trained: Mapping[str, Ten
 
 
 def _place(name: str, tensor: Tensor) -> _Place | None:
-    plain = tensor.layout == torch.strided and not tensor.is_meta and not is_traceable_wrapper_subclass(tensor)
+    plain = tensor.layout == torch.strided and not tensor.is_meta and not private.is_wrapper(tensor)
     if not plain or not tensor.numel():
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, warn
 
@@ -205,7 +205,7 @@ def _saved_beside(model: nn.Module) -> dict[str, str]:
 def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
     """Overwrite `tensor` with rank 0's, as bytes of whatever dtype, through a contiguous copy on a device that the
     communicator can reach if needed. A tensor that wraps others is overwritten one inner tensor after the other."""
-    if is_traceable_wrapper_subclass(tensor):
+    if private.is_wrapper(tensor):
         for inner in tensor.__tensor_flatten__()[0]:
             _overwrite(getattr(tensor, inner), f"{name}.{inner}", communicator)
         return
@@ -277,7 +277,7 @@ class _Like:
     def of(cls, tensor: Tensor) -> "_Like":
         """Describe `tensor`."""
         wraps = None
-        if is_traceable_wrapper_subclass(tensor):
+        if private.is_wrapper(tensor):
             names, context = tensor.__tensor_flatten__()
             wraps = type(tensor), {name: cls.of(getattr(tensor, name)) for name in names}, context
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device.type == "cpu", wraps)

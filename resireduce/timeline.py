@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import torch
+from resireduce import private
 
 # --- Arithmetic that an autocast around `backward()` or `step()` does not change ---
 
@@ -24,9 +24,9 @@ def exactly(function: Callable[Q, B]) -> Callable[Q, B]:
 
     @wraps(function)
     def exact(*args: Q.args, **kwargs: Q.kwargs) -> B:
-        if not torch._C._is_any_autocast_enabled():
+        if not private.is_any_autocast():
             return function(*args, **kwargs)
-        with torch._C._DisableAutocast():
+        with private.without_autocast():
             return function(*args, **kwargs)
 
     return exact
@@ -55,29 +55,25 @@ class Timeline(Protocol):
         ...
 
 
-class Timed(Protocol):
-    """A class with methods that `timed` marks."""
-
-    @property
-    def timeline(self) -> Timeline | None:
-        """The timeline that is told; None: there is none."""
-        ...
-
-
-S = TypeVar("S", bound=Timed)
+S = TypeVar("S")
 
 
 def timed(name: str, exact: bool = False) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
-    """Mark a method as phase `name`; `exact`: have it run `exactly`. No timeline costs one look at an attribute."""
+    """Mark a method as phase `name`, of an ErrorFeedback or of a class that has one as `feedback`.
+
+    exact: have it run `exactly`. Without a timeline this costs two looks at attributes.
+    """
 
     def mark(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
         work = exactly(method) if exact else method
 
         @wraps(method)
         def marked(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
-            if self.timeline is None:
+            pipeline: Any = getattr(self, "feedback", self)
+            timeline: Timeline | None = pipeline.timeline
+            if timeline is None:
                 return work(self, *args, **kwargs)
-            with self.timeline.phase(name):
+            with timeline.phase(name):
                 return work(self, *args, **kwargs)
 
         return marked

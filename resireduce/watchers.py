@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from resireduce import private
 from resireduce.errors import caller, warn
 from resireduce.pieces import slices
 from resireduce.residuals.base import Residuals
@@ -128,7 +128,7 @@ class Outside(Watcher):
         Steps within a backward pass, as hooks take them, are left to `warn`.
         """
         model, is_wrapped = self._model(), self._wrapped is not None and self._wrapped() is optimizer
-        if model is None or is_wrapped or torch._C._current_graph_task_id() >= 0:
+        if model is None or is_wrapped or private.current_pass() >= 0:
             return
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
         if trained <= self._held:
@@ -174,7 +174,7 @@ def _is_due(count: int) -> bool:
 
 def _first_row(parameter: Tensor) -> Tensor:
     """Return a copy of the first row of `parameter`; of what has no values that can be looked at, something empty."""
-    if parameter.numel() == 0 or parameter.is_meta or is_traceable_wrapper_subclass(parameter):
+    if parameter.numel() == 0 or parameter.is_meta or private.is_wrapper(parameter):
         return torch.empty(0, device="cpu")
     row: Tensor = parameter.detach()[(0,) * (parameter.dim() - 1)]
     return row.clone()
@@ -268,7 +268,7 @@ class Bypassed(Watcher):
     """
 
     def __init__(self, parameters: Iterable[Tensor], wrapped: torch.optim.Optimizer):
-        plain = [one for one in parameters if not is_traceable_wrapper_subclass(one)]
+        plain = [one for one in parameters if not private.is_wrapper(one)]
         self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
         self._wrapped = wrapped
         self._looks = FIRST_LOOKS
@@ -533,7 +533,7 @@ def _is_unused(values: Mapping[Any, Any]) -> bool:
 def _has_values(tensor: Tensor) -> bool:
     """Whether a tensor, or this rank's shard of it, has elements other than zeros; True if that cannot be seen."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.is_meta or is_traceable_wrapper_subclass(local) or bool(local.any())
+    return local.is_meta or private.is_wrapper(local) or bool(local.any())
 
 
 # --- Digests of parameters, which ranks compare in the first steps: they must still be the same on all ---
@@ -573,7 +573,7 @@ def digest(parameters: Iterable[Tensor]) -> int:
 
 def _inner(tensor: Tensor) -> Iterator[Tensor]:
     """Yield `tensor`, or what it wraps, as a quantized weight wraps its integers and scales."""
-    if not is_traceable_wrapper_subclass(tensor):
+    if not private.is_wrapper(tensor):
         is_pairs = tensor.is_complex() and tensor.layout == torch.strided
         yield torch.view_as_real(tensor.detach().resolve_conj()) if is_pairs else tensor.detach()
         return

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from resireduce import private
 from resireduce.compressors.base import Compressor, Selecting, Sum
 from resireduce.core.payload import Payload, unfilled
 from resireduce.kernels.bucket import add_topk_, compress_topk_
@@ -202,7 +203,7 @@ class TopK(Selecting, SparseCompressor):
         messages = [one_behind_another([own[rank].buffer for own in payloads]) for rank in range(len(payloads[0]))]
         if any(message is None for message in messages):
             return False
-        torch._foreach_zero_([*targets])
+        private.zero_each_([*targets])
         for message in messages:
             add_topk_(targets, [own[0].layout[0][1] for own in payloads], cast(Tensor, message), scale)
         return True

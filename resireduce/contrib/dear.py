@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from resireduce import private
 from resireduce.comm.base import Handle, Polled
 from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Bucket
@@ -32,7 +32,7 @@ from resireduce.timeline import exactly, timed
 # reads its parameters earlier would see those of the previous step.
 
 
-QUIET = torch._C.DisableTorchFunctionSubclass
+QUIET = private.without_functions
 """Within it no use of a parameter brings it up to date."""
 FLUSH = "call optimizer.flush() before it is forked, to update all parameters that merge='dear' has not updated yet"
 WITHOUT_VALUES = {
@@ -54,7 +54,7 @@ class _Outdated(nn.Parameter):
         if func in WITHOUT_VALUES:
             with QUIET():
                 return func(*args, **(kwargs or {}))
-        bring_up_to_date(tree_leaves((args, kwargs)))
+        bring_up_to_date(private.tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -115,7 +115,7 @@ class LateUpdate:
 
         Raises UsageError if an earlier attempt failed half-way.
         """
-        with self._lock, QUIET(), torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
+        with self._lock, QUIET(), private.without_transforms(), torch.inference_mode(False), torch.no_grad():
             if self._taken:
                 return
             self._process.refuse_fork()
@@ -166,8 +166,8 @@ def bring_up_to_date(values: Sequence[object]) -> None:
 
 def _unwrapped(value: object) -> object:
     """Return `value`, or the tensor that it stands for within a transform such as `grad` or `vmap`."""
-    while isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
-        value = torch._C._functorch.get_unwrapped(value)
+    while isinstance(value, Tensor) and private.is_transformed(value):
+        value = private.untransformed(value)
     return value
 
 

@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from resireduce import private
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor, Momentum, Rounds, State, Sum
 from resireduce.compressors.dense import NoCompression
@@ -403,12 +404,7 @@ class ErrorFeedback:
         payload = yield from self._rounds(compensated, name, step, self.states.working(name))
         if self.momentum is not None:
             self.momentum.mask_(name, compressor.sent_indices(payload))
-        return self._keep_error(compensated, payload, name, step)
-
-    def _keep_error(self, compensated: Tensor, payload: Payload, name: str, step: int) -> Payload:
-        """Store in the residual what `payload` lacks of the compensated gradient; return the payload."""
-        error_ = self.compressor_of(name).error_
-        self.residual.of(name).update(name, lambda: error_(compensated, payload), step)
+        self.residual.of(name).update(name, lambda: compressor.error_(compensated, payload), step)
         return payload
 
     def _rounds(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Rounds:
@@ -477,7 +473,7 @@ class ErrorFeedback:
             pairs = [(to, one) for to, one in zip(targets, found, strict=True) if to is not None]
             pairs = [(to, one) for to, one in pairs if to.data_ptr() != one.data_ptr()]
             if pairs:
-                torch._foreach_copy_([to for to, _ in pairs], [one for _, one in pairs])
+                private.copy_each_([to for to, _ in pairs], [one for _, one in pairs])
             return [one if to is None else to for to, one in zip(targets, found, strict=True)]
         payloads = [[*map(message.payloads[place].received, received[place])] for place in chosen]
         averages = [

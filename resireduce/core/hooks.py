@@ -9,10 +9,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from resireduce import private
 from resireduce.contrib.dear import QUIET, BeforeForward
 from resireduce.core.slot import Slot, Stage, accumulation_node
 from resireduce.core.step import Exchange
@@ -28,109 +27,11 @@ from resireduce.refusals import (
 from resireduce.settings import Settings
 from resireduce.watchers import OWNERS, Orphans, Watcher, end_watch, is_distributed
 
-# --- The hooks that hand gradients to their owner, the object that takes them, and the removal of these hooks ---
+# --- The hooks that hand over gradients, and their removal ---
 
 
 Act = Callable[[Any, Slot, Any], None]
 """What a hook does; its arguments are the owner of the hooks, the slot, and what autograd gives the hook."""
-
-
-class Attachment:
-    """The hooks of the owner, the object that takes gradients. They hold it weakly, and are removed with it.
-
-    Args:
-        owner: is passed to the functions that the hooks call, and has `slots`.
-        slots: one for each parameter whose gradients it takes.
-        world_size: the number of ranks.
-    """
-
-    def __init__(self, owner: object, slots: Sequence[Slot], world_size: int):
-        self._slots = slots
-        end_watch(slot.parameter for slot in slots)
-        self._handles: list[RemovableHandle] = []
-        self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
-        self._steps = [0, 0]  # whether the owner takes a step, and how many it has taken
-        self._owner = weakref.ref(owner)
-        for slot in slots:
-            OWNERS[slot.parameter] = self._owner
-        self._guards: list[RemovableHandle] = []
-        self._end = weakref.finalize(owner, _lost, slots, self._handles, self._guards, self._steps, world_size)
-        self._end.atexit = False
-
-    def on_gradients(self, act: Act) -> None:
-        """Call `act(owner, slot, parameter)` when autograd has finished a gradient."""
-        for slot in self._slots:
-            hook = _Hook(self._owner, slot.index, act)
-            self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
-
-    def before_gradient(self, slot: Slot, act: Act) -> None:
-        """Call `act(owner, slot, [gradient])` before autograd adds it to `.grad`; None: there is none to add.
-
-        Call this again when a gradient has come without a call of `act`: torch makes another node for a parameter whose
-        dtype or device was changed, even if it was changed back.
-        """
-        node = accumulation_node(slot.parameter)
-        if self._nodes.get(slot.index) is not node:
-            self._nodes[slot.index] = node
-            self._handles.append(node.register_prehook(_Hook(self._owner, slot.index, act)))
-
-    def on_step(self, wrapped: torch.optim.Optimizer) -> None:
-        """Refuse steps of the optimizer `wrapped` that are not taken within `stepping`."""
-        for key, hook in list(wrapped._optimizer_step_pre_hooks.items()):
-            if isinstance(hook, StepGuard):  # of an owner that was lost
-                del wrapped._optimizer_step_pre_hooks[key]
-        self._guards.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
-
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Return a context in which the wrapped optimizer may take its step."""
-        self._steps[0] += 1
-        self._steps[1] += 1
-        try:
-            yield
-        finally:
-            self._steps[0] -= 1
-
-    def on_forward(self, model: torch.nn.Module) -> None:
-        """Refuse training of `model` within DistributedDataParallel, which would otherwise go unnoticed.
-
-        Each module that has parameters checks: a wrapper may call parts of the model instead of the model. Modules of
-        torch.jit take no such hooks.
-        """
-        held = {slot.parameter for slot in self._slots}
-        for module in model.modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            if module is model or held.intersection(module.parameters(recurse=False)):
-                self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
-
-    def on_use(
-        self,
-        model: torch.nn.Module,
-        wrapped: torch.optim.Optimizer,
-        before_forward: BeforeForward,
-        flush: Callable[[Any], None],
-    ) -> None:
-        """Call `before_forward` before a module of `model` uses parameters, and `flush(owner)` before the state of the
-        optimizer `wrapped` is saved or loaded."""
-        held = {slot.parameter for slot in self._slots}
-        for module in model.modules():
-            if own := held.intersection(module.parameters(recurse=False)):
-                self._handles.append(module.register_forward_pre_hook(before_forward))
-                if type(module).forward is torch.nn.Module.forward:
-                    before_forward.unseen |= own
-
-        def act(*_: object, owner: weakref.ref[Any] = self._owner) -> None:
-            if (here := owner()) is not None:
-                flush(here)
-
-        self._handles.append(wrapped.register_state_dict_pre_hook(act))
-        self._handles.append(wrapped.register_load_state_dict_pre_hook(act))
-
-    def end(self) -> None:
-        """Remove all hooks, and forget the gradients under way."""
-        self._end.detach()
-        _detach(self._slots, [*self._handles, *self._guards])
 
 
 class _Hook:
@@ -182,7 +83,7 @@ def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
 
     `_`: the arguments of the call.
     """
-    if DistributedDataParallel._get_active_ddp_module() is not None and any(map(is_distributed, model.parameters())):
+    if private.active_ddp() is not None and any(map(is_distributed, model.parameters())):
         raise UsageError(
             f"{type(model).__name__} is trained within a wrapper that averages gradients too: take the model out of "
             "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
@@ -237,25 +138,89 @@ class BackwardPasses:
         self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
-        self.attachment = Attachment(self, self.slots, exchange.world_size)
+        end_watch(slot.parameter for slot in self.slots)
+        self._handles: list[RemovableHandle] = []
+        self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
+        self._steps = [0, 0]  # whether a step is being taken, and how many have been
+        self._guards: list[RemovableHandle] = []
+        own = self._own = weakref.ref(self)
+        for slot in self.slots:
+            OWNERS[slot.parameter] = own
+        world_size = exchange.world_size
+        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._guards, self._steps, world_size)
+        self._lost.atexit = False
         try:
-            self._attach(model, wrapped, settings)
+            self._attach(model, wrapped, settings.sends_early)
         except BaseException:
             self.end()
             raise
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
 
-    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, settings: Settings) -> None:
-        exchange = self._exchange
-        self.attachment.on_gradients(BackwardPasses._on_finished if settings.sends_early else _note_gradient)
-        for slot in self.slots if settings.sends_early else ():
-            self.attachment.before_gradient(slot, BackwardPasses._before)
-        self.attachment.on_step(wrapped)
-        if exchange.before_forward is not None:
-            self.attachment.on_use(model, wrapped, exchange.before_forward, BackwardPasses._flush)
-        if not exchange.hides:  # a guard in `.grad` would show it
-            self.attachment.on_forward(model)
+    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, early: bool) -> None:
+        """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`.
+
+        Those that take gradients `early`, in the backward pass, are also called before autograd adds a gradient.
+        """
+        act = BackwardPasses._on_finished if early else _note_gradient
+        for slot in self.slots:
+            hook = _Hook(self._own, slot.index, act)
+            self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+            if early:
+                self._announce(slot)
+        for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
+            if isinstance(guard, StepGuard):  # of an owner that was lost
+                del wrapped._optimizer_step_pre_hooks[key]
+        self._guards.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
+        if self._exchange.before_forward is not None:
+            self._flush_before_use(model, wrapped, self._exchange.before_forward)
+        if not self._exchange.intake.hides:  # a guard in `.grad` would show a wrapper that averages too
+            # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
+            held = {slot.parameter for slot in self.slots}
+            for module in model.modules():
+                has_some = module is model or held.intersection(module.parameters(recurse=False))
+                if has_some and not isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
+                    self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
+
+    def _announce(self, slot: Slot) -> None:
+        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`.
+
+        Call this again when a gradient has come without that: torch makes another node for a parameter whose dtype or
+        device was changed, even if it was changed back.
+        """
+        node = accumulation_node(slot.parameter)
+        if self._nodes.get(slot.index) is not node:
+            self._nodes[slot.index] = node
+            self._handles.append(node.register_prehook(_Hook(self._own, slot.index, BackwardPasses._before)))
+
+    def _flush_before_use(
+        self, model: nn.Module, wrapped: torch.optim.Optimizer, before_forward: BeforeForward
+    ) -> None:
+        """Call `before_forward` before a module of `model` uses parameters, and bring all up to date before the state
+        of the optimizer `wrapped` is saved or loaded."""
+        held = {slot.parameter for slot in self.slots}
+        for module in model.modules():
+            if own := held.intersection(module.parameters(recurse=False)):
+                self._handles.append(module.register_forward_pre_hook(before_forward))
+                if type(module).forward is nn.Module.forward:
+                    before_forward.unseen |= own
+
+        def flush(*_: object, passes: weakref.ref[BackwardPasses] = self._own) -> None:
+            if (here := passes()) is not None:
+                here._exchange.updater.flush()
+
+        self._handles.append(wrapped.register_state_dict_pre_hook(flush))
+        self._handles.append(wrapped.register_load_state_dict_pre_hook(flush))
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Return a context in which the wrapped optimizer may take its step."""
+        self._steps[0] += 1
+        self._steps[1] += 1
+        try:
+            yield
+        finally:
+            self._steps[0] -= 1
 
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
@@ -267,11 +232,9 @@ class BackwardPasses:
             self._syncing = outer
 
     def end(self) -> None:
-        """Remove all hooks from the model."""
-        self.attachment.end()
-
-    def _flush(self) -> None:
-        self._exchange.updater.flush()
+        """Remove all hooks, and forget the gradients under way."""
+        self._lost.detach()
+        _detach(self.slots, [*self._handles, *self._guards])
 
     def _begin(self, slot: Slot) -> None:
         """Note that part of this parameter's gradient is there, perhaps the first of a backward pass."""
@@ -279,10 +242,10 @@ class BackwardPasses:
         refuse_capture(slot.parameter.device)
         self._exchange.refuse_if_failed()
         if not self.under_way:
-            self.under_way, self._task = True, torch._C._current_graph_task_id()
-            self._flush()
+            self.under_way, self._task = True, private.current_pass()
+            self._exchange.updater.flush()
             self._exchange.begin_backward()
-            Variable._execution_engine.queue_callback(self._end)
+            private.at_end_of_pass(self._end)
 
     @in_turn
     def _before(self, slot: Slot, gradients: Sequence[Tensor | None]) -> None:
@@ -291,7 +254,7 @@ class BackwardPasses:
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
         if not is_clear and comes:
             self._exchange.refuse_if_failed()
-            if slot.is_over and self.under_way and self._task != torch._C._current_graph_task_id():
+            if slot.is_over and self.under_way and self._task != private.current_pass():
                 raise UsageError(SECOND_BACKWARD.format(name=slot.name) + AFTER_FAILURE)
             self._exchange.expect(slot)
 
@@ -300,7 +263,7 @@ class BackwardPasses:
         """Take this parameter's gradient, if one came: autograd also calls this if a function returned None."""
         comes, slot.is_announced = slot.is_announced, None
         if comes is None:
-            self.attachment.before_gradient(slot, BackwardPasses._before)
+            self._announce(slot)
             comes = slot.parameter.grad is not None and not slot.is_guarded
         if comes and not self._exchange.intake.has_gone(slot):
             self._on_gradient(slot)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from resireduce import private
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import AllGather, AllToAll, Compressor, Rounds
 from resireduce.core.payload import ALIGNMENT, Payload
@@ -55,7 +56,7 @@ class Message:
             if not compressor.equal_sizes:
                 _header(buffer, len(sizes)).copy_(torch.tensor(sizes, device=buffer.device))
             parts = _cut(buffer, sizes, payloads, compressor.equal_sizes)
-            torch._foreach_copy_([*parts], [payload.buffer for payload in payloads])
+            private.copy_each_([*parts], [payload.buffer for payload in payloads])
         own = [payload.holding(part) for payload, part in zip(payloads, parts, strict=True)]
         return cls(names, compressor, own, buffer)
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from resireduce import private
 from resireduce.comm.nodes import Levels
 from resireduce.contrib.dear import QUIET
 from resireduce.core.feedback import ErrorFeedback
@@ -201,10 +202,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange.refuse_if_failed()
         self.flush()
         if self._backward.under_way:
-            raise UsageError(WITHIN_BACKWARD if torch._C._current_graph_task_id() >= 0 else UNFINISHED)
+            raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
         for watcher in self._watchers:
             watcher.before_step()
-        with self._backward.attachment.stepping():
+        with self._backward.stepping():
             if not self._has_own_gradients() and only_makes_state(
                 self.wrapped, [slot.parameter for slot in self.slots]
             ):
@@ -349,7 +350,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def costs(self) -> Costs | None:
         """Times measured in the first steps, for a `merge` rule that uses them; None before then, and otherwise."""
-        return self._exchange.profiler.costs
+        return None if self._exchange.profiler is None else self._exchange.profiler.costs
 
     @property
     def updates_in_backward(self) -> bool:

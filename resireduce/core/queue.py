@@ -14,7 +14,7 @@ from resireduce.core.messages import Message, Round
 from resireduce.core.slot import Slot, laid_out
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.node import Gather
-from resireduce.timeline import Timeline, timed
+from resireduce.timeline import timed
 from resireduce.watchers import DRIFTED
 
 OTHER_STEP = (
@@ -93,17 +93,6 @@ class LaunchQueue:
     def _arranged(self, buckets: Iterable[Bucket]) -> list[Bucket]:
         return [*arrange(buckets, self._order)]
 
-    def learn_order(self, arrived: Sequence[Slot]) -> None:
-        """Take over rank 0's order, after the first step: `arrived` are the slots of this rank's gradients, in turn."""
-        if self._order_is_learnt:
-            return
-        indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
-        order: Tensor = torch.tensor(indices, device=self.world.control_device)
-        self.world.broadcast_(order, "resireduce.order")
-        self._order = [self.slots[index] for index in order.tolist()]
-        self.buckets = self._arranged(self.buckets)
-        self._order_is_learnt, self._next = True, None
-
     @property
     def compressed(self) -> list[Slot]:
         """Return the slots whose tensors are compressed, once warm-up is over, in the order of arrival."""
@@ -133,8 +122,15 @@ class LaunchQueue:
                 slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
 
     def launch(self, step: int, complete: bool = False) -> None:
-        """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
-        if not self._may_begin(step, complete):
+        """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros.
+
+        If messages depend on the step number, they wait until ranks have compared theirs once, when the first step is
+        complete. Raises UsageError, on all ranks, if `step` is not the same on each.
+        """
+        if complete and not self._step_is_agreed:
+            self._sums([], step)  # where messages depend on the step number: at the end of the first step alone
+            self._step_is_agreed = True
+        if not self._step_is_agreed:
             return
         while self._launched < len(self.buckets):
             if not complete and self.feedback.communicator.would_block:
@@ -155,17 +151,6 @@ class LaunchQueue:
         if complete:
             self._end_rounds()
 
-    def _may_begin(self, step: int, complete: bool) -> bool:
-        """Return False if messages depend on the step number, and ranks have not compared theirs: they do once, at the
-        end of the first step, when it is `complete`.
-
-        Until then messages wait. Raises UsageError, on all ranks, if `step` is not the same on each.
-        """
-        if complete and not self._step_is_agreed:
-            self._sums([], step)
-            self._step_is_agreed = True
-        return self._step_is_agreed
-
     def _send(self, bucket: Bucket) -> None:
         assert bucket.message is not None
         self.feedback.send(bucket.message)
@@ -180,11 +165,6 @@ class LaunchQueue:
                     self._remember(bucket, bucket.message, ())
                 self._send(bucket)
             waiting = [bucket for bucket in waiting if isinstance(bucket.message, Round)]
-
-    @property
-    def timeline(self) -> Timeline | None:
-        """The timeline of the pipeline, if it has one."""
-        return self.feedback.timeline
 
     def next(self) -> Bucket | None:
         """Return the bucket whose message is the oldest under way, if any is."""
@@ -264,9 +244,15 @@ class LaunchQueue:
             raise UsageError(OTHER_STEP.format(step=step))
         return sums
 
-    def finish(self, arrived: list[Slot]) -> None:
-        """End the step in which this rank's gradients came in the order `arrived`."""
-        self.learn_order(arrived)
+    def finish(self, arrived: Sequence[Slot]) -> None:
+        """End the step whose gradients came here in the order `arrived`; the first time, take over rank 0's order."""
+        if not self._order_is_learnt:
+            indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
+            order: Tensor = torch.tensor(indices, device=self.world.control_device)
+            self.world.broadcast_(order, "resireduce.order")
+            self._order = [self.slots[index] for index in order.tolist()]
+            self.buckets = self._arranged(self.buckets)
+            self._order_is_learnt, self._next = True, None
         self._restart()
 
 

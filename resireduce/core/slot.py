@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import NodeSlices
 from resireduce.core.feedback import ErrorFeedback
@@ -17,14 +18,13 @@ from resireduce.core.payload import Payload
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.refusals import SECOND_BACKWARD, StreamedAway, guards
+from resireduce.same_memory import overlaps
 from resireduce.timeline import exactly
 
 # --- Gradients as tensors: memory that several share, the layout of their parameter, and clipping ---
 
 
 # --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
-
-_count = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def is_shared(grad: Tensor) -> bool:
@@ -33,12 +33,12 @@ def is_shared(grad: Tensor) -> bool:
     Autograd leaves views there: with a batch of one, that of `position` in `h + position.unsqueeze(0)` is a view of the
     gradient of `h`, which the layers before are still to be given; two positions that are added share one memory.
     """
-    return _count is None or _uses(grad) > _of_one()  # this torch does not count: it may be shared
+    return private.uses_of_storage is None or _uses(grad) > _of_one()
 
 
 def _uses(tensor: Tensor) -> int:
-    assert _count is not None
-    return int(_count(tensor.untyped_storage()._cdata))
+    assert private.uses_of_storage is not None
+    return int(private.uses_of_storage(tensor.untyped_storage()._cdata))
 
 
 @cache
@@ -53,43 +53,14 @@ def _of_one() -> int:
     return seen[0]
 
 
-def prepare() -> None:
-    """Find out what `is_shared` needs to know, outside of any backward pass."""
-    if _count is not None:
-        _of_one()
-
-
-def overlapping_grads(grads: Sequence[Tensor]) -> set[int]:
-    """Return the indices of those of `grads`, all strided, whose span of memory overlaps another one's.
-
-    Autograd leaves two views of one memory where it passes the gradient of a sum on to its addends: in `cat([token,
-    rest]) + position` with a batch of one, that of `token` is some rows of that of `position`.
-    """
-    places = sorted((grad.data_ptr(), number) for number, grad in enumerate(grads) if grad.numel() and not grad.is_meta)
-    found: set[int] = set()
-    last, until = -1, 0  # the one that ends last so far, and where
-    for start, number in places:
-        if start < until:
-            found |= {last, number}
-        stop = start + _span(grads[number])
-        if stop > until:
-            last, until = number, stop
-    return found
-
-
-def _span(grad: Tensor) -> int:
-    """Return the bytes from the first element of `grad` in memory to the last."""
-    if grad.is_contiguous():
-        return grad.nbytes
-    steps = sum((size - 1) * stride for size, stride in zip(grad.shape, grad.stride(), strict=True))
-    return (steps + 1) * grad.element_size()
-
-
 # --- The memory of gradients and of their averages ---
 
 
 def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
     """Give gradients of `slots` memory of their own where autograd has left several in one: each is to hold an average.
+
+    It does so where it passes the gradient of a sum on to its addends: in `cat([token, rest]) + position` with a batch
+    of one, the gradient of `token` is some rows of that of `position`.
 
     Their graphs, which create_graph=True has made, are dropped: averages have none.
 
@@ -100,9 +71,9 @@ def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
     for slot, grad in held:
         if slot is not None and grad.requires_grad:
             slot.parameter.grad = grad.detach()
-    strided = [(slot, grad) for slot, grad in held if grad.layout == torch.strided]
-    for number in overlapping_grads([grad for _, grad in strided]):
-        slot, grad = strided[number]
+    pairs = overlaps((str(number), grad) for number, (_, grad) in enumerate(held))
+    for number in {int(place.name) for pair in pairs for place in pair}:
+        slot, grad = held[number]
         if slot is not None:
             slot.copy_grad(grad)
 
@@ -345,7 +316,8 @@ def make_slots(
     node: the ranks that share each gradient, each compressing its slice; None: this rank compresses all of it.
     shares: whether all dense tensors may share a message, and not only small ones.
     """
-    prepare()
+    if private.uses_of_storage is not None:
+        _of_one()  # outside of any backward pass
     guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):

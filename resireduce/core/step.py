@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -64,12 +65,10 @@ class Exchange:
         """If averages come in the next forward pass: the hook before each module."""
         self.queue, self.updater = self._queue_and_updater(optimizer, settings, levels)
         rule = settings.merge if isinstance(settings.merge, str) and settings.merge in TIMED else None
-        self.profiler = Profiler(rule, feedback, levels.world)
+        self.profiler = None if rule is None else Profiler(rule, feedback, levels.world)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
-        self.hides = settings.sends_early and not settings.in_backward
-        """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
-        self.intake = Intake(slots, feedback, settings, self.hides, levels.world)
+        self.intake = Intake(slots, feedback, settings, levels.world)
         feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
@@ -96,7 +95,8 @@ class Exchange:
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
-        self.profiler.restart()
+        if self.profiler is not None:
+            self.profiler.restart()
         self.intake.restart()
         if self._scatter is not None:
             self._scatter.restart()
@@ -153,17 +153,13 @@ class Exchange:
                 slot.go(Stage.DROPPED)
         elif is_last:
             slot.go(Stage.LAST)
-            self._send(slot)
+            self.queue.prefetch_after(slot)
+            self._take(slot)
+            # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
+            if self.updater.in_backward and not self.intake.holds:
+                self.updater.update_early(slot)
         else:
             self.intake.hold(slot)
-
-    def _send(self, slot: Slot) -> None:
-        """Compress the gradient of `slot`, which is complete, and launch what is ready."""
-        self.queue.prefetch_after(slot)
-        self._take(slot)
-        # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
-        if self.updater.in_backward and not self.intake.holds:
-            self.updater.update_early(slot)
 
     def _take(self, slot: Slot) -> None:
         """Take the gradient of `slot`, compress its bucket if it was the last to come, and launch what is ready.
@@ -189,7 +185,7 @@ class Exchange:
         """Compress the bucket of `slot`, which has just come, if all its gradients have."""
         bucket = self.queue.bucket_of[slot]
         if bucket.is_ready:
-            with self.profiler.timing(bucket):
+            with nullcontext() if self.profiler is None else self.profiler.timing(bucket):
                 refused = self.queue.compress(bucket, self.steps)
             for one, error in refused.items():
                 self.intake.refuse(one, error)
@@ -205,12 +201,21 @@ class Exchange:
         if not self._send_rest():
             return False
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
-        taken = self._finish(step, loss)
-        if not taken:
+        self.queue.launch(step, complete=True)
+        self.feedback.residual.end_step(step)  # after all rounds: the last updates a residual
+        self.updater.finish(step, self.intake.is_spoilt, loss)
+        self.queue.finish(self.intake.arrived)
+        if self.queue.flagged:
+            self._fail_or_put_back(step)
             self.steps = step
-        if taken and self._comparisons_left:  # a step that was skipped has changed nothing
-            self._comparisons_left -= 1
-        return taken
+        else:
+            self.feedback.states.commit()
+            self._comparisons_left -= bool(self._comparisons_left)  # a step that was skipped has changed nothing
+            timed = None if self.profiler is None else self.profiler.end_step(step, self.queue.compressed)
+            if timed is not None:  # merge by the measured costs, which are known now
+                self.queue.merge(timed)
+        self.failed = False
+        return not self.queue.flagged
 
     def _send_rest(self) -> bool:
         """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
@@ -230,26 +235,6 @@ class Exchange:
                 self._take_slice(slot, mean)
                 self.queue.launch(self.steps)
         return True
-
-    def _finish(self, step: int, loss: Tensor | float | None) -> bool:
-        """After `_send_rest`: launch the remaining messages of `step`, receive, and update."""
-        self.queue.launch(step, complete=True)
-        self.feedback.residual.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step, self.intake.is_spoilt, loss)
-        self.queue.finish(self.intake.arrived)
-        if self.queue.flagged:
-            self._fail_or_put_back(step)
-        else:
-            self.feedback.states.commit()
-            self._choose_messages(step)
-        self.failed = False
-        return not self.queue.flagged
-
-    def _choose_messages(self, step: int) -> None:
-        """After `step`: merge by the measured costs, once they are known."""
-        messages = self.profiler.end_step(step, self.queue.compressed)
-        if messages is not None:
-            self.queue.merge(messages)
 
     def _uncover(self) -> None:
         """Make room for the averages."""
@@ -282,25 +267,13 @@ class Intake:
         slots: one for each parameter.
         feedback: compresses gradients.
         settings: what `resireduce.distribute` was given.
-        hides: whether a guard replaces `.grad` once a gradient has been taken.
         world: all ranks.
     """
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        feedback: ErrorFeedback,
-        settings: Settings,
-        hides: bool,
-        world: Communicator,
-    ):
-        self.slots, self.feedback, self.scaler = slots, feedback, settings.scaler
-        self.has_begun = False
-        """Whether a gradient of this step has been compressed, absorbed or dropped."""
-        self.non_finite: NonFiniteGradient | None = None
-        """The error of the first gradient that was dropped."""
-        self._inverse_scale: float | None = None
-        self.hides, self.world = hides, world
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, world: Communicator):
+        self.slots, self.feedback, self.scaler, self.world = slots, feedback, settings.scaler, world
+        self.hides = settings.sends_early and not settings.in_backward
+        """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
         self.streamed, self.early = settings.streamed, settings.sends_early
         self.max_norm = settings.max_local_grad_norm
         self.restart()
@@ -309,7 +282,11 @@ class Intake:
         """Begin a step anew: no gradient has arrived, and none is known to be infinite."""
         self.arrived: list[Slot] = []
         self.holds = False  # whether an earlier pass of this step left gradients in .grad
-        self.has_begun, self.non_finite, self._inverse_scale = False, None, None
+        self.has_begun = False
+        """Whether a gradient of this step has been compressed, absorbed or dropped."""
+        self.non_finite: NonFiniteGradient | None = None
+        """The error of the first gradient that was dropped."""
+        self._inverse_scale: float | None = None
         self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
         self.feedback.finiteness.restart()
         for slot in self.slots:
@@ -392,10 +369,8 @@ class Intake:
         This includes gradients that were put there by hand.
         """
         waiting = (Stage.OPEN, Stage.ABSORBED)
-        return [slot for slot in reversed(self.slots) if slot.stage in waiting and self._has(slot)]
-
-    def _has(self, slot: Slot) -> bool:
-        return (slot.passes > 0 and self.early) or slot.parameter.grad is not None
+        left = [slot for slot in reversed(self.slots) if slot.stage in waiting]
+        return [slot for slot in left if (slot.passes and self.early) or slot.parameter.grad is not None]
 
     def prepare(self) -> bool:
         """If `step()` takes gradients, unscale and clip this rank's. False: the gradient of some rank overflowed."""
@@ -403,7 +378,11 @@ class Intake:
             return True
         self._unscale_and_clip(self.pending())
         self._prepared = True
-        return self.scaler is None or not self._anywhere(self.is_spoilt())
+        if self.scaler is None:
+            return True
+        # No message is under way yet, so all ranks ask at the same point.
+        count = torch.tensor([int(self.is_spoilt())], device=self.world.control_device)
+        return not self.world.all_reduce(count, "resireduce.overflow").wait()
 
     def _gradient(self, slot: Slot) -> Tensor:
         """Return the gradient that has come in this step, unscaled."""
@@ -429,20 +408,13 @@ class Intake:
         for slot in norms:
             slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
 
-    def _anywhere(self, here: bool) -> bool:
-        """Whether `here` is true on any rank. No message is under way yet, so all ranks ask at the same point."""
-        count = torch.tensor([int(here)], device=self.world.control_device)
-        return bool(self.world.all_reduce(count, "resireduce.overflow").wait())
-
     def _unscale_(self, grad: Tensor) -> Tensor:
-        """Divide by the scale of the loss, in place."""
-        return grad if self.scaler is None else grad.mul_(self._inverse())
-
-    def _inverse(self) -> float:
-        """Return the factor that undoes the scale of the loss, which is read once per step."""
+        """Divide by the scale of the loss, in place; it is read once per step."""
+        if self.scaler is None:
+            return grad
         if self._inverse_scale is None:
-            self._inverse_scale = 1.0 if self.scaler is None else self.scaler.inverse_scale()
-        return self._inverse_scale
+            self._inverse_scale = self.scaler.inverse_scale()
+        return grad.mul_(self._inverse_scale)
 
     def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""

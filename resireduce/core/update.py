@@ -2,22 +2,22 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from resireduce import private
 from resireduce.core.feedback import own_momentum
 from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import Slot, clip_factor
 from resireduce.errors import UsageError, warn
 from resireduce.refusals import StepGuard
-from resireduce.same_memory import TIE, Tied
+from resireduce.same_memory import TIE, overlapping
 from resireduce.settings import Settings
-from resireduce.timeline import Timeline, timed
+from resireduce.timeline import timed
 from resireduce.watchers import Watcher
 
 # --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
@@ -77,6 +77,28 @@ def _is_of(package: str, function: Any) -> bool:
     return f"{getattr(function, '__globals__', {}).get('__name__')}.".startswith(f"{package}.")
 
 
+class Tied:
+    """Finds two of some `parameters`, given by name, that share memory.
+
+    A script may give one the memory of another later, by `.data`.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]):
+        self._parameters = dict(parameters)
+        self._plain = [one for one in parameters.values() if not private.is_wrapper(one)]
+        self._at: list[int] = []
+        self.pair: tuple[str, str] | None = None
+        self.look()
+
+    def look(self) -> bool:
+        """Look again, if any was given other memory; return whether two share memory now, and none did before."""
+        at = [one.data_ptr() for one in self._plain]
+        if at == self._at:
+            return False
+        before, self._at, self.pair = self.pair, at, overlapping(self._parameters)
+        return before is None and self.pair is not None
+
+
 class WrappedStep:
     """Calls `optimizer.step()`, once or several times for a step of training, and its hooks once.
 
@@ -103,7 +125,7 @@ class WrappedStep:
     def has_hooks_before(self) -> bool:
         """Whether hooks other than the library's are called before `step()`."""
         hooks = [hook for hook in self.optimizer._optimizer_step_pre_hooks.values() if not isinstance(hook, StepGuard)]
-        return bool(hooks or _global_optimizer_pre_hooks)
+        return bool(hooks or private.global_step_hooks)
 
     def some(self) -> None:
         """Update the parameters that have a gradient, as a part of a step: without its hooks.
@@ -221,7 +243,7 @@ class Updater(Watcher):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: LaunchQueue, settings: Settings):
-        self.queue, self.streamed = queue, settings.streamed
+        self.queue, self.feedback, self.streamed = queue, queue.feedback, settings.streamed
         self._parameters = [slot.parameter for slot in slots]
         self._waiting = slots if settings.in_backward else ()  # whose `.grad` may be set by hand meanwhile
         self.chunk_bytes = largest_layer(slots)
@@ -235,8 +257,7 @@ class Updater(Watcher):
         self.in_backward, self.max_grad_norm = settings.in_backward, settings.max_grad_norm
         self.waits = (settings.streamed and settings.scaler is not None) or self.max_grad_norm is not None
         self.grad_norm: Tensor | None = None
-        corrects_momentum = queue.feedback.momentum is not None
-        self.watch = Watch(optimizer, slots, self._wrapped_step, corrects_momentum)
+        self.watch = Watch(optimizer, slots, self._wrapped_step, self.feedback.momentum is not None)
         cost = self._wrapped_step.cost(self._held_bytes)
         if cost is not None:
             warn(cost)
@@ -266,9 +287,8 @@ class Updater(Watcher):
         """Update by averages in the backward pass once payloads exceed a chunk; that of `arrived` has just come."""
         self._early_bytes += arrived.nbytes
         while self._early_bytes > self.chunk_bytes and self.queue.next():
-            if not self.watch.has_used:
+            if self.watch.note_use():
                 self.look_for_ties()
-            self.watch.note_use()
             self._early_bytes -= sum(slot.nbytes for slot in self._receive())
             updated = list(self._updating)
             self._update_some()
@@ -348,11 +368,6 @@ class Updater(Watcher):
             return None
         self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)
         return None if self.max_grad_norm == math.inf else factor
-
-    @property
-    def timeline(self) -> Timeline | None:
-        """The timeline of the pipeline, if it has one."""
-        return self.queue.feedback.timeline
 
     def look_for_ties(self) -> None:
         """Hold all averages for one update, with a warning, if two parameters were given the same memory since.
@@ -468,15 +483,14 @@ class Watch:
         self._used: list[dict[str, object]] | None = None  # options of the groups, at the first early update
         self._updated: dict[Slot, tuple[object, object]] = {}  # updated early: parameter and state as they were then
 
-    @property
-    def has_used(self) -> bool:
-        """Whether options have been used in the backward pass."""
-        return self._used is not None
+    def note_use(self) -> bool:
+        """Remember the options, which are about to be used in the backward pass; return whether it is the first time.
 
-    def note_use(self) -> None:
-        """Remember the options, which are about to be used in the backward pass. UsageError if a hook would miss it."""
-        self._used = self._used or self._options()
+        Raises UsageError if a hook would miss it.
+        """
         self._refuse_hooks()
+        is_first, self._used = self._used is None, self._used or self._options()
+        return is_first
 
     def note_updated(self, slots: Sequence[Slot]) -> None:
         """Remember the parameters of `slots`, which have just been updated in the backward pass, and their state."""

@@ -1,0 +1,53 @@
+"""Names of torch that are not public: what each is for, and what to do when a version of torch has it no more.
+
+No other file of the library imports such names; a test reads them. Attributes of torch's objects (`tensor._version`,
+`optimizer._optimizer_step_pre_hooks` and the like) are used where they are needed.
+"""
+
+import torch
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer
+from torch.utils import _python_dispatch, _pytree
+
+current_pass = torch._C._current_graph_task_id
+"""Returns the number of the backward pass in which it is called, -1 outside of any. Without it `step()` in a hook, and
+a pass that follows one that failed, would be told as a second pass: return -1."""
+at_end_of_pass = Variable._execution_engine.queue_callback
+"""Has a function called when the current backward pass ends; DistributedDataParallel and FSDP2 use it too. Without it
+the end of a pass is known only in `step()`."""
+uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
+"""Returns how many tensors share a storage. None where torch has none: each gradient is then copied."""
+without_functions = torch._C.DisableTorchFunctionSubclass
+"""A context in which subclasses of Tensor do nothing of their own; documented with `__torch_function__`."""
+without_transforms = torch._C._DisableFuncTorch
+"""A context outside of all transforms of torch.func, in which pending updates of DeAR are taken. Without it, and the
+next two: bring parameters up to date by `flush()` before torch.func is used."""
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+"""Whether a tensor stands for another within a transform of torch.func."""
+untransformed = torch._C._functorch.get_unwrapped
+"""Returns the tensor for which another stands within a transform of torch.func."""
+is_any_autocast = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any device: one look where `torch.is_autocast_enabled(device)` would take one for each."""
+without_autocast = torch._C._DisableAutocast
+"""A context without autocast on any device. Without it: `torch.autocast(device, enabled=False)` for each."""
+moves_in_place = torch._has_compatible_shallow_copy_type
+"""What `Module.to()` asks of a gradient before it moves it, which the guard allows. Without it: leave it out."""
+global_step_hooks = optimizer._global_optimizer_pre_hooks
+"""The hooks before the steps of all optimizers, which may look at gradients. Without it: they count as none."""
+copy_each_ = torch._foreach_copy_
+"""Copies one list of tensors to another by few launches. Without it: `copy_` for each."""
+norm_of_each = torch._foreach_norm
+"""Returns the norm of each tensor by few launches. Without it: `torch.linalg.vector_norm` for each."""
+zero_each_ = torch._foreach_zero_
+"""Fills tensors with zeros by few launches. Without it: `zero_` for each."""
+is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
+"""Whether a tensor wraps others, as a quantized weight. Without it: whether it has `__tensor_flatten__`."""
+DispatchMode = _python_dispatch.TorchDispatchMode
+"""A mode that sees every operation, by which `plan` counts bytes; documented under "extending PyTorch"."""
+tree_leaves = _pytree.tree_leaves
+"""Returns the values in nested lists, tuples and dicts. Without it: write the recursion."""
+active_ddp = DistributedDataParallel._get_active_ddp_module
+"""Returns the DistributedDataParallel whose forward pass calls this. Without it: `refuse_within_ddp` goes."""
+runs_in_pass = torch._C._will_engine_execute_node
+"""Whether the current backward pass will reach a node of a graph; FSDP2 may leave parameters without a gradient."""

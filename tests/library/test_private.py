@@ -1,0 +1,28 @@
+"""Names of torch that are not public are used by one file of the library."""
+
+import re
+from pathlib import Path
+
+import resireduce
+
+PRIVATE = re.compile(
+    r"\btorch(?:\.\w+)*\._[a-zA-Z]|\bfrom torch\S*\._\w+ import|\bfrom torch\S* import [^\n]*\b_[a-z]"
+    r"|_execution_engine|_get_active_ddp_module"
+)
+ALLOWED = ("torch._dynamo", "torch.ops.aten._")
+"""Modules that are asked for only where they are loaded already, and operators by their own names."""
+MOST = 20
+
+
+def test_private_names_of_torch_are_gathered_in_one_file() -> None:
+    folder = Path(resireduce.__file__).parent
+    for path in (one for one in folder.rglob("*.py") if one.parent.name not in ("planning", "wrappers")):
+        lines = [line for line in path.read_text().splitlines() if not any(one in line for one in ALLOWED)]
+        found = [line.strip() for line in lines if PRIVATE.search(line)]
+        assert path.name == "private.py" or not found, f"{path}: {found}"
+
+
+def test_they_are_few_and_each_is_explained() -> None:
+    text = (Path(resireduce.__file__).parent / "private.py").read_text()
+    names = re.findall(r"^(\w+) = .*\n\"\"\"", text, flags=re.M)
+    assert len(names) == len(re.findall(r"^\w+ = ", text, flags=re.M)) <= MOST
