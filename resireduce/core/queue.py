@@ -105,8 +105,7 @@ class LaunchQueue:
             self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
         if slot in self._next:
             name = self._next[slot].name
-            if (stored := self.feedback.residual.of(name).stored_for(name)) is not None:
-                stored.prefetch()
+            self.feedback.residual.of(name).prefetch(name)
 
     def compress(self, bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
         """Make the message of `bucket`; return which gradients were not finite: zeros are sent in their place."""

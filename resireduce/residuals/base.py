@@ -192,6 +192,11 @@ class Residual(ABC):
         """Return the storage that is read for tensor `name`, if any."""
         return self._stored.get(name)
 
+    def prefetch(self, name: str) -> None:
+        """Start copying the residual of tensor `name` from the host's memory, if it is there: its gradient is due."""
+        if isinstance(stored := self._stored.get(name), Hosted):
+            stored.prefetch()
+
     def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
         """Return the generator for rounding tensor `name` in step number `step`, on the device of `like`.
 

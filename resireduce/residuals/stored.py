@@ -1,6 +1,5 @@
 """Stored tensors: a residual in memory, in its precision, on its device or in the host's memory."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -21,46 +20,7 @@ def alike(first: Tensor, second: Tensor) -> bool:
     return same and first.is_contiguous() and second.is_contiguous()
 
 
-class Stored(ABC):
-    """One tensor that is written once and read once per step. It begins as zeros."""
-
-    @abstractmethod
-    def add_to_(self, target: Tensor) -> Tensor:
-        """Add what is stored to contiguous `target`, in its precision; return `target`."""
-
-    def addend(self, grad: Tensor) -> "Tensor | Blocks | None":
-        """Return what is to be added to `grad`, if code that reads each element of it can do so; otherwise None."""
-        return None
-
-    @abstractmethod
-    def read(self, dtype: torch.dtype) -> Tensor:
-        """Return what is stored as a tensor of `dtype`, which must not be changed: it may be the storage itself."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Free memory that is not needed until the next `set_`, since what is stored has been used."""
-
-    @abstractmethod
-    def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Store `value`, whose memory may be kept; `source` is for random rounding (None on the meta device)."""
-
-    def room(self, dtype: torch.dtype) -> Tensor | None:
-        """Return memory in which the next value of `dtype` may be formed, once what is stored has been used.
-
-        The value is then given to `set_`, which leaves it there. None: `set_` copies what it is given.
-        """
-        return None
-
-    def prefetch(self) -> None:
-        """Start copying what is stored to where it is used; do nothing if it is already there."""
-        return
-
-    @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors held, by the suffixes of the names that a residual gives them."""
-
-
-class Plain(Stored):
+class Plain:
     """A tensor of `shape` on `device` in a floating-point `dtype`, rounded to nearest.
 
     What is beyond the range of float16 becomes its largest number: infinity would be sent, and stay.
@@ -70,51 +30,49 @@ class Plain(Stored):
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def add_to_(self, target: Tensor) -> Tensor:
-        """Add the values to `target` in one operation; return `target`."""
+        """Add the values to contiguous `target`, in its precision; return `target`."""
         return target.add_(self.values)
 
     def addend(self, grad: Tensor) -> "Tensor | Blocks | None":
-        """Return the values, if `grad` is like them."""
+        """Return what is to be added to `grad`, if code that reads each element of it can do so; otherwise None."""
         return self.values if alike(grad, self.values) else None
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the values as `dtype`: the stored tensor itself if it has that dtype."""
+        """Return the values as `dtype`, not to be changed: the stored tensor itself if it has that dtype."""
         return self.values.to(dtype)
 
     def release(self) -> None:
-        """Free all values."""
+        """Free memory that is not needed until the next `set_`, since the values have been used."""
         self.values = self.values.new_empty(0)
 
     def room(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the memory of the values, if they are of `dtype`."""
+        """Return memory in which the next value of `dtype` may be formed, once the values have been used.
+
+        It is then given to `set_`, which leaves it there. None: `set_` copies what it is given.
+        """
         return self.values if self.values.dtype == dtype else None
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Keep `value` itself if it has the storage dtype, otherwise a copy rounded to it."""
+        """Keep `value` itself if it has the storage dtype, otherwise a copy rounded to it; nothing needs `source`."""
         if value is self.values:  # it was formed there
             return
         if value.dtype == self.values.dtype or self.values.shape != value.shape:
             self.values = value.to(self.values.dtype)
         else:
             self.values.copy_(value)
-        _limit_(self.values, value)
+        if self.values.dtype == torch.float16 != value.dtype:
+            largest = torch.finfo(torch.float16).max
+            self.values.clamp_(-largest, largest)
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Plain":
-        """Return a tensor of the same precision that holds the values in `tensors`."""
+        """Return a tensor of the same precision that holds `tensors`, named as in `tensors()`."""
         other = copy(self)
         other.values = tensors[""]
         return other
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the values, with an empty suffix as their name."""
+        """Return the values, by the suffix of the names that a residual gives them."""
         return {"": self.values}
-
-
-def _limit_(rounded: Tensor, value: Tensor) -> None:
-    """Make infinities in `rounded`, a copy of `value`, finite, if it is in float16 and `value` in a wider dtype."""
-    if rounded.dtype == torch.float16 != value.dtype:
-        largest = torch.finfo(torch.float16).max
-        rounded.clamp_(-largest, largest)
 
 
 # --- Stored tensors in few bits an element, in blocks that share a scale ---
@@ -126,7 +84,7 @@ SMALLEST_DRAW = 1 << 20
 """Least number of elements for which a GPU draws numbers at once, unless a sixteenth of the tensor is more."""
 
 
-class Blocks(Stored):
+class Blocks:
     """Codes of `kind` (int8, int4, float8_e4m3) for a tensor of `shape` on `device`.
 
     Each block of 64 elements has a float32 scale, which maps its largest magnitude to the largest code.
@@ -164,6 +122,9 @@ class Blocks(Stored):
 
     def release(self) -> None:
         """Free nothing: codes are overwritten in place."""
+
+    def room(self, dtype: torch.dtype) -> None:
+        """Return None: what is given to `set_` is encoded."""
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Encode `value`, a sixteenth of it at a time."""
@@ -226,7 +187,7 @@ class Blocks(Stored):
 # --- Residuals in the host's memory: a GPU holds one of them only while it is being used ---
 
 
-class Hosted(Stored):
+class Hosted:
     """What `near` would hold on its device, held in the host's memory instead, pinned if the device is a GPU.
 
     Copies in both directions run on a stream of their own, in parallel to the backward pass: to the device by
@@ -253,6 +214,9 @@ class Hosted(Stored):
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to `target`, once it has come from the host; return `target`."""
         return self._come().add_to_(target)
+
+    def addend(self, grad: Tensor) -> None:
+        """Return None: it must come from the host first."""
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return what is stored, on the device, as a tensor of `dtype` that must not be changed."""
@@ -320,3 +284,7 @@ def _beside(device: torch.device, after: bool = False) -> AbstractContextManager
     if after:
         _stream(device).wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(_stream(device))
+
+
+Stored = Plain | Blocks | Hosted
+"""One tensor that is written once and read once per step; it begins as zeros. All three have the same methods."""
