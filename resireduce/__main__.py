@@ -8,28 +8,20 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from resireduce.errors import ConfigError, UsageError, check_given, in_one_line
-from resireduce.planning.texts import (
-    FULLEST,
-    arguments_in,
-    as_count,
-    as_number,
-    as_pair,
-    figure_lines,
-    fullest_lines,
-    group_lines,
-    item_line,
-    patterns_in,
-)
+from resireduce.planning.item import Item
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
 from resireduce.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from resireduce.grouping import Grouping
 
 DEFAULTS = Settings()
 SILENT_SECONDS = 5
@@ -37,88 +29,222 @@ SILENT_SECONDS = 5
 NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json", "inputs")
 """What of the command line `plan` is not given by the same name."""
 
+# --- What can be asked ---
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     root = argparse.ArgumentParser(prog="python -m resireduce", description=__doc__)
     commands = root.add_subparsers(dest="command", required=True)
-    model = argparse.ArgumentParser(add_help=False)
-    _add_model(model)
     text = "reusable groups, specific layers, and what schemes save by them"
-    commands.add_parser("groups", parents=[model], help=text)
-    plan = commands.add_parser("plan", parents=[model], help="bytes of every model state")
-    _add_training(plan)
-    _add_residuals(plan)
-    _add_ranks(plan)
-    _add_batch(plan)
+    groups = commands.add_parser("groups", help=text)
+    plan = commands.add_parser("plan", help="bytes of every model state")
+    for command in groups, plan:
+        add = command.add_argument
+        text = "a known name, module:callable that returns the model, or config.json of a Hugging Face model"
+        add("--model", required=True, help=text)
+        text = "argument of the model, in JSON, e.g. layers=12; may be given repeatedly"
+        add("--arg", action="append", default=[], metavar="NAME=VALUE", help=text)
+        add("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
+        add("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
+        add("--json", action="store_true", help="print JSON, in bytes")
+    _add_training(plan.add_argument)
+    _add_batch(plan.add_argument)
     plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     return root
 
 
-def _add_model(model: argparse.ArgumentParser) -> None:
-    text = "a known name, module:callable that returns the model, or config.json of a Hugging Face model"
-    model.add_argument("--model", required=True, help=text)
-    text = "argument of the model, in JSON, e.g. layers=12; may be given repeatedly"
-    model.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help=text)
-    model.add_argument("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
-    model.add_argument("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
-    model.add_argument("--json", action="store_true", help="print JSON, in bytes")
-
-
-def _add_training(plan: argparse.ArgumentParser) -> None:
-    """Declare the options of `plan` about the optimizer and its gradients."""
+def _add_training(add: Callable[..., object]) -> None:
+    """Declare, by `add`, the options of `plan` about training: the optimizer, compression, residuals and ranks."""
     text = (
         "sgd (with momentum), adamw, second-moment-adamw, adafactor, rmsprop, or module:callable (default: %(default)s)"
     )
-    plan.add_argument("--optimizer", default="sgd", help=text)
+    add("--optimizer", default="sgd", help=text)
     text = "keyword argument of the optimizer, e.g. lr=0.01; may be given repeatedly"
-    plan.add_argument("--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help=text)
-    text = f"{' or '.join(GRADIENTS)} (default: %(default)s)"
-    plan.add_argument("--gradients", default=DEFAULTS.gradients, help=text)
-    plan.add_argument("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
+    add("--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} (default: %(default)s)")
+    add("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
     text = "backward passes accumulated per step (default: %(default)s)"
-    plan.add_argument("--backward-passes-per-step", metavar="N", default=1, type=as_count, help=text)
-    plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
-
-
-def _add_residuals(plan: argparse.ArgumentParser) -> None:
-    """Declare the options of `plan` about compression and residuals."""
-    plan.add_argument("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
+    add("--backward-passes-per-step", metavar="N", default=1, type=as_count, help=text)
+    add("--compiled", action="store_true", help="the whole model is one compiled graph")
+    add("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
     text = "option of the scheme, e.g. row_ratio=0.25; may be given repeatedly"
-    plan.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
-    plan.add_argument("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
-    plan.add_argument("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
-    text = f"{', '.join(COMPRESSORS)} (default: %(default)s)"
-    plan.add_argument("--compressor", default=DEFAULTS.compressor, help=text)
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
+    add("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
+    add("--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
     text = "share of elements sent (default: %(default)s)"
-    plan.add_argument("--density", default=DEFAULTS.density, type=as_number, help=text)
+    add("--density", default=DEFAULTS.density, type=as_number, help=text)
     text = "compressed tensors that travel together: one, hybrid or a number of bytes (default: none)"
-    plan.add_argument("--merge", metavar="WAY", type=as_count, help=text)
-
-
-def _add_ranks(plan: argparse.ArgumentParser) -> None:
-    plan.add_argument("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
-    text = f"{' or '.join(HIERARCHIES)} (default: %(default)s)"
-    plan.add_argument("--hierarchy", default=DEFAULTS.hierarchy, help=text)
-    plan.add_argument(
-        "--ranks-per-node", metavar="N", type=as_count, help="with --hierarchy node: how many ranks share a node"
-    )
+    add("--merge", metavar="WAY", type=as_count, help=text)
+    add("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
+    add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} (default: %(default)s)")
+    text = "with --hierarchy node: how many ranks share a node"
+    add("--ranks-per-node", metavar="N", type=as_count, help=text)
     text = "over how many ranks FSDP2 shards each replica, for compress_fsdp (default: not sharded)"
-    plan.add_argument("--shards", metavar="N", type=as_count, help=text)
+    add("--shards", metavar="N", type=as_count, help=text)
 
 
-def _add_batch(plan: argparse.ArgumentParser) -> None:
-    """Declare the options of `plan` about the fullest moment of a step, with activations."""
+def _add_batch(add: Callable[..., object]) -> None:
+    """Declare, by `add`, the options of `plan` about the fullest moment of a step, with activations."""
     text = "samples of a step: also plan its fullest moment on a GPU, with activations"
-    plan.add_argument("--batch", metavar="N", type=as_count, help=text)
+    add("--batch", metavar="N", type=as_count, help=text)
     text = "module:callable of the model and N that returns the loss (default: that of a known model)"
-    plan.add_argument("--input", dest="inputs", metavar="CALLABLE", help=text)
-    text = "compute the repeated blocks anew in the backward pass"
-    plan.add_argument("--checkpoint", action="store_true", help=text)
+    add("--input", dest="inputs", metavar="CALLABLE", help=text)
+    add("--checkpoint", action="store_true", help="compute the repeated blocks anew in the backward pass")
     text = "make so many rows of logits at a time, and anew in the backward pass"
-    plan.add_argument("--loss-chunk", metavar="ROWS", type=as_count, help=text)
+    add("--loss-chunk", metavar="ROWS", type=as_count, help=text)
     text = "the GPU's: say what fits, and the largest batch, e.g. 24GB or 80GiB"
-    plan.add_argument("--memory", metavar="BYTES", type=as_count, help=text)
+    add("--memory", metavar="BYTES", type=as_count, help=text)
+
+
+# --- What text means. What is no value of the kind stays a text, and is refused by name later ---
+
+
+PYTHONS = {"True": True, "False": False, "None": None}
+"""Values that are often written as in Python, not as in JSON."""
+
+
+def as_number(text: str) -> float | str:
+    """Return the float that `text` says, or `text` itself."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def as_count(text: str) -> int | str:
+    """Return the int that `text` says, or `text` itself."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
+    """Return arguments from `texts` "name=value", a value in JSON or as Python writes it, or as it is.
+
+    Raises ConfigError of `field` for other forms, or a name twice.
+    """
+    found: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name.isidentifier() or not equals:
+            raise ConfigError(f"{field}: {text!r} is not allowed; give NAME=VALUE, such as layers=12")
+        if name in found:
+            raise ConfigError(f"{field}: {name!r} is given twice; give it once")
+        try:
+            found[name] = PYTHONS[value] if value in PYTHONS else json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def patterns_in(path: str | None) -> str | dict[str, object]:
+    """Return the groups that the file at `path` describes; "auto" without one. Raises ConfigError for a bad file."""
+    if path is None:
+        return "auto"
+    try:
+        patterns = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}; give a file of patterns") from error
+    if not isinstance(patterns, dict):
+        raise ConfigError(f"groups: {path!r} holds no JSON object with the keys groups and specific")
+    return patterns
+
+
+# --- Lines in which a plan, and groups of tensors, are shown ---
+
+
+MIB = 2**20
+
+
+def figure_lines(result: Mapping[str, float]) -> list[str]:
+    """Return a line for each of the figures of a plan, its `result`: bytes, or shares."""
+    return [
+        f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
+        for key, value in result.items()
+    ]
+
+
+FULLEST = ("memory_bytes", "fits", "largest_batch")
+"""What a plan says beside the bytes of the fullest moment, if it was given a memory."""
+WAYS = {
+    "fullest_bytes": "plain",
+    "checkpointed_fullest_bytes": "checkpointed",
+    "checkpointed_chunked_fullest_bytes": "and loss in chunks",
+}
+"""The columns of the choices, and how each is headed."""
+
+
+def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return lines about the fullest moment with activations, its `result`; nothing if it was not planned.
+
+    choices: what would be held then with others.
+    """
+    if not result:
+        return []
+    memory = result.get("memory_bytes")
+    lines = [
+        "",
+        f"The fullest moment of a step on a GPU, with activations, lies in the {_PLACES[result['fullest_at']]}",
+    ]
+    lines += [
+        f"  {key.removeprefix('fullest_').removesuffix('_bytes').replace('_', ' '):<25} {value / MIB:12,.2f} MiB"
+        for key, value in result.items()
+        if key.startswith("fullest_") and key not in ("fullest_at", "fullest_bytes")
+    ]
+    lines.append(f"  {'together':<25} {result['fullest_bytes'] / MIB:12,.2f} MiB")
+    if memory is not None:
+        fits = "fits into" if result["fits"] else "does not fit into"
+        lines.append(f"It {fits} {memory / MIB:,.2f} MiB; the largest batch that does is {result['largest_batch']}")
+    ways = [way for way in WAYS if way in choices[0]]
+    marked = "" if memory is None else " (* fits)"
+    lines += ["", f"{f'MiB then{marked}':<32}" + "".join(f"{WAYS[way]:>20}" for way in ways)]
+    for row in choices:
+        cells = [f"{row[way] / MIB:,.0f}{'' if memory is None else ' *'[row[way] <= memory]}" for way in ways]
+        lines.append(f"{row['choice']:<32}" + "".join(f"{cell:>20}" for cell in cells).rstrip())
+    return lines
+
+
+_PLACES = {"forward": "forward pass", "backward": "backward pass", "update": "update of parameters"}
+
+
+def item_line(item: Item) -> str:
+    """Return a line about one tensor, an `item`: whose, which, how many bytes, and with whom it is shared."""
+    shape = " x ".join(map(str, item.shape)) or "one number"
+    shared = f", shared by {len(item.members)}" if item.members else ""
+    part = f" ({item.part})" if item.part else ""
+    return f"{item.state:<17} {item.nbytes:12,} bytes  {item.name}{part}, {shape}, {item.dtype}{shared}"
+
+
+def group_lines(
+    grouping: "Grouping", others: Sequence[str], sizes: Mapping[str, int], whole: int, saved: Mapping[str, int]
+) -> list[str]:
+    """Return lines about the tensors of a model, and what schemes save by their kinds.
+
+    Args:
+        grouping: the reusable groups and specific layers.
+        others: the names of all other tensors that are compressed.
+        sizes: the bytes of each tensor.
+        whole: the bytes of full residuals.
+        saved: what each scheme saves of these.
+    """
+    lines = [f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors"]
+    lines += [f"  {sizes[g[0]] / MIB:10,.2f} MiB x {len(g)}  {g[0]} ... {g[-1]}" for g in grouping.groups]
+    lines += [f"{len(grouping.specific)} specific"]
+    lines += [f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific]
+    lines += [f"{len(others)} others, {sum(sizes[name] for name in others) / MIB:,.2f} MiB, keep a full residual"]
+    lines += [f"Full residuals take {whole / MIB:,.2f} MiB. Of that is saved by"]
+    alike: dict[int, list[str]] = {}  # schemes that save the same share a line
+    for scheme, nbytes in saved.items():
+        if scheme != "none":
+            alike.setdefault(nbytes, []).append(scheme)
+    shares = ((nbytes, nbytes / max(1, whole), "/".join(names)) for nbytes, names in alike.items())
+    return lines + [f"  {nbytes / MIB:10,.2f} MiB {share:6.1%}  {names}" for nbytes, share, names in shares]
+
+
+# --- The two commands ---
 
 
 def _progress() -> Callable[[str], None]:
@@ -145,14 +271,13 @@ def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
 
     options = {key: value for key, value in vars(args).items() if key not in NOT_OF_PLAN}
-    groups, of_scheme = patterns_in(args.patterns), dict(map(as_pair, args.option))
-    of_optimizer = arguments_in("optimizer_args", args.optimizer_arg)
-    given = {"groups": groups, "options": of_scheme, "optimizer_args": of_optimizer, **options}
+    options |= {"groups": patterns_in(args.patterns), "options": arguments_in("options", args.option)}
+    options["optimizer_args"] = arguments_in("optimizer_args", args.optimizer_arg)
     if args.inputs is not None:
         from resireduce.planning import fullest, models
 
-        given["inputs"] = models.find_named("inputs", args.inputs, args.inputs, fullest.CURE)
-    result = plan(_builder(args), **given, progress=_progress())
+        options["inputs"] = models.find_named("inputs", args.inputs, args.inputs, fullest.CURE)
+    result = plan(_builder(args), **options, progress=_progress())
     items = result.pop("items", ())
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
@@ -167,7 +292,7 @@ def _groups(args: argparse.Namespace) -> str:
 
     from resireduce.grouping import compressible
     from resireduce.pipeline import find_grouping
-    from resireduce.planning.memory import residual_bytes, saved_bytes
+    from resireduce.planning.memory import residual_bytes
 
     with torch.device("meta"):
         model = _builder(args)()
@@ -176,7 +301,7 @@ def _groups(args: argparse.Namespace) -> str:
     sizes = {name: parameter.nbytes for name, parameter in parameters.items()}
     others = [name for name in sizes if name not in (*grouping.grouped, *grouping.specific)]
     held = residual_bytes(parameters, grouping)
-    saved = saved_bytes(held)
+    saved = {scheme: held["baseline"] - nbytes for scheme, nbytes in held.items() if scheme != "baseline"}
     if args.json:
         kinds = {"groups": grouping.groups, "specific": grouping.specific, "others": others}
         return json.dumps({**kinds, "bytes": sizes, "residual_bytes": held, "saved_bytes": saved}, indent=2)

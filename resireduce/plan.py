@@ -1,42 +1,29 @@
 """What a run will hold, by the library's own code on tensors without storage."""
 
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from resireduce.api import distribute
 from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
-from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.core.slot import Slot, make_slots
+from resireduce.core.slot import make_slots
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import compressible
 from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
-from resireduce.planning.fullest import Fits, Held, Inputs, trace_held
+from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
 from resireduce.planning.item import Item, sums
-from resireduce.planning.memory import (
-    ModelStates,
-    baseline_total,
-    itemise_states,
-    outside_states,
-    tied_parameters,
-    track_states,
-    waiting_bytes,
-)
+from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, tied_parameters, track_states
 from resireduce.planning.models import INSTANCE, to_meta
 from resireduce.planning.optimizers import Maker, make_optimizer, without_storage
-from resireduce.scheme import COMPRESSORS, HIERARCHIES
+from resireduce.scheme import HIERARCHIES
 from resireduce.settings import Settings
 
-OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""Makes an optimizer of trained parameters."""
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
 """Settings that `plan` chooses itself, or with which its figures would be wrong."""
 LARGEST_WORLD = 4096
@@ -110,92 +97,47 @@ def plan(
     """
     given = _settings(settings, world_size, ranks_per_node)
     inputs = getattr(build, "inputs", None) if inputs is None else inputs
-    fits = Fits.of(batch, inputs, checkpoint, loss_chunk, memory, compiled=compiled, shards=shards, progress=progress)
+    asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
+    check_batch(batch, inputs, compiled, shards, **asked)
     if shards is not None:
         check_shards(shards, world_size, given, compiled)
     model, arguments = _build(build), dict(optimizer_args or {})
-    maker = partial(_optimizer, optimizer, arguments, given)
+    peak = None
     if shards is not None:
-        return _of_shards(model, maker, shards, given, itemised)
-    wrapped = maker([parameter for parameter in model.parameters() if parameter.requires_grad])
-    # From the third on, passes find what the second has found.
-    passes = min(given.backward_passes_per_step, 2)
-    given = replace(given, backward_passes_per_step=passes)
-    distributed = _distribute(model, wrapped, given)
-    waiting = waiting_bytes(distributed)
-    with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
-        items, peak = two_steps(model, distributed, compiled)
-    states = ModelStates(**sums(items))
-    baseline = baseline_total(model, states, given.dense)
-    result = {
+        items, beside, baseline = shard_states(model, optimizer, arguments, shards, given)
+        states = ModelStates(**sums(items))
+    else:
+        # From the third on, passes find what the second has found.
+        given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
+        wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
+        distributed = distribute_quietly(model, wrapped, given)
+        waits = distributed.streamed and not distributed.updates_in_backward
+        waiting = sum(slot.template.nbytes for slot in distributed.slots if slot.dense) if waits else 0
+        with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
+            items, peak = two_steps(model, distributed, compiled)
+        states = ModelStates(**sums(items))
+        trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
+        beside = {
+            "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
+            "frozen": sum(one.nbytes for one in model.parameters() if id(one) not in trained),
+        }
+        baseline = baseline_total(model, states, given.dense)
+    result: dict[str, Any] = {
         **states.as_dict(),
-        "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
-        **outside_states(model, wrapped),
+        **beside,
+        "buffers": sum(buffer.nbytes for buffer in model.buffers()),
         "baseline_total": baseline,
         "normalised": states.total / baseline,
-        "peak_states": peak,
-        "in_flight": peak - states.total,
-        "waiting": waiting,
-        "peak_normalised": peak / baseline,
-        **({"items": items} if itemised else {}),
     }
-    if fits is not None:
+    if peak is not None:
+        result |= {"peak_states": peak, "in_flight": peak - states.total, "waiting": waiting}
+        result["peak_normalised"] = peak / baseline
+    if itemised:
+        result["items"] = items
+    if batch is not None:
         distributed.close()
-        result |= fits.plan(model, partial(_held, model, given), optimizer, arguments, given)
+        result |= plan_batch(model, optimizer, arguments, given, batch, inputs, progress, **asked)  # type: ignore[arg-type]
     return result
-
-
-def _distribute(model: nn.Module, wrapped: torch.optim.Optimizer, given: Settings) -> DistributedOptimizer:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="hierarchy: ")  # of the ranks that are pretended
-        return distribute(model, wrapped, **vars(given))
-
-
-def _held(
-    model: nn.Module,
-    given: Settings,
-    order: list[nn.Parameter],
-    optimizer: str | Maker,
-    arguments: dict[str, Any],
-    changed: Mapping[str, Any],
-) -> list[Held]:
-    """Return what the library and the optimizer hold beside the model in each kind of step, with `changed` settings.
-
-    Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
-    """
-    given = replace(given, **changed)
-    trained = [one for one in model.parameters() if one.requires_grad]
-    wrapped = _optimizer(optimizer, arguments, given, trained)
-    name = optimizer if isinstance(optimizer, str) else type(wrapped).__name__
-    with without_storage(wrapped, name, on_gpu=True):
-        for one in trained:
-            one.grad = torch.empty_like(one)
-        wrapped.step()
-        wrapped.zero_grad()
-        with _distribute(model, wrapped, given) as distributed:
-            distributed.start_at(0)
-            slots = {id(slot.parameter): slot for slot in distributed.slots}
-            few_bits = given.scheme == "baseline" and given.residual_dtype in ("int8", "int4")
-            alone = few_bits and distributed.streamed and given.merge == "none"
-            alike = {one: (one.shape, one.dtype, slots[id(one)].dense) if alone else one for one in order}
-            some = list({key: one for one, key in alike.items()}.values())
-            _hand_over(distributed, some)
-            if distributed.feedback.states.tensors() or distributed.feedback.momentum is not None:
-                some = order
-                _hand_over(distributed, some)
-            found = [trace_held(distributed, some) for _ in range(distributed.feedback.compressor.turns)]
-    of = {alike[one]: one for one in some}
-    for held in found:
-        held.beside = {one: held.beside[of[alike[one]]] for one in order}
-    return found
-
-
-def _hand_over(optimizer: DistributedOptimizer, parameters: list[nn.Parameter]) -> None:
-    """Take a step with gradients of `parameters` alone."""
-    optimizer.zero_grad()
-    for parameter in parameters * optimizer.backward_passes_per_step:
-        parameter.sum().backward()
-    optimizer.step()
 
 
 def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | None) -> Settings:
@@ -213,30 +155,6 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | N
             "of names that optimizer.messages had then"
         )
     return given
-
-
-def _optimizer(
-    optimizer: Any, arguments: dict[str, Any], given: Settings, trainable: list[nn.Parameter]
-) -> torch.optim.Optimizer:
-    """Return the optimizer of `trainable`; torch's SGD without momentum, where the compressor has that."""
-    listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
-    if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
-        arguments = {"momentum": 0.0} | arguments
-    return make_optimizer(optimizer, trainable, arguments)
-
-
-def _of_shards(model: nn.Module, maker: OptimizerOf, shards: int, given: Settings, itemised: bool) -> dict[str, Any]:
-    """Return the plan of the first rank of a model that FSDP2 shards, without its fullest moment."""
-    items, beside = shard_states(model, maker, shards, given)
-    states, full = ModelStates(**sums(items)), beside.pop("full_residuals")
-    baseline = states.total - states.residuals + full
-    return {
-        **states.as_dict(),
-        **beside,
-        "baseline_total": baseline,
-        "normalised": states.total / baseline,
-        **({"items": items} if itemised else {}),
-    }
 
 
 def _nodes(hierarchy: object, world_size: int, ranks_per_node: Any) -> Any:
@@ -313,17 +231,12 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
             if waited is not None and id(parameter) in tied:
                 torch.add(waited, torch.empty_like(waited))
             del waited
-            added = torch.empty_like(parameter) if number and _has_more(slots.get(id(parameter))) else None
+            slot = slots.get(id(parameter))
+            has_more = number and slot is not None and not slot.is_guarded and parameter.grad is not None
+            added = torch.empty_like(parameter) if has_more else None
             parameter.sum().backward()
             del added
     optimizer.step()
-
-
-def _has_more(slot: Slot | None) -> bool:
-    """Whether a whole gradient of the parameter of `slot` will be added to that of an earlier pass, in `.grad`."""
-    if slot is None or slot.is_guarded:
-        return False
-    return slot.parameter.grad is not None
 
 
 def _with_bias(model: nn.Module) -> dict[int, nn.Parameter]:
@@ -385,58 +298,36 @@ def slice_of(parameter: Tensor, name: str, shards: int) -> nn.Parameter:
     return nn.Parameter(whole, requires_grad=parameter.requires_grad)
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A `resireduce.planning.memory.Holder` of slices, beside which an optimizer of the user's own takes steps."""
-
-    feedback: ErrorFeedback
-    slots: list[Slot]
-    param_groups: list[dict[str, Any]]
-    state: Mapping[Any, Any]
-
-
 def shard_states(
-    model: nn.Module, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], shards: int, given: Settings
-) -> tuple[list[Item], dict[str, int]]:
-    """Return every tensor of the model states of the first rank, at a step boundary, and bytes beside them.
+    model: nn.Module, optimizer: str | Maker, arguments: Mapping[str, object], shards: int, given: Settings
+) -> tuple[list[Item], dict[str, int], int]:
+    """Return every tensor of the model states of the first rank, at a step boundary; the bytes of host_residuals and
+    frozen, and baseline_total, as `plan` has them.
 
     Args:
         model: without storage, not sharded.
-        make: makes the optimizer from the slices of the trained parameters.
+        optimizer, arguments: as `plan` was given them.
         shards: over how many ranks each replica is sharded.
         given: settings of `compress_fsdp`, whose backend has all ranks.
-
-    Returns:
-        items, and a dictionary: host_residuals, frozen and buffers as `resireduce.plan` has them, and full_residuals,
-        the bytes of a full residual of all slices that are compressed.
     """
     sliced = {name: slice_of(parameter, name, shards) for name, parameter in model.named_parameters()}
     slices = {name: one for name, one in sliced.items() if one.requires_grad}
-    feedback = _feedback(model, slices, shards, given)
-    optimizer = make([*slices.values()])
-    for one in slices.values():
-        one.grad = torch.empty_like(one)
-    with without_storage(optimizer, type(optimizer).__name__):
-        optimizer.step()
-    held = _Held(feedback, make_slots(slices, feedback), optimizer.param_groups, optimizer.state)
-    compressed = compressible(model, given.dense).keys() & slices.keys()
-    beside = {
-        "host_residuals": sum(tensor.nbytes for tensor in feedback.residual.host_tensors()),
-        "frozen": sum(one.nbytes for name, one in sliced.items() if name not in slices),
-        "buffers": sum(buffer.nbytes for buffer in model.buffers()),
-        "full_residuals": sum(slices[name].nbytes for name in compressed),
-    }
-    return itemise_states(held), beside
-
-
-def _feedback(model: nn.Module, slices: Mapping[str, nn.Parameter], shards: int, given: Settings) -> ErrorFeedback:
-    """Return the error feedback of `compress_fsdp` over the replicas, with all that it keeps of `slices`."""
-    assert isinstance(given.backend, PretendCommunicator)
-    replicas = PretendCommunicator(given.backend.world_size // shards)
     parameters = {name: one for name, one in model.named_parameters() if name in slices}
-    lossy = find_compressor(given)
+    replicas, lossy = PretendCommunicator(given.backend.world_size // shards), find_compressor(given)  # type: ignore[union-attr]
     settings = settle_slices(replace(given, gradients="kept"), lossy, model, parameters, slices)
     feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
     for name, one in slices.items():
         feedback.register(name, one)
-    return feedback
+        one.grad = torch.empty_like(one)
+    wrapped = make_optimizer(optimizer, [*slices.values()], arguments, given)
+    with without_storage(wrapped, type(wrapped).__name__):
+        wrapped.step()
+    slots = make_slots(slices, feedback)
+    held = SimpleNamespace(feedback=feedback, slots=slots, param_groups=wrapped.param_groups, state=wrapped.state)
+    items = itemise_states(held)
+    full = sum(slices[name].nbytes for name in compressible(model, given.dense).keys() & slices.keys())
+    beside = {
+        "host_residuals": sum(tensor.nbytes for tensor in feedback.residual.host_tensors()),
+        "frozen": sum(one.nbytes for name, one in sliced.items() if name not in slices),
+    }
+    return items, beside, sum(item.nbytes for item in items if item.state != "residuals") + full

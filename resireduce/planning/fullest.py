@@ -6,10 +6,10 @@ order. Neither depends on the other, so that a few of each tell what many choice
 """
 
 import re
-import weakref
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from resireduce.api import distribute
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, is_count, short
 from resireduce.planning.item import sums
-from resireduce.planning.memory import held_items
+from resireduce.planning.memory import LiveBytes, held_items
 from resireduce.planning.models import first_line
+from resireduce.planning.optimizers import Maker, Ones, make_optimizer, without_storage
 from resireduce.settings import Settings
 
 Inputs = Callable[[nn.Module, int], Tensor]
@@ -36,6 +37,9 @@ WORKSPACES = 65 * 2**20
 BLOCK, SEGMENT, LARGE, REST = 512, 2 * 2**20, 10 * 2**20, 2**20
 """Torch's allocator on a GPU: what sizes are rounded up to; those of segments of LARGE bytes or more; and the largest
 rest of a segment that is not used for anything else."""
+CHUNKS = 64
+"""Chunks of logits that are counted one by one. Each holds as much as any other, so that of those beyond only their
+gradients are counted, together: a large batch in small chunks would take hours."""
 HALVES = (torch.float16, torch.bfloat16)
 CURE = (
     "give module:callable, a function of the model and a batch size that returns the loss, such as "
@@ -54,44 +58,10 @@ def allocated(nbytes: int) -> int:
 # --- What is counted, and with which operations ---
 
 
-class Count(TorchDispatchMode):
-    """Within it, counts the bytes of all storages that are alive, those of `held` too.
-
-    What is read of values is 1, so that a condition on them is met: a mask of padding is found to be superfluous.
-    """
-
-    def __init__(self, held: Iterable[Tensor] = ()):
-        super().__init__()
-        self._alive: dict[int, int] = {}
-        self.now = self.most = 0
-        for tensor in held:
-            self._follow(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then follow what it has made."""
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return torch.ones((), dtype=args[0].dtype).item()
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, Tensor):
-                self._follow(tensor)
-        return result
-
-    def _follow(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._alive and tensor.is_meta:
-            self._alive[storage._cdata] = size = allocated(storage.nbytes())
-            self.now += size
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._forget, storage._cdata)
-
-    def _forget(self, key: int) -> None:
-        self.now -= self._alive.pop(key)
-
-    def since(self) -> int:
-        """Return the most that was alive since the last call."""
-        most, self.most = self.most, self.now
-        return most
+def count(held: Iterable[Tensor] = ()) -> LiveBytes:
+    """Return what counts the bytes of all tensors without storage that are alive, as a GPU's allocator gives them out,
+    those of `held` too."""
+    return LiveBytes(lambda one: one.is_meta, (one for one in held if one.is_meta), allocated)
 
 
 class OnGpu(TorchFunctionMode):
@@ -127,9 +97,13 @@ class OnGpu(TorchFunctionMode):
             finally:
                 self._rows = size
 
-        parts = zip(rows.split(size), target.split(size), strict=True)
+        whole, last = divmod(len(rows), size)
+        sizes = [size] * whole + [last] * bool(last)
+        sizes[CHUNKS:] = [sum(sizes[CHUNKS:])] * (len(sizes) > CHUNKS)
+        parts = [*zip(rows.split(sizes), target.split(sizes), strict=True)]
         anew = partial(checkpoint, of, use_reentrant=False, preserve_rng_state=False)
-        return torch.stack([anew(part, wanted) for part, wanted in parts]).sum()
+        made = [anew(part, wanted) for part, wanted in parts[:CHUNKS]]
+        return torch.stack([*made, *(_Made.apply(part) for part, _ in parts[CHUNKS:])]).sum()
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -241,14 +215,14 @@ def trace_passes(
     heads = [] if loss_chunk is None else [head_of(model)]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     others = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
-    count = Count(others)
-    passes = Passes(count.now)
+    alive = count(others)
+    passes = Passes(alive.current_bytes)
 
     def take(parameter: nn.Parameter) -> None:
-        most, gradient, parameter.grad = count.since(), parameter.grad, None
+        most, gradient, parameter.grad = alive.since(), parameter.grad, None
         assert gradient is not None
-        count.most = count.now - allocated(gradient.nbytes)
-        passes.handed.append((parameter, most, count.most))
+        alive.peak_bytes = alive.current_bytes - allocated(gradient.nbytes)
+        passes.handed.append((parameter, most, alive.peak_bytes))
 
     hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
     training = model.training
@@ -259,17 +233,16 @@ def trace_passes(
             _forward(heads, lambda _: lambda hidden: hidden),
             torch.device("meta"),
             OnGpu(heads[0] if heads else None, loss_chunk),
-            count,
+            Ones(),
+            alive,
         ):
             model.train()
-            for one in trained:
-                count._alive.setdefault(one.untyped_storage()._cdata, 0)
             loss = _loss(inputs, model, batch)
-            passes.forward = count.since()
+            passes.forward = alive.since()
             # Not loss.backward(), within which OnGpu would be off, where checkpoints run the forward pass again.
             engine = torch.autograd.Variable._execution_engine
             engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
-            passes.after, passes.left = count.since(), count.now
+            passes.after, passes.left = alive.since(), alive.current_bytes
     finally:
         model.train(training)
         for hook in hooks:
@@ -335,20 +308,74 @@ def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -
     """
     optimizer.zero_grad()
     states = held_items(optimizer)
-    count = Count(tensor for _, tensor in states)
-    held = Held(sums([item for item, _ in states]), count.now, {}, 0, not optimizer.streamed)
-    with count:
+    alive = count(tensor for _, tensor in states)
+    held = Held(sums([item for item, _ in states]), alive.current_bytes, {}, 0, not optimizer.streamed)
+    with alive:
         for _ in range(optimizer.backward_passes_per_step):
-            held.earlier = count.now - held.start
+            held.earlier = alive.current_bytes - held.start
             for parameter in order:
-                count.since()
-                before = count.now
+                alive.since()
+                before = alive.current_bytes
                 _Made.apply(parameter).backward()
-                held.beside[parameter] = count.since() - before, count.now - before
-        before = count.now
+                held.beside[parameter] = alive.since() - before, alive.current_bytes - before
+        before = alive.current_bytes
         optimizer.step()
-        held.update = count.since() - before
+        held.update = alive.since() - before
     return held
+
+
+def distribute_quietly(model: nn.Module, wrapped: torch.optim.Optimizer, given: Settings) -> DistributedOptimizer:
+    """Distribute `wrapped` as `given`, over ranks that are pretended, of whose nodes nothing is said."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="hierarchy: ")
+        return distribute(model, wrapped, **vars(given))
+
+
+def hold(
+    model: nn.Module,
+    given: Settings,
+    order: Sequence[nn.Parameter],
+    optimizer: str | Maker,
+    arguments: Mapping[str, Any],
+    changed: Mapping[str, Any],
+) -> list[Held]:
+    """Return what the library and the optimizer hold beside the model in each kind of step, with `changed` settings.
+
+    Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
+    """
+    given = replace(given, **changed)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    wrapped = make_optimizer(optimizer, trained, arguments, given)
+    name = optimizer if isinstance(optimizer, str) else type(wrapped).__name__
+    with without_storage(wrapped, name, on_gpu=True):
+        for one in trained:
+            one.grad = torch.empty_like(one)
+        wrapped.step()
+        wrapped.zero_grad()
+        with distribute_quietly(model, wrapped, given) as distributed:
+            distributed.start_at(0)
+            slots = {id(slot.parameter): slot for slot in distributed.slots}
+            few_bits = given.scheme == "baseline" and given.residual_dtype in ("int8", "int4")
+            alone = few_bits and distributed.streamed and given.merge == "none"
+            alike = {one: (one.shape, one.dtype, slots[id(one)].dense) if alone else one for one in order}
+            some = list({key: one for one, key in alike.items()}.values())
+            _hand_over(distributed, some)
+            if distributed.feedback.states.tensors() or distributed.feedback.momentum is not None:
+                some = [*order]
+                _hand_over(distributed, some)
+            found = [trace_held(distributed, some) for _ in range(distributed.feedback.compressor.turns)]
+    of = {alike[one]: one for one in some}
+    for held in found:
+        held.beside = {one: held.beside[of[alike[one]]] for one in order}
+    return found
+
+
+def _hand_over(optimizer: DistributedOptimizer, parameters: list[nn.Parameter]) -> None:
+    """Take a step with gradients of `parameters` alone."""
+    optimizer.zero_grad()
+    for parameter in parameters * optimizer.backward_passes_per_step:
+        parameter.sum().backward()
+    optimizer.step()
 
 
 # --- The two together ---
@@ -423,110 +450,81 @@ def as_bytes(memory: object) -> int:
     return int(cast(float, found))
 
 
-@dataclass(frozen=True)
-class Fits:
-    """What was asked of the fullest moment; `resireduce.plan` says what each means."""
+def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **asked: Any) -> None:
+    """Raise ConfigError if the fullest moment cannot be planned as `plan` was asked to: all are its arguments."""
+    if batch is None:
+        for name, value in asked.items():
+            if value:
+                raise ConfigError(f"{name}: {value!r} means nothing without a batch; give batch, its samples, too")
+        return
+    check_count("batch", batch, least=1, of="samples")
+    check_count("loss_chunk", asked["loss_chunk"], least=1, of="rows", or_none=True)
+    for name, value in {"compiled": compiled or None, "shards": shards}.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name}: {value!r} is not planned together with a batch: what torch makes then depends on the "
+                "GPU; leave one of the two out"
+            )
+    if not callable(inputs):
+        raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
+    if asked["memory"] is not None:
+        as_bytes(asked["memory"])
 
-    batch: int
-    inputs: Inputs
-    checkpoint: bool
-    loss_chunk: int | None
-    memory: int | None
-    progress: Callable[[str], object]
 
-    @classmethod
-    def of(
-        cls,
-        batch: Any,
-        inputs: Inputs | None,
-        checkpoint: bool,
-        loss_chunk: Any,
-        memory: Any,
-        compiled: bool,
-        shards: object,
-        progress: Callable[[str], object],
-    ) -> "Fits | None":
-        """Return what was asked, None without a `batch`. Raises ConfigError, before any work, for what cannot be.
+def plan_batch(
+    model: nn.Module,
+    optimizer: str | Maker,
+    arguments: dict[str, Any],
+    given: Settings,
+    batch: int,
+    inputs: Inputs,
+    progress: Callable[[str], object],
+    checkpoint: bool,
+    loss_chunk: int | None,
+    memory: object,
+) -> dict[str, Any]:
+    """Return the fullest moment, what other choices would hold then, and with a `memory` what fits into it.
 
-        `inputs`, `checkpoint`, `loss_chunk`, `memory`, `compiled`, `shards` and `progress` are as `resireduce.plan` was
-        given them.
-        """
-        given = {"checkpoint": checkpoint or None, "loss_chunk": loss_chunk, "memory": memory}
-        if batch is None:
-            for name, value in given.items():
-                if value is not None:
-                    raise ConfigError(f"{name}: {value!r} means nothing without a batch; give batch, its samples, too")
-            return None
-        check_count("batch", batch, least=1, of="samples")
-        check_count("loss_chunk", loss_chunk, least=1, of="rows", or_none=True)
-        for name, value in {"compiled": compiled or None, "shards": shards}.items():
-            if value is not None:
-                raise ConfigError(
-                    f"{name}: {value!r} is not planned together with a batch: what torch makes then depends on the "
-                    "GPU; leave one of the two out"
-                )
-        if not callable(inputs):
-            raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
-        return cls(batch, inputs, checkpoint, loss_chunk, None if memory is None else as_bytes(memory), progress)
+    `optimizer` with its `arguments` and the settings `given` are those that were asked for; the others are as
+    `resireduce.plan` was given them.
+    """
 
-    def plan(
-        self,
-        model: nn.Module,
-        hold: Callable[[list[nn.Parameter], Any, dict[str, Any], Mapping[str, Any]], list[Held]],
-        optimizer: Any,
-        arguments: dict[str, Any],
-        given: Settings,
-    ) -> dict[str, Any]:
-        """Return the fullest moment, what other choices would hold then, and with a memory what fits into it.
+    def trace(what: str, size: int, checkpointed: bool, chunk: int | None) -> Passes:
+        progress(f"the model's own step{what}")
+        return trace_passes(model, inputs, size, checkpointed, chunk)
 
-        Args:
-            model: without storage.
-            hold: returns what the library holds, of an order of parameters, an optimizer with its arguments, and
-                changed settings.
-            optimizer: the one that was asked for.
-            arguments: its own.
-            given: the settings.
-        """
-        trace = partial(trace_passes, model, self.inputs)
-        self.progress(f"the model's own step with a batch of {self.batch}")
-        passes = trace(self.batch, self.checkpoint, self.loss_chunk)
-        order = [parameter for parameter, _, _ in passes.handed]
-        ways = {"": passes} | self._ways(trace)
-        rows: list[dict[str, Any]] = []
-        for kind, other, of_other, changed in choices(optimizer, arguments, given):
-            self.progress(kind)
-            try:
-                held = hold(order, other, of_other, changed)
-            except ConfigError:
-                if not rows:
-                    raise
-                continue  # what was asked for does not go together with it
-            peaks = {way: most_of(one, held) for way, one in ways.items()}
+    passes = trace(f" with a batch of {batch}", batch, checkpoint, loss_chunk)
+    order = [parameter for parameter, _, _ in passes.handed]
+    ways = {"": passes}
+    for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or CHUNK):
+        try:
+            ways[way] = trace(f", {way.strip('_').replace('_', ' and ')}", batch, True, chunk)
+        except ConfigError:  # the model has no blocks, or does not say which layer makes logits
+            break
+    rows: list[dict[str, Any]] = []
+    for kind, other, of_other, changed in choices(optimizer, arguments, given):
+        progress(kind)
+        try:
+            held = hold(model, given, order, other, of_other, changed)
+        except ConfigError:
             if not rows:
-                asked, result = held, peaks[""]
-            rows.append({"choice": kind} | {f"{way}fullest_bytes": one["fullest_bytes"] for way, one in peaks.items()})
-        result["choices"] = rows
-        if self.memory is not None:
-            result |= {"memory_bytes": self.memory, "fits": result["fullest_bytes"] <= self.memory}
+                raise
+            continue  # what was asked for does not go together with it
+        peaks = {way: most_of(one, held) for way, one in ways.items()}
+        if not rows:
+            asked, result = held, peaks[""]
+        rows.append({"choice": kind} | {f"{way}fullest_bytes": one["fullest_bytes"] for way, one in peaks.items()})
+    result["choices"] = rows
+    if memory is not None:
+        most = as_bytes(memory)
 
-            def fullest_of(batch: int) -> int:
-                self.progress(f"the model's own step with a batch of {batch}")
-                one = trace(batch, self.checkpoint, self.loss_chunk)
-                return int(most_of(one, asked)["fullest_bytes"])
+        def fullest_of(size: int) -> int:
+            one = trace(f" with a batch of {size}", size, checkpoint, loss_chunk)
+            return int(most_of(one, asked)["fullest_bytes"])
 
-            result["largest_batch"] = largest_batch(fullest_of, self.batch, result["fullest_bytes"], self.memory)
-        return result
-
-    def _ways(self, trace: Callable[..., Passes]) -> dict[str, Passes]:
-        """Return the model's passes with checkpointing, and with the loss in chunks too, as far as it has them."""
-        found: dict[str, Passes] = {}
-        for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", self.loss_chunk or CHUNK):
-            try:
-                self.progress(f"the model's own step, {way.strip('_').replace('_', ' and ')}")
-                found[way] = trace(self.batch, True, chunk)
-            except ConfigError:
-                break
-        return found
+        result |= {"memory_bytes": most, "fits": result["fullest_bytes"] <= most}
+        result["largest_batch"] = largest_batch(fullest_of, batch, result["fullest_bytes"], most)
+    return result
 
 
 def choices(

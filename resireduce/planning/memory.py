@@ -3,19 +3,17 @@
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.core.slot import Slot
 from resireduce.grouping import Grouping, compressible
 from resireduce.planning.item import STATES, Item, sums
 from resireduce.scheme import SCHEMES, build_residual
@@ -23,35 +21,17 @@ from resireduce.scheme import SCHEMES, build_residual
 # --- The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of ---
 
 
-class Holder(Protocol):
-    """What holds the model states of a rank: an optimizer that `resireduce.distribute` made, or a plan of one."""
-
-    @property
-    def feedback(self) -> ErrorFeedback:
-        """Return what compresses gradients, and holds residuals."""
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """Return a slot for each trained parameter."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's groups of parameters."""
-
-    @property
-    def state(self) -> Mapping[Any, Any]:
-        """Return the optimizer's state, by parameter."""
+Holder = Any
+"""What holds the model states of a rank: an optimizer that `resireduce.distribute` made, or a plan's stand-in for one,
+with its `feedback`, `slots`, `param_groups` and `state`."""
 
 
 def itemise_states(optimizer: Holder, model: nn.Module | None = None) -> list[Item]:
     """Return every tensor of the model states that this rank holds now, in bytes; one held twice is listed once.
 
     To be called at a step boundary, after `step()` and before `zero_grad()`. Residuals in the host's memory are not
-    among them. Tied parameters have the name that the model gives first. Nothing is copied or computed on the device.
-
-    Args:
-        optimizer: made by `resireduce.distribute`, or what stands in for it.
-        model: names parameters that the optimizer holds but does not train; without it they are numbered.
+    among them. Tied parameters have the name that the model gives first. `model` names parameters that `optimizer`
+    holds but does not train; without it they are numbered.
     """
     return [item for item, _ in held_items(optimizer, model)]
 
@@ -59,7 +39,7 @@ def itemise_states(optimizer: Holder, model: nn.Module | None = None) -> list[It
 def held_items(optimizer: Holder, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
     """Return what `itemise_states` does for `optimizer` and `model`, each with the tensor itself."""
     found: dict[tuple[str, int], tuple[Item, Tensor]] = {}
-    for state, name, part, tensor, members in _held(optimizer, _names(optimizer, model)):
+    for state, name, part, tensor, members in _held(optimizer, model):
         dtype = str(tensor.dtype).removeprefix("torch.")
         item = Item(state, name, part, tuple(tensor.shape), dtype, held_bytes(tensor), members)
         found.setdefault((state, id(tensor)), (item, tensor))
@@ -76,52 +56,40 @@ def held_bytes(tensor: Tensor) -> int:
 _Found = tuple[str, str, str, Tensor, tuple[str, ...]]
 
 
-def _held(optimizer: Holder, names: dict[int, str]) -> Iterator[_Found]:
+def _held(optimizer: Holder, model: nn.Module | None) -> Iterator[_Found]:
     """Yield state, name, part, tensor and members of all that is held, one after the other."""
+    feedback, momentum = optimizer.feedback, optimizer.feedback.momentum
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    names = {id(parameter): f"untrained parameter {i}" for i, parameter in enumerate(parameters)}
+    names |= {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
+    trained = {id(slot.parameter): slot.name for slot in optimizer.slots}
+    names |= trained
     for parameter in parameters:
         yield "parameters", names[id(parameter)], "", parameter, ()
     for parameter in parameters:
         if parameter.grad is not None:
             yield "gradients", names[id(parameter)], "", parameter.grad, ()
-    yield from _residuals(optimizer)
+    sharing, on_host = _sharing(feedback, [*trained.values()]), {*map(id, feedback.residual.host_tensors())}
+    for key, tensor in (feedback.residual.tensors() | feedback.states.tensors()).items():
+        if id(tensor) not in on_host:
+            yield "residuals", *_owner(key, {*trained.values()}), tensor, sharing.get(id(tensor), ())
     place = {id(parameter): i for i, parameter in enumerate(parameters)}
     # They appear in the order in which they are first needed.
     for parameter, state in sorted(optimizer.state.items(), key=lambda pair: place.get(id(pair[0]), len(place))):
         for key, value in state.items():
             if isinstance(value, Tensor):
                 yield "optimizer_states", names.get(id(parameter), "optimizer"), str(key), value, ()
-    momentum = optimizer.feedback.momentum
     for key, velocity in ({} if momentum is None else momentum.tensors()).items():
         yield "optimizer_states", key.partition(".")[2], "velocity", velocity, ()
 
 
-def _names(optimizer: Holder, model: nn.Module | None) -> dict[int, str]:
-    """Return the name of each parameter that the optimizer holds, by its id."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    names = {id(parameter): f"untrained parameter {i}" for i, parameter in enumerate(parameters)}
-    names |= {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
-    return names | {id(slot.parameter): slot.name for slot in optimizer.slots}
-
-
-def _residuals(optimizer: Holder) -> Iterator[_Found]:
-    residual = optimizer.feedback.residual
-    on_host = {id(tensor) for tensor in residual.host_tensors()}
-    names, sharing = {slot.name for slot in optimizer.slots}, _sharing(optimizer)
-    for key, tensor in residual.tensors().items():
-        if id(tensor) not in on_host:
-            yield "residuals", *_owner(key, names), tensor, sharing.get(id(tensor), ())
-    for key, tensor in optimizer.feedback.states.tensors().items():
-        yield "residuals", *_owner(key, names), tensor, ()
-
-
-def _sharing(optimizer: Holder) -> dict[int, tuple[str, ...]]:
-    """Return which parameters read a residual, by the id of each tensor that several read."""
-    feedback, readers = optimizer.feedback, dict[int, list[str]]()
-    for slot in optimizer.slots:
-        stored = feedback.residual.of(slot.name).stored_for(slot.name) if feedback.keeps_residual(slot.name) else None
+def _sharing(feedback: ErrorFeedback, names: Iterable[str]) -> dict[int, tuple[str, ...]]:
+    """Return which of the parameters of these `names` read a residual, by the id of each tensor that several read."""
+    readers: dict[int, list[str]] = {}
+    for name in names:
+        stored = feedback.residual.of(name).stored_for(name) if feedback.keeps_residual(name) else None
         for tensor in () if stored is None else stored.tensors().values():
-            readers.setdefault(id(tensor), []).append(slot.name)
+            readers.setdefault(id(tensor), []).append(name)
     return {key: tuple(members) for key, members in readers.items() if len(members) > 1}
 
 
@@ -137,8 +105,7 @@ def _owner(key: str, names: set[str]) -> tuple[str, str]:
     return key, "residual"
 
 
-# --- Bytes of the model states, of the tensors that are really held; `resireduce.planning.memory` has them one by one
-# ---
+# --- Their sums, and what is compared with them ---
 
 
 @dataclass(frozen=True)
@@ -210,31 +177,25 @@ def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
     return held
 
 
-def waiting_bytes(optimizer: DistributedOptimizer) -> int:
-    """Return the bytes of streamed gradients that `optimizer` sends dense, so that they wait for `step()`."""
-    waits = optimizer.streamed and not optimizer.updates_in_backward
-    return sum(slot.template.nbytes for slot in optimizer.slots if slot.dense) if waits else 0
-
-
-def outside_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return the model's bytes outside the model states: parameters that `optimizer` does not hold, and buffers."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return {
-        "frozen": sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in held),
-        "buffers": sum(buffer.nbytes for buffer in model.buffers()),
-    }
+# --- What is alive at the fullest moment ---
 
 
 class LiveBytes(TorchDispatchMode):
     """Within it, follows the bytes of tensors from their making to their end, and remembers the fullest moment.
 
-    `counts` decides which new tensors are followed; those in `held` are followed from the start. Works on any device,
-    by Python's references to storages. It is slow: give it a step of its own.
+    `counts` decides which new tensors are followed; those in `held` are followed from the start. `size` says what a
+    storage of so many bytes takes. Works on any device, by Python's references to storages. It is slow: give it a step
+    of its own.
     """
 
-    def __init__(self, counts: Callable[[Tensor], bool], held: Iterable[Tensor] = ()):
+    def __init__(
+        self,
+        counts: Callable[[Tensor], bool],
+        held: Iterable[Tensor] = (),
+        size: Callable[[int], int] = lambda nbytes: nbytes,
+    ):
         super().__init__()
-        self._counts = counts
+        self._counts, self._size = counts, size
         self._alive: dict[int, int] = {}
         self.current_bytes = 0
         """Bytes alive now."""
@@ -258,13 +219,18 @@ class LiveBytes(TorchDispatchMode):
     def _follow(self, tensor: Tensor) -> None:
         key, storage = _key(tensor), tensor.untyped_storage()
         if key not in self._alive:
-            self._alive[key] = storage.nbytes()
+            self._alive[key] = self._size(storage.nbytes())
             self.current_bytes += self._alive[key]
             self.peak_bytes = max(self.peak_bytes, self.current_bytes)
             weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:
         self.current_bytes -= self._alive.pop(key)
+
+    def since(self) -> int:
+        """Return the most bytes alive at once since the last call."""
+        most, self.peak_bytes = self.peak_bytes, self.current_bytes
+        return most
 
 
 def track_states(optimizer: DistributedOptimizer) -> LiveBytes:
@@ -306,9 +272,6 @@ def _called_by_library() -> bool:
     return False
 
 
-# --- The bytes of each scheme's residuals for a model, counted by the residuals themselves ---
-
-
 def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict[str, int]:
     """Return the bytes of all residuals of `parameters` (by name) with each scheme, default options, in the parameters'
     dtype.
@@ -322,8 +285,3 @@ def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict
             residual.of(name).register(name, parameter.to("meta"))
         held[scheme] = residual.nbytes()
     return held
-
-
-def saved_bytes(held: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes that each scheme saves against `baseline`, of those `held` with each; `baseline` is left out."""
-    return {scheme: held["baseline"] - nbytes for scheme, nbytes in held.items() if scheme != "baseline"}

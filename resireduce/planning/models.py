@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,7 @@ def shown(arguments: Mapping[str, object]) -> str:
     return f" with {', '.join(f'{key}={value!r}' for key, value in arguments.items())}" if arguments else ""
 
 
-# --- Models of a Hugging Face configuration: the file config.json, which says what a model is made of, not its weights
-# ---
+# --- Models of a Hugging Face configuration: config.json, which says what a model is made of, not its weights ---
 
 
 WANTED = 'give the config.json of a Hugging Face model, a JSON object with "model_type" or "architectures"'
@@ -100,8 +99,22 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
             f"model: {path!r} needs the package transformers, which cannot be imported ({error}): "
             f"pip install transformers, or {BY_HAND}"
         ) from error
-    architecture = _architecture(transformers, path, content)
-    kind = _kind(transformers, path, content, architecture)
+    names = content.get("architectures") or [None]
+    name, version = names[0] if isinstance(names, list) else names, transformers.__version__
+    architecture = getattr(transformers, name, None) if isinstance(name, str) else None
+    is_model = isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)
+    if name is not None and not is_model:
+        raise ConfigError(
+            f"model: {path!r}: the architecture {name!r} is no model of transformers {version}: install the version "
+            f"that has it, or, if its code comes with the weights, {BY_HAND}"
+        )
+    model_type = content.get("model_type")
+    if model_type and model_type not in list(transformers.CONFIG_MAPPING):
+        raise ConfigError(
+            f"model: {path!r}: the model_type {model_type!r} is not known to transformers {version}: install the "
+            f"version that has it, or {BY_HAND}"
+        )
+    kind = transformers.CONFIG_MAPPING[model_type] if model_type else architecture.config_class  # type: ignore[union-attr]
     known = {**kind().to_dict(), **content}
     for value in values:
         choose(f"arg of {path!r}", value, known)
@@ -133,35 +146,7 @@ def _read(path: str) -> dict[str, Any]:
     return content
 
 
-def _architecture(transformers: Any, path: str, content: Mapping[str, Any]) -> Any:
-    """Return the class of the first architecture, None if the file names none."""
-    names = content.get("architectures") or [None]
-    name = names[0] if isinstance(names, list) else names
-    if name is None:
-        return None
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise ConfigError(
-            f"model: {path!r}: the architecture {name!r} is no model of transformers {transformers.__version__}: "
-            f"install the version that has it, or, if its code comes with the weights, {BY_HAND}"
-        )
-    return found
-
-
-def _kind(transformers: Any, path: str, content: Mapping[str, Any], architecture: Any) -> Any:
-    """Return the class of the configuration."""
-    if not content.get("model_type"):
-        return architecture.config_class
-    if content["model_type"] not in list(transformers.CONFIG_MAPPING):
-        raise ConfigError(
-            f"model: {path!r}: the model_type {content['model_type']!r} is not known to transformers "
-            f"{transformers.__version__}: install the version that has it, or {BY_HAND}"
-        )
-    return transformers.CONFIG_MAPPING[content["model_type"]]
-
-
-# --- Models by name, for planning: of installed packages, any `module:callable`, or a Hugging Face configuration file
-# ---
+# --- Models by name: of installed packages, any `module:callable`, or a Hugging Face configuration file ---
 
 
 GROUP = "resireduce.models"
@@ -189,18 +174,13 @@ def offered_models() -> tuple[dict[str, str], list[str]]:
     problems: list[str] = []
     for entry in entry_points(group=GROUP):
         try:
-            found |= _models_of(entry)
-        except (Exception, SystemExit) as error:
+            models = entry.load()
+            if not isinstance(models, dict) or not all(isinstance(it, str) for pair in models.items() for it in pair):
+                raise TypeError('it is no dict of names to "module:callable"')
+            found |= models
+        except (Exception, SystemExit) as error:  # its code is not the library's, and can raise anything
             problems.append(f"{entry.name!r} ({entry.value}): {first_line(error)}")
     return found, problems
-
-
-def _models_of(entry: EntryPoint) -> dict[str, str]:
-    """Return the models of one entry point. Its code is not the library's, and can raise anything."""
-    models = entry.load()
-    if not isinstance(models, dict) or not all(isinstance(it, str) for pair in models.items() for it in pair):
-        raise TypeError('it is no dict of names to "module:callable"')
-    return models
 
 
 def is_config_file(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Optimizers by name, for planning: some with the usual settings, or any by its import path."""
+"""Optimizers by name, for planning, and their steps on tensors without storage."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from resireduce.errors import ConfigError, choose
 from resireduce.optim import SecondMomentAdamW
 from resireduce.planning.models import attempt, check_arguments, find_named, first_line, shown
+from resireduce.scheme import COMPRESSORS
+from resireduce.settings import Settings
 
 Maker = Callable[..., torch.optim.Optimizer]
 """Called with a list of parameters, and with arguments by name, it returns an optimizer."""
@@ -39,13 +41,28 @@ CURE = (
 
 
 def make_optimizer(
-    optimizer: str | Maker, parameters: list[nn.Parameter], arguments: Mapping[str, object]
+    optimizer: str | Maker, parameters: list[nn.Parameter], arguments: Mapping[str, object], given: Settings
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of `parameters`, with `arguments`, ready for training.
+    """Return the optimizer of `parameters`, with `arguments`, ready for training as `given`.
 
     Raises ConfigError if there is no such optimizer, or if it cannot be made of them.
     """
-    name, make = _found(optimizer)
+    listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
+    if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
+        arguments = {"momentum": 0.0, **arguments}  # the compressor has it
+    if not isinstance(optimizer, str):
+        if not callable(optimizer) or isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer: an object of type {type(optimizer).__name__} is not allowed; {CURE}")
+        name, make = getattr(optimizer, "__qualname__", type(optimizer).__name__), optimizer
+    elif ":" in optimizer:
+        name, make = optimizer, find_named("optimizer", optimizer, optimizer, CURE)
+        if not callable(make):
+            raise ConfigError(f"optimizer: {name!r} is of type {type(make).__name__} and cannot be called; {CURE}")
+    else:
+        try:
+            name, make = optimizer, OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or any by its import path, such as torch.optim:Adagrad") from None
     check_arguments("optimizer_args", name, make, arguments, own=1)
     made = attempt(f"optimizer: {name!r} cannot be made{shown(arguments)}", lambda: make(parameters, **arguments), CURE)
     if not isinstance(made, torch.optim.Optimizer):
@@ -53,23 +70,6 @@ def make_optimizer(
     if callable(train := getattr(made, "train", None)):  # schedule-free ones refuse to step before
         train()
     return made
-
-
-def _found(optimizer: str | Maker) -> tuple[str, Maker]:
-    """Return what makes the optimizer, and its name in messages."""
-    if not isinstance(optimizer, str):
-        if not callable(optimizer) or isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer: an object of type {type(optimizer).__name__} is not allowed; {CURE}")
-        return getattr(optimizer, "__qualname__", type(optimizer).__name__), optimizer
-    if ":" not in optimizer:
-        try:
-            return optimizer, OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
-        except ConfigError as error:
-            raise ConfigError(f"{error}; or any by its import path, such as torch.optim:Adagrad") from None
-    make = find_named("optimizer", optimizer, optimizer, CURE)
-    if not callable(make):
-        raise ConfigError(f"optimizer: {optimizer!r} is of type {type(make).__name__} and cannot be called; {CURE}")
-    return optimizer, make
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def without_storage(optimizer: torch.optim.Optimizer, name: str, on_gpu: bool = 
     on_gpu: whether they take the form that they choose by themselves on a GPU, for all tensors of a step together.
     """
     try:
-        with _forms("fused"), _forms("foreach") if on_gpu else nullcontext(), _Ones():
+        with _forms("fused"), _forms("foreach") if on_gpu else nullcontext(), Ones():
             yield
     except ConfigError:
         raise
@@ -110,7 +110,7 @@ def _forms(kind: str) -> Iterator[None]:
         setattr(module, name, supported)
 
 
-class _Ones(TorchDispatchMode):
+class Ones(TorchDispatchMode):
     """Answers 1 for a value that is read from a tensor without storage (`item`), where torch would raise.
 
     Kernels of fused optimizers, which such tensors lack, do nothing.

@@ -18,9 +18,9 @@ from resireduce import distribute
 from resireduce.__main__ import main
 from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError
-from resireduce.plan import _held, plan
+from resireduce.plan import plan
 from resireduce.planning import fullest
-from resireduce.planning.fullest import Count, Held, OnGpu, Passes, as_bytes, largest_batch, most_of, trace_passes
+from resireduce.planning.fullest import Held, OnGpu, Passes, as_bytes, count, hold, largest_batch, most_of, trace_passes
 from resireduce.planning.optimizers import without_storage
 from resireduce.scheme import load
 from resireduce.settings import Settings
@@ -82,7 +82,7 @@ def whole(options: dict[str, Any], batch: int, optimizer: str = "adamw", **of_op
     passes = trace_passes(model, inputs, batch)
     order = [one for one, _, _ in passes.handed]
     given = Settings(backend=PretendCommunicator(2), **options)
-    return most_of(passes, _held(model, given, order, optimizer, of_optimizer, {}))
+    return most_of(passes, hold(model, given, order, optimizer, of_optimizer, {}))
 
 
 def test_what_a_builder_offers_is_a_step_of_its_recipe() -> None:
@@ -115,7 +115,7 @@ def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(model: str) 
         def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             return make_optimizer(recipe, nn.ParameterList(parameters))
 
-        planned = most_of(passes, _held(module, given, order, make, {}, {}))["fullest_bytes"]
+        planned = most_of(passes, hold(module, given, order, make, {}, {}))["fullest_bytes"]
         for rank in case["ranks"]:
             held = {rung["name"]: rung["bytes"] for rung in rank["memory"]["ladder"]}["peak_allocated"]
             compared += 1
@@ -171,12 +171,14 @@ def test_two_halves_of_a_step_hold_what_the_whole_holds(options: dict[str, Any],
         optimizer.step()
         optimizer.zero_grad()
         states = [value for state in adamw.state.values() for value in state.values()]
-        count = Count([*model.parameters(), *states, *optimizer.feedback.residual.tensors().values()])
-        with count:
+        alive = count([*model.parameters(), *states, *optimizer.feedback.residual.tensors().values()])
+        with alive:
             inputs(model, batch).backward()
             optimizer.step()
     one_gradient = 4 * 128 * 512  # of the last layer, which may be let go before the update or in it
-    assert abs(planned["fullest_bytes"] - fullest.WORKSPACES - count.most) <= 0.01 * count.most + one_gradient
+    assert (
+        abs(planned["fullest_bytes"] - fullest.WORKSPACES - alive.peak_bytes) <= 0.01 * alive.peak_bytes + one_gradient
+    )
     parts = [value for key, value in planned.items() if key.startswith("fullest_") and key.endswith("s_bytes")]
     together = planned["fullest_bytes"]
     assert (
@@ -189,13 +191,13 @@ def test_attention_and_dropout_hold_what_a_gpu_s_do() -> None:
     """Beside the input: no matrix of scores, but its logarithms of sums, and masks of a byte an element."""
     batch, heads, length, width = 2, 4, 256, 64
     query = torch.empty(batch, heads, length, width, device="meta", requires_grad=True)
-    count = Count([query])
-    with OnGpu(), count:
+    alive = count([query])
+    with OnGpu(), alive:
         out = nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=0.1, is_causal=True)
-        held = count.now
+        held = alive.current_bytes
         dropped = nn.functional.dropout(out, 0.1)
     assert held - query.nbytes == pytest.approx(out.nbytes + 4 * batch * heads * length, abs=4096)
-    assert count.now - held == dropped.nbytes + dropped.numel()
+    assert alive.current_bytes - held == dropped.nbytes + dropped.numel()
 
 
 def test_checkpoints_keep_the_inputs_of_blocks_and_chunks_some_rows_of_logits() -> None:
@@ -207,6 +209,11 @@ def test_checkpoints_keep_the_inputs_of_blocks_and_chunks_some_rows_of_logits() 
     assert plain.forward - anew.forward == pytest.approx(6 * (4 + 1 / 4) * row, rel=0.01)
     assert anew.forward == pytest.approx(7 * row + 2 * logits, rel=0.01), "logits, and their logarithms"
     assert chunked.forward == pytest.approx((6 + 4 + 4) * row, rel=0.01), "the last block, with what tanh is given"
+    few = trace_passes(model, inputs, batch, True, 10)  # 400 chunks, most of which are counted together
+    assert few.forward == pytest.approx(chunked.forward, rel=0.01)
+    assert few.after == pytest.approx(chunked.after, rel=0.01) and len(few.handed) == len(chunked.handed)
+    most = [max(one for _, one, _ in passes.handed) for passes in (few, chunked)]
+    assert most[0] <= most[1] and most[1] - most[0] < 3 * 4 * 90 * 2000, "logits of fewer rows, and their gradients"
     assert model.blocks[0].forward.__self__ is model.blocks[0], "the model is left as it was"
 
 

@@ -58,7 +58,7 @@ BAD_OPTIONS = [
     (("--optimizer", "adam"), "optimizer: 'adam' is not known (did you mean 'adamw'?)"),
     (("--option", "row_ratio=2"), "row_ratio: 2 is not allowed; give a share"),
     (("--option", "norms=all"), "norms: 'all' is not known; allowed: compensated, residual"),
-    (("--option", "phi"), "phi: '' is not allowed; give the weight"),
+    (("--option", "phi"), "options: 'phi' is not allowed; give NAME=VALUE, such as layers=12"),
     (("--option", "ratio=0.5"), "options of scheme 'w+2d': 'ratio' is not known"),
     (("--groups", "no.json"), "groups: 'no.json' cannot be read as JSON: "),
     (("--groups", "pyproject.toml"), "groups: 'pyproject.toml' cannot be read as JSON: "),

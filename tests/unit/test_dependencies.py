@@ -41,7 +41,6 @@ TORCH_FREE = (
     "resireduce/errors.py",
     "resireduce/merging/rules.py",
     "resireduce/planning/item.py",
-    "resireduce/planning/texts.py",
     "resireduce/scheme.py",
     "resireduce/settings.py",
     "benchmarks/training/__init__.py",
