@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Polled
+from resireduce.comm.base import Communicator, Handle
 from resireduce.core.bucket import Bucket
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message
@@ -46,7 +46,7 @@ class Scatter:
     def restart(self) -> None:
         """Begin a step anew: no average has been launched, and none is under way or held."""
         self._launched = self.held_bytes = 0
-        self._under_way: deque[tuple[Bucket, Polled[Tensor]]] = deque()
+        self._under_way: deque[tuple[Bucket, Handle[Tensor]]] = deque()
         self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
 
     def advance(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Slot, Tensor]]:
@@ -94,7 +94,7 @@ class Scatter:
         self._launched += 1
 
     @timed("communicate")
-    def _has_come(self, handle: Polled[Tensor]) -> bool:
+    def _has_come(self, handle: Handle[Tensor]) -> bool:
         """Return whether the oldest message has come from all ranks; wait for it while too much is held."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not handle.is_ready:
@@ -122,7 +122,7 @@ class Scatter:
                 self._unknown[slot] = own
 
     @timed("communicate")
-    def _wait(self, handle: Polled[Tensor]) -> Tensor:
+    def _wait(self, handle: Handle[Tensor]) -> Tensor:
         return handle.wait().mul_(1 / self.node.world_size)
 
     @timed("communicate")

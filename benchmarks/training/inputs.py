@@ -16,7 +16,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.prepared import find_root
 from benchmarks.training.build import build
 from benchmarks.training.place import nodes_of
-from resireduce.comm.base import Communicator, Deferred, Partition, Polled
+from resireduce.comm.base import Communicator, Handle, Partition
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.comm.torch import TorchCommunicator
@@ -133,13 +133,13 @@ class Silent(Communicator):
         """Return a silent communicator of as many ranks as the first part of each of `partitions` has."""
         return [Silent(len(parts[0])) for parts in partitions]
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Return a handle whose result is `tensor` as it is."""
-        return Deferred(lambda: tensor)
+        return Handle(lambda: tensor)
 
-    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Polled[Sequence[Tensor]]:
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Return a handle whose result is `tensor`, once for each rank."""
-        return Deferred(lambda: [tensor] * self.world_size)
+        return Handle(lambda: [tensor] * self.world_size)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Return `tensor` as it is."""

@@ -3,55 +3,31 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Partition = tuple[tuple[int, ...], ...]
 """All ranks of a communicator, each in one part, ascending within a part."""
 
 
-class Handle(Protocol[T_co]):
+@dataclass(frozen=True)
+class Handle(Generic[T_co]):
     """A collective that has been launched."""
 
-    def wait(self) -> T_co:
-        """Wait for the result, and return it."""
-
-
-class Polled(Handle[T_co], Protocol):
-    """A launched collective that can say whether it has finished."""
+    wait: Callable[[], T_co]
+    """Waits for the result, and returns it."""
+    ready: Callable[[], bool] | None = None
+    """Says whether that is possible without waiting for another rank; None: it always is, or nobody asks."""
 
     @property
     def is_ready(self) -> bool:
         """Whether `wait` returns without waiting for another rank."""
-
-
-def _at_once() -> bool:
-    return True
-
-
-@dataclass
-class Deferred(Generic[T]):
-    """A handle whose result is computed by `wait`."""
-
-    finish: Callable[[], T]
-    """Makes the result; called once for each `wait`."""
-    ready: Callable[[], bool] = _at_once
-    """Says whether this is possible without waiting for another rank."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `wait` returns without waiting for another rank."""
-        return self.ready()
-
-    def wait(self) -> T:
-        """Make the result, and return it."""
-        return self.finish()
+        return self.ready is None or self.ready()
 
 
 class Communicator(ABC):
@@ -91,25 +67,26 @@ class Communicator(ABC):
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Gather every rank's 1-D `tensor`, all of one size, into one new tensor: that of rank 0 first."""
         rows = self.all_gather(tensor, name)
-        return Deferred(lambda: torch.cat(list(rows.wait())))
+        return Handle(lambda: torch.cat(list(rows.wait())))
 
-    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+    def reduce_scatter(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Sum 1-D `tensor` over all ranks; each gets its own part of the sum, a new 1-D tensor.
 
         Parts are equal, so `world_size` must divide the size of `tensor`, whose memory is used and then released.
         """
         whole = self.all_reduce(tensor, name)
-        return Deferred(lambda: self._own(whole.wait()))
 
-    def scatter_sum(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        def own() -> Tensor:
+            return whole.wait().view(self.world_size, -1)[self.rank].clone()
+
+        return Handle(own, lambda: whole.is_ready)
+
+    def scatter_sum(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Do as `reduce_scatter`, for slow links: a rank is only sent what is summed into its part.
 
         This may take as much memory again as 1-D `tensor`, whose size `world_size` must divide.
         """
         return self.reduce_scatter(tensor, name)
-
-    def _own(self, whole: Tensor) -> Tensor:
-        return whole.view(self.world_size, -1)[self.rank].clone()
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Send the first `sizes[0]` elements of 1-D `tensor` to rank 0, the next `sizes[1]` to rank 1, and so on.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
+from resireduce.comm.base import Communicator, Handle, Partition
 from resireduce.errors import ConfigError
 
 _POLL_SECONDS = 5e-5
@@ -55,22 +55,22 @@ class HorovodCommunicator(Communicator):
                 "HOROVOD_GPU=CUDA and a CUDA toolkit, as the image cuda12 does, or give backend='torch'"
             )
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum; bfloat16, which Horovod does not know, is summed in float32."""
         how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
         if tensor.dtype != torch.bfloat16:
             return self._deferred(self._hvd.allreduce_async_(tensor, **how))
         return self._deferred(self._hvd.allreduce_async(tensor.float(), **how), tensor.copy_)
 
-    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+    def reduce_scatter(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum of which this rank gets its part; bfloat16 is summed in float32."""
         how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
         if tensor.dtype != torch.bfloat16:
             return self._deferred(self._hvd.reducescatter_async(tensor, **how))
         return self._deferred(self._hvd.reducescatter_async(tensor.float(), **how), lambda wide: wide.to(tensor.dtype))
 
-    def _deferred(self, handle: int, finish: Callable[[Tensor], Tensor] = lambda result: result) -> Deferred[Tensor]:
-        return Deferred(lambda: finish(self._wait(handle)), lambda: self._hvd.poll(handle))
+    def _deferred(self, handle: int, finish: Callable[[Tensor], Tensor] = lambda result: result) -> Handle[Tensor]:
+        return Handle(lambda: finish(self._wait(handle)), lambda: self._hvd.poll(handle))
 
     def _wait(self, handle: int) -> Any:
         """Sleep until the result of `handle` has come, and return it.
@@ -97,12 +97,12 @@ class HorovodCommunicator(Communicator):
             sizes = [each] * self.world_size if numels is None else self._wait(numels).tolist()
             return [row.view(tensor.dtype) for row in whole.split(sizes)]
 
-        return Deferred(finish)
+        return Handle(finish)
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a gather of tensors of one size into one, as bytes."""
         whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
-        return Deferred(lambda: self._wait(whole).view(tensor.dtype))
+        return Handle(lambda: self._wait(whole).view(tensor.dtype))
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange of bytes, of whatever dtype; Horovod itself tells ranks how many come."""
@@ -114,7 +114,7 @@ class HorovodCommunicator(Communicator):
             whole, counts = self._wait(handle)
             return [row.view(tensor.dtype) for row in whole.split(counts.tolist())]
 
-        return Deferred(finish)
+        return Handle(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with its bytes on rank 0, of whatever dtype; return it."""

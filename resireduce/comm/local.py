@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
+from resireduce.comm.base import Communicator, Handle, Partition
 from resireduce.errors import UsageError
 
 # --- A world of 1..n ranks in one process, one thread each: for one process alone, and for tests ---
@@ -110,15 +110,15 @@ class LocalCommunicator(Communicator):
         self.rank, self.world_size = rank, self._world.size
         self._launched = self._splits = 0
 
-    def _exchange(self, tensor: Tensor, name: str) -> Deferred[list[Tensor]]:
+    def _exchange(self, tensor: Tensor, name: str) -> Handle[list[Tensor]]:
         number, self._launched = self._launched, self._launched + 1
         self._world.launch(number, self.rank, name, tensor)
-        return Deferred(lambda: self._world.wait(number), lambda: self._world.has_all(number))
+        return Handle(lambda: self._world.wait(number), lambda: self._world.has_all(number))
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum, formed in rank order."""
         if self.world_size == 1:
-            return Deferred(lambda: tensor)
+            return Handle(lambda: tensor)
         # The others may read this rank's input after this rank has continued: they get a copy.
         inputs = self._exchange(tensor.clone(), name)
 
@@ -129,12 +129,7 @@ class LocalCommunicator(Communicator):
                 tensor.add_(other)
             return tensor
 
-        return Deferred(finish, inputs.ready)
-
-    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """Launch a sum, formed in rank order, of which this rank gets its part."""
-        whole = self.all_reduce(tensor, name)
-        return Deferred(lambda: self._own(whole.wait()), lambda: whole.is_ready)
+        return Handle(finish, lambda: inputs.is_ready)
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         """Return for each of `partitions` this rank's communicator with the ranks of its part."""
@@ -146,14 +141,14 @@ class LocalCommunicator(Communicator):
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Launch a gather of copies, or with a single rank of the tensor itself."""
         if self.world_size == 1:
-            return Deferred(lambda: [tensor])
+            return Handle(lambda: [tensor])
         inputs = self._exchange(tensor.clone(), name)
-        return Deferred(lambda: list(torch.stack(inputs.wait())) if equal_sizes else inputs.wait())
+        return Handle(lambda: list(torch.stack(inputs.wait())) if equal_sizes else inputs.wait())
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange of copies, or with a single rank of the tensor itself."""
         if self.world_size == 1:
-            return Deferred(lambda: [tensor])
+            return Handle(lambda: [tensor])
         numbers = self._exchange(torch.tensor(sizes, device="cpu"), f"{name}.sizes")
         inputs = self._exchange(tensor.clone(), name)
 
@@ -161,7 +156,7 @@ class LocalCommunicator(Communicator):
             theirs = zip(inputs.wait(), numbers.wait(), strict=True)
             return [whole.split(parts.tolist())[self.rank] for whole, parts in theirs]
 
-        return Deferred(finish)
+        return Handle(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with rank 0's; return it."""
@@ -183,22 +178,22 @@ class PretendCommunicator(Communicator):
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Multiply `tensor` by `world_size` when it is waited for, as if all ranks had sent the same."""
-        return Deferred(lambda: tensor.mul_(self.world_size))
+        return Handle(lambda: tensor.mul_(self.world_size))
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Return `world_size` copies of the tensor, made at the launch, as a real collective takes its buffer then."""
         gathered = tensor.repeat(self.world_size, 1)
-        return Deferred(lambda: list(gathered))
+        return Handle(lambda: list(gathered))
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Return `world_size` copies of the tensor in one tensor, made at the launch."""
         gathered = tensor.repeat(self.world_size)
-        return Deferred(lambda: gathered)
+        return Handle(lambda: gathered)
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Return `world_size` copies of the first part of `tensor`, of `sizes[0]` elements, made at the launch."""
         received = tensor[: sizes[0]].repeat(self.world_size, 1)
-        return Deferred(lambda: list(received))
+        return Handle(lambda: list(received))
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         """Return for each of `partitions` a communicator of as many ranks as the part of rank 0 has."""

@@ -50,8 +50,13 @@ def find_nodes(
         nodes = _listed(hierarchy, communicator.world_size)
     elif hierarchy == "node":
         task = _task(os.environ if environment is None else environment, communicator)
-        machine = f"{task}/{host or _host()}"
-        nodes = _alike(_by_machine(_gathered(machine, communicator)))
+        started = Path("/proc/sys/kernel/random/boot_id")
+        boot = started.read_text().strip() if started.exists() else ""  # tells machines of one name apart
+        said = _gathered(f"{task}/{host or f'{socket.gethostname()} {boot}'}", communicator)
+        known = [one.split("/", 2) for one in said]
+        steps = {step for step, _, _ in known}
+        is_one_step = len(steps) == 1 and "" not in steps
+        nodes = _alike([node if is_one_step else machine for _, node, machine in known])
     else:
         nodes = _checked(_gathered(_members(hierarchy, communicator), communicator))
     sizes = {len(node) for node in nodes}
@@ -62,11 +67,6 @@ def find_nodes(
             "start as many on each, or give hierarchy='flat'"
         )
     return nodes
-
-
-def places(nodes: Partition) -> Partition:
-    """Return the ranks that come first in their nodes, then those that come second, and so on, in order of `nodes`."""
-    return tuple(zip(*nodes, strict=True))
 
 
 def _listed(given: Sequence[Any], world_size: int) -> Partition:
@@ -92,20 +92,6 @@ def _task(environment: Mapping[str, str], communicator: Communicator) -> str:
         return "/"
     step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
     return f"{step}/{environment.get('SLURM_NODEID', '')}"
-
-
-def _host() -> str:
-    """Return the name of this machine, and its boot id, which tells it from others of the same name."""
-    started = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {started.read_text().strip() if started.exists() else ''}"
-
-
-def _by_machine(machines: Sequence[str]) -> list[str]:
-    """Return from all ranks' "step/node/host" what identifies their nodes: node numbers, if all are tasks of one step,
-    otherwise host names."""
-    known = [machine.split("/", 2) for machine in machines]
-    steps = {step for step, _, _ in known}
-    return [node if len(steps) == 1 and "" not in steps else host for _, node, host in known]
 
 
 def _members(hierarchy: object, communicator: Communicator) -> str:
@@ -190,7 +176,7 @@ class Levels:
             warn(NOT_BETWEEN.format(ranks=world.world_size))
             (node,) = world.split(nodes)
             return cls(world, node, LocalCommunicator())
-        node, between = world.split(nodes, places(nodes))
+        node, between = world.split(nodes, tuple(zip(*nodes, strict=True)))
         return cls(world, node, between)
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from resireduce import private
-from resireduce.comm.base import Handle, Polled
+from resireduce.comm.base import Handle
 from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Bucket
 from resireduce.core.feedback import ErrorFeedback
@@ -213,7 +213,7 @@ class HalvesQueue(LaunchQueue):
     """
 
     def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, levels: Levels, merge: object):
-        self._scattered: deque[tuple[list[Slot], Polled[Tensor]]] = deque()
+        self._scattered: deque[tuple[list[Slot], Handle[Tensor]]] = deque()
         super().__init__(slots, feedback, 0, levels, merge=merge)
 
     def _made(self, merge: object) -> list[Bucket]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from resireduce.comm.base import Communicator, Deferred, Handle
+from resireduce.comm.base import Communicator, Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.plan import plan
@@ -195,7 +195,7 @@ class Noted(LocalCommunicator):
             self.events.append(("wait", name, tensor.numel()))
             return brought.wait()
 
-        return Deferred(finish)
+        return Handle(finish)
 
 
 def test_sums_leave_in_the_backward_pass_and_the_step_waits_for_no_gather() -> None:
