@@ -15,17 +15,15 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping, find_groups
     from resireduce.planning.memory import itemise_states, measure_states
     from resireduce.resume import redistribute
-    from resireduce.wrappers.comm_hook import CompressionHook
-    from resireduce.wrappers.ddp import compress_ddp
-    from resireduce.wrappers.fsdp import compress_fsdp
-    from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
+    from resireduce.wrappers.ddp import CompressionHook, compress_ddp
+    from resireduce.wrappers.fsdp import ShardedCompressionHook, compress_fsdp
 
 _EXPORTS = {
-    "CompressionHook": "resireduce.wrappers.comm_hook",
+    "CompressionHook": "resireduce.wrappers.ddp",
     "DistributedOptimizer": "resireduce.core.optimizer",
     "GradScaler": "resireduce.grad_scaler",
     "Grouping": "resireduce.grouping",
-    "ShardedCompressionHook": "resireduce.wrappers.fsdp_hook",
+    "ShardedCompressionHook": "resireduce.wrappers.fsdp",
     "compress_ddp": "resireduce.wrappers.ddp",
     "compress_fsdp": "resireduce.wrappers.fsdp",
     "distribute": "resireduce.api",

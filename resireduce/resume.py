@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from resireduce.core.feedback import ErrorFeedback
     from resireduce.core.optimizer import DistributedOptimizer
     from resireduce.core.slot import Slot
-    from resireduce.wrappers.comm_hook import CompressionHook
-    from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
+    from resireduce.wrappers.ddp import CompressionHook
+    from resireduce.wrappers.fsdp import ShardedCompressionHook
 
     Holder: TypeAlias = DistributedOptimizer | CompressionHook | ShardedCompressionHook
 

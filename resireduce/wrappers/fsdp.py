@@ -4,11 +4,13 @@ Within a replica (a node) FSDP2 works as usual: gradients are reduce-scattered w
 slice of every tensor. Between replicas that slice is compressed, with error feedback: a residual is a slice, too.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -16,15 +18,28 @@ from torch.distributed.tensor import DTensor
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, check_count, warn
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.slot import Slot, make_slots
+from resireduce.errors import ConfigError, UsageError, check_count, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
+from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.start import agree, check_agreement
-from resireduce.watchers import Outside
-from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
-from resireduce.wrappers.fsdp_units import READS, Unit, find_units, likes, shard_group
+from resireduce.start import STEP, agree, check_agreement
+from resireduce.watchers import Outside, digest
+from resireduce.wrappers.fsdp_units import (
+    READS,
+    Early,
+    PassEnd,
+    Unit,
+    find_units,
+    frozen_shards,
+    likes,
+    shard_group,
+    smallest_shards,
+)
+from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay
 
 UNKNOWN = (
     "unfrozen or added after fully_shard(...), which does not hold it, so that each rank has its own gradient of it: "
@@ -44,7 +59,7 @@ def compress_fsdp(
     options: Mapping[str, object] | None = None,
     residual_device: str | None = None,
     warm_up_steps: int = 0,
-) -> ShardedCompressionHook:
+) -> "ShardedCompressionHook":
     """Make replicas of `model` average compressed slices of their gradients, with error feedback.
 
     Over a two-dimensional mesh FSDP would average between replicas itself. Instead, shard over `mesh["shard"]` alone,
@@ -76,18 +91,7 @@ def compress_fsdp(
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
     _agree(settings.agreed(compressor=lossy), units, parameters, shards, replicas)
     feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
-    hook = ShardedCompressionHook(units, feedback, shards)
-    hook.outside = _outside(model)
-    return hook
-
-
-def _outside(model: nn.Module) -> Outside:
-    """Return what watches for parameters that are unfrozen or added later, in no unit of fully_shard.
-
-    Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of its shards at times.
-    """
-    known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return Outside(model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor))
+    return ShardedCompressionHook(model, units, feedback, shards)
 
 
 def _check_model(model: object) -> None:
@@ -153,3 +157,220 @@ def _agree(
     found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
     for ranks, others in ((shards, replicas), (replicas, shards)):
         check_agreement(found | settings, parameters, ranks, beside=others)
+
+
+# --- The all-reduce hook of FSDP2: what happens to the gradients of one unit after their reduce-scatter ---
+
+
+SHARD = ("shard_rank", "shard_world_size")
+"""Additional keys of a residual state: the number of this rank's shard, and how many there are."""
+
+
+class ShardedCompressionHook(HookState):
+    """Made by `compress_fsdp`: holds this rank's residuals, of the slices that it owns, and the messages under way.
+
+    FSDP calls it for one unit after the other, in the order of the backward pass, which is the same on all ranks. What
+    a unit sends is received before the next one sends: FSDP needs the averages at once, on the stream on which it calls
+    the hook, so that a GPU computes in the meantime.
+
+    Args:
+        model: the whole model.
+        units: its units, in its order.
+        feedback: compresses slices over the replicas, and holds their residuals.
+        shards: the ranks over which each replica is sharded.
+    """
+
+    def __init__(self, model: nn.Module, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
+        super().__init__(feedback)
+        self._shards = shards
+        self.units = tuple(units)
+        held = {name: like for name, like in likes(self.units).items() if like.numel()}
+        self.slots = make_slots(held, feedback)
+        self._slot_of = {slot.name: slot for slot in self.slots}
+        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
+        self._reduced: set[Unit] = set()
+        self._failed, self._is_known, self._is_fresh = False, False, True
+        self._pass = PassEnd(self.units, self._end_step)
+        for slot in self.slots:
+            feedback.register(slot.name, slot.parameter)
+        self._watched = smallest_shards(self.units)[:WATCHED]
+        self._first_steps = FirstSteps([shard for _, shard in self._watched])
+        # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of shards at times.
+        known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._outside = Outside(
+            model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor)
+        )
+        self._early = {unit: Early(unit) for unit in self.units}
+        for unit in self.units:
+            unit.module.set_all_reduce_hook(partial(_reduce, self, unit))
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Raise UsageError: a copy would be no hook of any model."""
+        raise UsageError(
+            "the hook of resireduce.compress_fsdp(...) cannot be copied or pickled: save its residual_state_dict(), or "
+            "give it to torch.distributed.checkpoint"
+        )
+
+    def start_at(self, step: int) -> None:
+        """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
+        super().start_at(step)
+        self._is_fresh = True
+
+    @property
+    def _is_within_pass(self) -> bool:
+        return self._pass.is_under_way
+
+    def _begin_step(self, step: int) -> None:
+        self._reduced.clear()
+        super()._begin_step(step)
+
+    @torch.no_grad()
+    def reduce(self, unit: Unit, flat: Tensor) -> None:
+        """Put the average over the replicas into 1-D `flat`, which holds this rank's slices of `unit`'s gradients.
+
+        Raises NonFiniteGradient, which names the parameter, if one holds NaN or infinity; UsageError if `flat` is not
+        what `unit` was at the start, or after a step that has failed. Zeros that come before gradients stay zeros.
+        """
+        self._begin(unit, flat)
+        if self._early[unit].is_early():
+            assert not flat.any(), "what is let go is zeros"
+            self._failed = False
+            return
+        views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
+        self._under_way.send(views, flat, self._take, self.steps)
+        self._under_way.receive_all()
+        if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
+            flat.mul_(self.feedback.communicator.world_size)
+        self._reduced.add(unit)
+        self._failed = False
+        if self._pass.is_by_hand and len(self._reduced) == len(self.units):
+            self._end_step()
+
+    def _begin(self, unit: Unit, flat: Tensor) -> None:
+        if self._failed:
+            raise UsageError(
+                "an earlier step failed, and replicas may have been given different averages: build model and "
+                "optimizer anew, on every rank, from a checkpoint"
+            )
+        self._failed = True  # whatever ends it half-way
+        refuse_compiled_autograd()
+        refuse_capture(flat.device)
+        unit.check(flat)
+        if not self._is_known:
+            self._compare_replicas()
+        # By hand there is no pass whose end could be awaited: each unit is reduced once.
+        by_hand, again = self._pass.is_by_hand, unit in self._reduced
+        is_new = (again or not self._reduced) if by_hand else self._pass.expect()
+        if is_new:
+            unit.check_others()
+            self._first_steps.begin()
+        if again:
+            self._end_step() if is_new else self._fold()
+        if flat.is_cuda:
+            self._hold(flat)
+
+    def _take(self, slot: Slot, grad: Tensor) -> Tensor:
+        # A group's residual may hold an error until its turn comes, and FSDP's memory receives the average before that.
+        return grad.clone() if self.feedback.leaves_residual(slot.name) else grad
+
+    def _fold(self) -> None:
+        """End the step of the residuals, so that a unit that was called twice may be reduced again."""
+        self.feedback.residual.end_step(self.steps)
+        self._reduced.clear()
+
+    @torch.no_grad()
+    def _end_step(self) -> None:
+        """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
+        if self._reduced:
+            if not any(shard()._post_accumulate_grad_hooks for _, shard in self._watched):
+                # Hooks may hold the optimizer, which has taken its step before the end of the pass.
+                self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._has_new_residuals())
+            self._fold()
+            self.feedback.states.commit()
+            self._begin_step(self.steps + 1)
+        self._outside.warn()
+
+    def _compare_replicas(self) -> None:
+        """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
+        held = dict(frozen_shards(self.units)) | {name: one for unit in self.units for name, one in unit.shards()}
+        mine = {f"values of {name} (a checksum)": str(digest([one])) for name, one in held.items()}
+        agree(mine | {STEP: str(self.steps)}, self.feedback.communicator, beside=self._shards)
+        self._is_known = True
+
+    def _hold(self, flat: Tensor) -> None:
+        """Keep memory of other streams from being reused while the hook's stream uses it."""
+        stream = self._pass.stream = torch.cuda.current_stream(flat.device)
+        flat.record_stream(stream)
+        if self._is_fresh:
+            for tensor in self.feedback.state_dict(0).values():
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)
+            self._is_fresh = False
+
+    # --- saved states: residuals of the slices that this rank owns, named by shard ---
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """Return this rank's residuals. They differ between ranks: save one file per rank, or give this object to
+        torch.distributed.checkpoint.
+
+        Raises UsageError within a backward pass, which has updated only some of them.
+        """
+        self._refuse_within_pass("residual_state_dict()")
+        self._end_step()
+        place = (self._shards.rank, self._shards.world_size)
+        named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
+        return super().residual_state_dict() | named
+
+    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number.
+
+        Raises ConfigError if they belong to another model, scheme, residual_dtype, shard or replica, and UsageError
+        within a backward pass.
+        """
+        self._refuse_within_pass("load_residual_state_dict()")
+        (own,) = self.of_this_shard([state])
+        super().load_residual_state_dict(own)
+
+    def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return those of `states`, one saved by each rank, that belong to this rank's shard, without its number.
+
+        ConfigError if there is none, or if they were saved by a job with another number of shards.
+        """
+        rank, world_size = self._shards.rank, self._shards.world_size
+        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states if isinstance(state, Mapping)]
+        other = next((place for place in places if place[1] != world_size), None)
+        if len(places) < len(states) or other == (-1, -1):
+            raise ConfigError("residual state: it is none of a sharded model; give what residual_state_dict() made")
+        if other is not None:
+            raise ConfigError(
+                f"residual state: it is of {other[1]} shards, and this model has {world_size}; slices of residuals are "
+                "not cut anew: go on with as many shards (the number of replicas may change: resireduce.redistribute)"
+            )
+        found = [
+            {key: state[key] for key in state if key not in SHARD}
+            for state, place in zip(states, places, strict=True)
+            if place[0] == rank
+        ]
+        if not found:
+            raise ConfigError(f"residual state: none is that of shard {rank}, which this rank holds; load its own")
+        return found
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return `residual_state_dict` for torch.distributed.checkpoint, under a key that only this rank has.
+
+        Of tensors that several ranks save under one name, it keeps a single one, and the others would be lost.
+        """
+        return {f"replica {self.feedback.communicator.rank}, shard {self._shards.rank}": self.residual_state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Load a `state` that `state_dict` made; ConfigError if it has nothing of this rank."""
+        (key,) = self.state_dict()
+        if key not in state:
+            raise ConfigError(f"residual state: it has nothing of {key}; go on with as many ranks, or use redistribute")
+        self.load_residual_state_dict(state[key])
+
+
+@torch.compiler.disable
+def _reduce(hook: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
+    """Reduce `unit`: FSDP calls a hook with the flat tensor alone."""
+    hook.reduce(unit, flat)

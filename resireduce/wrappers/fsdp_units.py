@@ -55,13 +55,8 @@ class Unit:
     """The FSDPParam of each slice in torch."""
     state: Any
     """The FSDPState of `module` in torch."""
-    divisor: object = None
+    divisor: object
     """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
-
-    def set_hook(self, hook: Callable[[Tensor], None]) -> None:
-        """Have FSDP call `hook` with the flat tensor after each reduce-scatter."""
-        self.divisor = self.group.gradient_divide_factor
-        self.module.set_all_reduce_hook(hook)
 
     @property
     def is_in_backward(self) -> bool:
@@ -101,11 +96,14 @@ class Unit:
                 f"{self.name!r} is to reduce-scatter without an all-reduce, by set_requires_all_reduce(False), which "
                 "compressed gradients cannot be added up by: accumulate by set_requires_gradient_sync(False)"
             )
-        if (changed := self._changed()) is not None:
+        held = {id(one) for one in self.held}
+        for one in self.group.fsdp_params:
+            if one.sharded_param.requires_grad == (id(one) in held):
+                continue
             raise UsageError(
-                f"{changed!r} was frozen after resireduce.compress_fsdp(...), or unfrozen, so that residuals would be "
-                "added to the gradients of other parameters: do that before, or leave it trained, with a learning rate "
-                "of 0 while it is to stay as it is"
+                f"{str(one._param_fqn)!r} was frozen after resireduce.compress_fsdp(...), or unfrozen, so that "
+                "residuals would be added to the gradients of other parameters: do that before, or leave it trained, "
+                "with a learning rate of 0 while it is to stay as it is"
             )
         if flat.numel() != self.numel:
             raise UsageError(
@@ -125,14 +123,6 @@ class Unit:
                 "Call it before"
             )
 
-    def _changed(self) -> str | None:
-        """Return the name of a parameter that is trained now and was not when the unit was found, or vice versa."""
-        held = {id(one) for one in self.held}
-        for one in self.group.fsdp_params:
-            if one.sharded_param.requires_grad != (id(one) in held):
-                return str(one._param_fqn)
-        return None
-
 
 def held_by(state: Any) -> list[Any]:
     """Return the FSDPParamGroups of `state`, an FSDPState: more than one since torch 2.12."""
@@ -149,7 +139,7 @@ def has_replicas(group: Any) -> bool:
 
 # --- The units of a model that `fully_shard` has sharded, found in the order of the model ---
 #
-# Undocumented parts of FSDP2 are read here and in `resireduce.wrappers.fsdp_units` only.
+# Undocumented parts of FSDP2 are read in this file only.
 
 
 READS = "resireduce reads FSDP2's units as torch 2.9 to 2.13 have them, and not those of torch {version} ({error}); "
@@ -227,7 +217,18 @@ def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
     own = trained[0].sharded_param.dtype if trained else torch.float32
     dtype = policy.reduce_dtype or policy.param_dtype or own
     state = module._get_fsdp_state()
-    unit = Unit(name, module, tuple(slices), start, dtype, group.device, group, tuple(trained), state)
+    unit = Unit(
+        name,
+        module,
+        tuple(slices),
+        start,
+        dtype,
+        group.device,
+        group,
+        tuple(trained),
+        state,
+        group.gradient_divide_factor,
+    )
     assert not unit.is_in_backward, "it is read here to find out whether this torch has it"
     return unit
 
@@ -248,12 +249,11 @@ def shard_group(units: list[Unit]) -> dist.ProcessGroup:
 
 def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
     """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
-    return {one.name: _like(unit, one) for unit in units for one in unit.slices}
-
-
-def _like(unit: Unit, one: Slice) -> nn.Parameter:
-    element = torch.empty((), dtype=unit.dtype, device=unit.device)
-    return nn.Parameter(element.expand(one.shape), requires_grad=False)
+    found = {}
+    for unit in units:
+        element = torch.empty((), dtype=unit.dtype, device=unit.device)
+        found |= {one.name: nn.Parameter(element.expand(one.shape), requires_grad=False) for one in unit.slices}
+    return found
 
 
 def frozen_shards(units: Sequence[Unit]) -> Iterator[tuple[str, Tensor]]:
@@ -374,17 +374,14 @@ class PassEnd:
         if task == self._task:
             return False
         self._task = task
-        self._later(is_last=False)
+        Variable._execution_engine.queue_callback(partial(self._check, False))
         return True
-
-    def _later(self, is_last: bool) -> None:
-        Variable._execution_engine.queue_callback(partial(self._check, is_last))
 
     def _check(self, is_last: bool) -> None:
         """End, unless FSDP may have units to reduce in callbacks after this one, or this pass is within another."""
         if self.is_under_way:
             if not is_last:
-                self._later(is_last=True)
+                Variable._execution_engine.queue_callback(partial(self._check, True))
         elif self.stream is None:
             self._end()
         else:
