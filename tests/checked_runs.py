@@ -67,7 +67,9 @@ def sound(record):
         "step_seconds": seconds,
         "wall_seconds": 1.1 * steps / speed,
         "units_per_second": 32 * speed,
-        "per_rank": [{"rank": rank, "phase_seconds": phases, **held} for rank in range(cell.world_size)],
+        "per_rank": [
+            {"rank": rank, "phase_seconds": {**phases, "data": 1e-6 * rank}, **held} for rank in range(cell.world_size)
+        ],
         "ladder": [{"name": "model_state_itemised", "method": "sum", "bytes": record["total_bytes"]}],
     }
 

@@ -177,9 +177,13 @@ def distances(within: dict[str, Any], between: dict[str, Any]) -> dict[str, Any]
 
 
 def ranks(cell: Cell, values: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each rank of a record holds, all alike, and its phases."""
-    each = {name: values[name] for name in (*BYTE_FIELDS, "phase_seconds")}
-    return [dict(each) for _ in range(cell.world_size)]
+    """What each rank of a record holds, all alike, and its phases, which take each rank other times."""
+    each = {name: values[name] for name in BYTE_FIELDS}
+    phases = values["phase_seconds"].items()
+    return [
+        {**each, "phase_seconds": {name: seconds * (1 + rank / 1e6) for name, seconds in phases}}
+        for rank in range(cell.world_size)
+    ]
 
 
 def listed() -> dict[str, str]:

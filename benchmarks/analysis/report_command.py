@@ -9,8 +9,9 @@ from benchmarks.analysis.claims.claims_command import to_csv as claims_csv
 from benchmarks.analysis.claims.claims_command import to_json
 from benchmarks.analysis.claims.claims_command import to_markdown as claims_markdown
 from benchmarks.analysis.claims.claims_command import to_screen as claims_screen
-from benchmarks.analysis.claims.evidence import doubts, left_out, uncommitted
+from benchmarks.analysis.claims.evidence import changed_claims, doubts, left_out, uncommitted
 from benchmarks.analysis.claims.ledger import ledger
+from benchmarks.analysis.gpu_records import read_devices
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.tables.table_list import ON_SCREEN, TABLES, all_tables
 from benchmarks.analysis.write import to_csv, to_latex, to_list, to_markdown, to_screen
@@ -51,7 +52,7 @@ def write_report(run: Run) -> Path:
     for figure in figures.values():
         for form, data in figure.files.items():
             save_bytes(data, run.folder / f"figures/{figure.name}.{form}")
-    judged = ledger(run)
+    judged = ledger(run, devices=read_devices())
     write_claims(run, judged)
     save_text(render_page(run, tables, figures, judged), run.folder / "report.html")
     return run.folder / "report.html"
@@ -79,10 +80,10 @@ def screen_text(run: Run) -> str:
     parts = [to_screen(TABLES[name](run)) for name in ON_SCREEN]
     parts += [f"Note: {note}" for note in run.notes]
     parts += [to_list(list(run.holes.values()))] if run.holes else []
-    parts += [f"CLAIMS\n{claims_screen(ledger(run))}"]
+    parts += [f"CLAIMS\n{claims_screen(ledger(run, devices=read_devices()))}"]
     parts += [f"All of it: {run.folder / 'tables/claims.md'}\nReport: {run.folder / 'report.html'}"]
     return "\n\n".join(parts)
 
 
 def _noted(run: Run) -> Run:
-    return replace(run, notes=[*run.notes, *doubts(run), *uncommitted(run), *left_out(run)])
+    return replace(run, notes=[*run.notes, *doubts(run), *uncommitted(run), *left_out(run), *changed_claims()])

@@ -88,7 +88,7 @@ def render(root: Path) -> str:
         loader=FileSystemLoader(root), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
-    found.filters |= {"where": where, "percents": "{:.1f} %".format, "left": lambda saving: 100 - saving}
+    found.filters |= {"where": where, "percents": "{:.1f} %".format}
     reference = Reference(root / REFERENCE)
     try:
         return found.get_template(TEMPLATE).render(reference.words())
@@ -119,7 +119,7 @@ class Reference:
         """Return all names that the template may use."""
         own = (self.ref, self.rows, self.one, self.by_model, self.by_name, self.origin, self.usual, self.of_models)
         more = (self.shares, self.settled, self.powers, self.speeds, self.gpus)
-        plain = (interval, paired, power, seeds_needed, percent, rivals_table, systems_table, machine, span, mib, share)
+        plain = (interval, paired, power, seeds_needed, percent, rivals_table, systems_table, machine, span, mib, saved)
         return {one.__name__: one for one in (*own, *more, *plain)} | {
             "pm": with_half,
             "signed": signed_with_half,
@@ -224,14 +224,14 @@ def mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:,.0f}" if nbytes >= 10 << 20 else f"{nbytes / 2**20:.1f}"
 
 
-def share(gpu: gpu_records.Device, model: str, rung: str, **wanted: Any) -> str:
-    """Return what a cell takes at a rung, in per cent of the baseline; a dash if one of them was not measured."""
+def saved(gpu: gpu_records.Device, model: str, rung: str, **wanted: Any) -> str:
+    """Return what a cell saves of the baseline at a rung, in per cent; a dash if one of them was not measured."""
     try:
         tested, against = (
             gpu_records.bytes_at(one, rung)
             for fields in ({**gpu_records.USUAL, **wanted}, gpu_records.BASELINE)
             for one in [next(one for one in gpu_records.matching(gpu, model, fields) if one.ranks)]
         )
-        return f"{100 * tested / against:.1f} %"
+        return f"{100 * (1 - tested / against):.1f} %"
     except (gpu_records.Unread, StopIteration, RuntimeError, ValueError):
         return ABSENT

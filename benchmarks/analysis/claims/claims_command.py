@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow, number, written
-from benchmarks.analysis.claims.evidence import left_out, uncommitted
+from benchmarks.analysis.claims.evidence import changed_claims, left_out, uncommitted
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.gpu_records import REFERENCE, read_devices
 from benchmarks.analysis.grouping import grouped
@@ -28,8 +28,6 @@ LABELS = {
     "one GPU": "On one GPU, by the records of its check",
     "small models": "On small models",
 }
-BESIDE = {"make gpu": " (committed records are judged by: python -m benchmarks claims)"}
-"""What is said of a command that fills claims of which there are committed records, but none in a run."""
 HONEST = "what a laptop can show of each claim; published values themselves were not tested"
 COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
 COLUMNS += ("seeds", "seeds_needed", "p_value", "p_holm", "holm", "statement", "source", "tolerance", "reason")
@@ -98,7 +96,7 @@ def _not_run(judged: Sequence[LedgerRow]) -> list[str]:
     lines = ["", "Not run. What fills them:"] if waiting(judged) else []
     for command, names in waiting(judged).items():
         lines += textwrap.wrap(
-            f"- {command}{BESIDE.get(command, '')}  ({len(names)}: {families(names)})",
+            f"- {command}  ({len(names)}: {families(names)})",
             WIDTH,
             subsequent_indent="    ",
             break_on_hyphens=False,
@@ -157,6 +155,8 @@ def main(args: argparse.Namespace) -> int:
     for run in runs:
         for note in (*run.notes, *uncommitted(run), *left_out(run)):
             _note(f"{run.name}: {note}")
+    for note in changed_claims():
+        _note(note)
     if args.gpus != REFERENCE and not args.gpus.is_dir():
         raise ConfigError(f"gpus: {str(args.gpus)!r} is not a folder; give one that holds a folder for each GPU")
     devices = read_devices(args.gpus)

@@ -15,6 +15,7 @@ from benchmarks.analysis.claims.sound import date_of, planned_residuals, unsound
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import OUTCOMES, Hole, Run, load_failed, strays
 from benchmarks.core.cell import Cell
+from benchmarks.core.provenance import git
 from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError, try_load
 from resireduce.scheme import COMPRESSORS
 
@@ -217,6 +218,8 @@ def _tells(record: CellResult) -> bool:
 
 CONTENT = ("resireduce", "benchmarks", "packages")
 """Parts of `provenance: content`: hashes of the library's and the suite's code, and what the data come from."""
+SAME_PEAKS = ("none", "topk")
+"""Compressors whose messages have the same bytes for all seeds."""
 NUMERIC: tuple[str, ...] = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
 NUMERIC += ("tf32", "deterministic", "cudnn")
 NUMERIC += tuple(f"content: {name}" for name in CONTENT)
@@ -239,12 +242,31 @@ def mixed(run: Run) -> Iterator[str]:
         told = {fact: {str(value) for one in records if (value := fact_of(one.provenance, fact))} for fact in NUMERIC}
         if facts := [fact for fact, values in told.items() if len(values) > 1]:
             yield f"records of {model} differ in {', '.join(facts)}: so may their figures, whatever their settings are"
+        elif names := _other_peaks(records):
+            yield f"records of one setting and code differ in peak_states_bytes, which are arithmetic: {names}"
+
+
+def _other_peaks(records: Iterable[CellResult]) -> str:
+    """Return the names of records of one setting, other seeds of which were fullest at other bytes; "" if none.
+
+    Where lengths of messages are decided by values, or by time, that is as it should be.
+    """
+    alike = grouped((replace(one.cell, seed=0), one) for one in records if one.cell.compressor in SAME_PEAKS).values()
+    differing = [those for those in alike if len({one.peak_states_bytes for one in those}) > 1]
+    return " and ".join(one.cell.name for those in differing[:1] for one in those[:MOST])
 
 
 def uncommitted(run: Run) -> Iterator[str]:
     """Yield a line if code that no commit has made records of a run."""
     if count := sum(one.provenance.get("dirty") is True for one in run.results.values()):
         yield f"{count} of {len(run.results)} records are of code with changes that are not committed"
+
+
+def changed_claims() -> Iterator[str]:
+    """Yield a line if claims, published numbers or planned states are not those that were committed."""
+    if changed := git("status", "--porcelain", "--", "results/paper"):
+        names = ", ".join(line[3:] for line in changed.splitlines())
+        yield f"claims are judged by files that differ from the commit's: {names}"
 
 
 def _inputs(cell: Cell) -> tuple[str, ...]:
@@ -261,20 +283,24 @@ def fact_of(source: Mapping[str, Any], key: str) -> Any:
     return sorted(map(str, value.values())) if key == "ranks_per_host" and isinstance(value, Mapping) else value
 
 
-# --- Seeds that were measured and do not count, since a run's config no longer names them ---
+# --- What was measured and does not count, since a run's config does not name it ---
 
 
 def left_out(run: Run) -> list[str]:
-    """Return a line if the folder of a run has records, or failures, of further seeds of its settings; [] if not."""
+    """Return lines if the folder of a run has records, or failures, that its config does not name: of further seeds of
+    its settings, and of others."""
     names, settings = {cell.name for cell in run.cells}, run.seeds()
     paths = (path for path in sorted(run.folder.glob("cells/*.json")) if _stem(path) not in names)
-    others = ((replace(one.cell, seed=0), one.cell.seed) for path in paths if (one := try_load(path)))
-    found = grouped((setting, seed) for setting, seed in others if setting in settings)
+    cells = [one.cell for path in paths if (one := try_load(path)) and one.cell.name not in names]
+    found = grouped((setting, cell.seed) for cell in cells if (setting := replace(cell, seed=0)) in settings)
+    others = [cell.name for cell in cells if replace(cell, seed=0) not in settings]
+    more = f"left out: {len(others)} more in cells, e.g. {''.join(others[:1])}: config.json does not name it."
+    lines = [more] if others else []
     if not found:
-        return []
+        return lines
     seeds = ", ".join(map(str, sorted({seed for those in found.values() for seed in those})))
     words = f"{len(found)} setting{'s' if len(found) > 1 else ''}, e.g. {next(iter(found)).name}"
-    return [f"seeds left out: {seeds} of {words}: cells has records of them, config.json does not name them."]
+    return [f"seeds left out: {seeds} of {words}: cells has records of them, config.json does not name them.", *lines]
 
 
 def _stem(path: Path) -> str:

@@ -52,6 +52,10 @@ def lost_time(case: Case, name: str) -> Verdict:
     seeds = common_seeds(found, *BOTH)
     if odd := _other_hosts(found, seeds):
         raise Undecided(odd, seeds=len(seeds), results=found.records(*BOTH))
+    for record in found.records(*BOTH):
+        if steps := record.provenance.get("resumed_at_steps"):
+            why = f"{record.cell.name} was stopped, and went on at step {steps[0]}: what it took is not that of one run"
+            raise Undecided(why, seeds=len(seeds), results=found.records(*BOTH))
     loss, how = _loss(found, seeds, name)
     margin, within = margin_of(case.book, case.limits), bounds(loss)
     word = "loss of throughput" if name == "steps_per_second" else "longer by"

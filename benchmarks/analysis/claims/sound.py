@@ -18,7 +18,7 @@ from benchmarks.core.rank_memory import unpack_moments
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 from benchmarks.core.sample_counts import planned_steps, steps_per_second
 from benchmarks.core.workloads import WORKLOADS
-from resireduce.errors import ConfigError, is_count
+from resireduce.errors import ConfigError, is_count, is_number
 
 EXACT = 1e-6
 """Largest relative difference between two forms of one figure, by rounding alone."""
@@ -31,7 +31,7 @@ AHEAD = timedelta(days=1)
 OF_LAUNCHED = ("content", "backend", "ranks_per_host", "data_hash", "threads")
 """Facts that each record has whose ranks were launched; those of the backend local may have run in the process that
 asked."""
-ITEMISED = "model_state_itemised"
+ITEMISED, PEAK = "model_state_itemised", "peak_allocated"
 STEADY = ("parameters", "optimizer_states")
 """Bands of a step's moments that never change: these tensors are changed in place. They come first and second."""
 METRICS = {
@@ -45,6 +45,8 @@ METRICS = {
     "wikitext": ("perplexity", False),
 }
 """The metric of each task, and whether more of it is better; a test compares with the tasks, which import torch."""
+OBSERVED = {"contraction": (0, math.inf), "cosine": (-1, 1), "density": (0, 1), "bytes": (0, math.inf)}
+"""The least and the largest value of what is observed of a compressed step."""
 SHARES = ("accuracy", "top1", "f1", "exact_match")
 """Metrics in per cent of correct answers. Perplexity is the other kind: at least 1, and less is better."""
 
@@ -54,7 +56,8 @@ def unsound(record: CellResult) -> str | None:
 
     Its seconds are checked as it is read (`wrong_seconds`), since those of long trainings are not kept.
     """
-    checks = (_wrong_steps, wrong_history, wrong_metric, wrong_ranks, wrong_moments, of_another_cell, wrong_origin)
+    of_training = (_wrong_steps, wrong_history, wrong_metric, wrong_observations)
+    checks = (*of_training, wrong_ranks, wrong_moments, of_another_cell, wrong_origin)
     return next((problem for check in checks for problem in check(record)), None)
 
 
@@ -75,6 +78,9 @@ def wrong_seconds(record: CellResult) -> str:
         return f"steps_per_second: {speed:.4g}, by its step_seconds {counted:.4g}"
     if wall < (1 - ROUNDING) * sum(seconds):
         return f"wall_seconds: {wall:.4g} is less than its steps took, {sum(seconds):.4g}"
+    phases = [str(rank["phase_seconds"]) for rank in record.per_rank if rank.get("phase_seconds")]
+    if len({*phases}) < len(phases):
+        return "per_rank: two ranks took the same seconds in every phase: one is a copy of the other"
     return ""
 
 
@@ -135,6 +141,8 @@ def wrong_ranks(record: CellResult) -> Iterator[str]:
     for rung in record.ladder:
         if rung["name"] == ITEMISED and rung["bytes"] not in (None, record.total_bytes):
             yield f"ladder: {ITEMISED} is {rung['bytes']} bytes, total_bytes {record.total_bytes}"
+        if rung["name"] == PEAK and rung["bytes"] and rung["bytes"] < int(record.total_bytes or 0):
+            yield f"ladder: {PEAK} is {rung['bytes']} bytes, less than its model states, {record.total_bytes}"
     for rank, held in enumerate(record.per_rank):
         yield from (f"per_rank: rank {rank}: {problem}" for problem in _wrong_bytes(record, held))
 
@@ -166,6 +174,16 @@ def wrong_moments(record: CellResult) -> Iterator[str]:
     held = [getattr(record, f"{band}_bytes") for band in STEADY]
     if others := [moment[:2] for moment in unpack_moments(record.moments) if [*moment[:2]] != held]:
         yield f"moments: {' and '.join(STEADY)} are {others[0]} bytes at one moment, {held} between steps"
+
+
+def wrong_observations(record: CellResult) -> Iterator[str]:
+    """Yield one line for each value of `contraction` that none can have."""
+    points = record.observations.get("contraction", {}).get("points")
+    for point in points if isinstance(points, list) else ():
+        for name, (least, most) in OBSERVED.items():
+            value: Any = point.get(name) if isinstance(point, dict) else str(point)[:40]
+            if value is not None and not (is_number(value) and least - EXACT <= value <= most + EXACT):
+                yield f"observations: contraction: {name} is {value!r}; it is a number from {least:g} to {most:g}"
 
 
 def of_another_cell(record: CellResult) -> Iterator[str]:

@@ -247,6 +247,9 @@ IMPOSSIBLE: list[tuple[Change, str]] = [
     (lambda one: {"failure": {"rank": 1, "step": 61}}, "failure: {'rank': 1, 'step': 61} in the record of a"),
     (lambda one: {"per_rank": [{**held, "status": "oom"} for held in one.per_rank]}, "failure: oom in the record of"),
     (lambda one: {"ladder": [rung("model_state_itemised", 7)]}, "ladder: model_state_itemised is 7 bytes, total_bytes"),
+    (lambda one: {"ladder": [rung("peak_allocated", 7)]}, "ladder: peak_allocated is 7 bytes, less than its model"),
+    (lambda one: observed(cosine=1.1), "observations: contraction: cosine is 1.1; it is a number from -1 to 1"),
+    (lambda one: observed(density="all"), "observations: contraction: density is 'all'; it is a number from 0 to 1"),
     (lambda one: {"steps_per_second": 999.0}, "steps_per_second: 999, by its step_seconds"),
     (lambda one: {"step_seconds": one.step_seconds[:7]}, "step_seconds: 7 that took time are needed for 200"),
     (lambda one: {"wall_seconds": 1.0}, "wall_seconds: 1 is less than its steps took"),
@@ -255,6 +258,10 @@ IMPOSSIBLE: list[tuple[Change, str]] = [
     (lambda one: {"provenance": {"content": {"cell": {"model": "x"}}}}, "provenance: its content names no cell"),
     (lambda one: {"metrics": {"accuracy": one.metric, "f1": 50.0, "exact_match": 50.2}}, "metrics: f1 is 50, less"),
 ]
+
+
+def observed(**point: Any) -> dict[str, Any]:
+    return {"observations": {"contraction": {"points": [point]}}}
 
 
 def fuller(one: CellResult) -> dict[str, Any]:

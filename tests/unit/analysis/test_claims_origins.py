@@ -178,6 +178,8 @@ def of_a_thousand(cell: Cell, change: Change) -> CellResult:
 
 LONG: list[tuple[Change, str]] = [
     (lambda one: {}, ""),
+    (lambda one: {"per_rank": [one.per_rank[0]] * 2}, "per_rank: two ranks took the same seconds in every phase"),
+    (source(resumed_at_steps=[7]), ".s0.steps1000 was stopped, and went on at step 7: what it took is not that of"),
     (lambda one: {"steps_per_second": 1.4 * float(one.steps_per_second or 0)}, "broken, steps_per_second: "),
     (
         lambda one: {"step_seconds": one.step_seconds[:400]},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.analysis.claims import evidence
 from benchmarks.analysis.claims.claim import LedgerRow
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.labels import MINUS
@@ -145,7 +146,7 @@ def test_a_missing_seed(folder: Path) -> None:
 
 
 def test_seeds_that_the_config_no_longer_names_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also those that failed; records of other settings are of another matrix."""
+    """Also those that failed, and records of other settings."""
     assert main(["claims", "--run", str(folder)]) == 0
     assert "left out" not in capsys.readouterr().err
     make(Cell(model="gpt2-bytes", seed=7)).save(path_of(folder, Cell(model="gpt2-bytes", seed=7)))
@@ -156,11 +157,13 @@ def test_seeds_that_the_config_no_longer_names_are_told(folder: Path, capsys: py
         "config.json does not name them."
     )
     assert main(["claims", "--run", str(folder)]) == 0
-    assert told in capsys.readouterr().err
+    err = capsys.readouterr().err
+    other = Cell(model="gpt2-bytes", seed=7).name
+    assert told in err and f"left out: 1 more in cells, e.g. {other}: config.json does not name it." in err
     assert main(["report", "--run", str(folder), "--show"]) == 0
     assert f"Note: {told}" in capsys.readouterr().out
     (folder / "cells" / f"{cell_of(seed=8).name}.failed.json").unlink()
-    for path in (folder / "cells").glob("*.s2.json"):
+    for path in [*(folder / "cells").glob("*.s2.json"), path_of(folder, Cell(model="gpt2-bytes", seed=7))]:
         path.unlink()
     assert main(["claims", "--run", str(folder)]) == 0
     assert "left out" not in capsys.readouterr().err
@@ -313,6 +316,27 @@ def test_runs_that_are_put_together(folder: Path, tmp_path: Path) -> None:
         assert "and y have other values of vgg-digits.topk.w+2d.kept.d0.01.s2; give one of them" in one.reason
 
 
+def test_a_fullest_moment_that_differs_between_seeds_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "intervals", "--run", str(folder)]) == 0
+    assert "differ in peak_states_bytes" not in capsys.readouterr().err
+    one = make(cell_of())
+    fuller = {"in_flight_bytes": 8, "peak_states_bytes": int(one.peak_states_bytes or 0) + 8}
+    ranks = [{**rank, **fuller} for rank in one.per_rank]
+    replace(one, per_rank=ranks, **fuller).save(path_of(folder, cell_of()))
+    assert main(["summary", "intervals", "--run", str(folder)]) == 0
+    assert "differ in peak_states_bytes, which are arithmetic: vgg-digits.topk.w+2d." in capsys.readouterr().err
+
+
+def test_claims_that_are_not_the_commit_s_are_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evidence, "git", lambda *arguments: " M results/paper/claims.yaml\n")
+    told = "claims are judged by files that differ from the commit's: results/paper/claims.yaml"
+    assert main(["claims", "--run", str(folder)]) == 0
+    assert f"note: {told}" in capsys.readouterr().err
+    assert f"Note: {told}" in screen_text(load_run(folder))
+
+
 def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = load_run(folder)
     write_claims(run, ledger(run))
@@ -330,8 +354,7 @@ def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixt
         f"| `{ACCURACY}`: vgg-digits keeps its metric with w+2d | reproduced (small models) |"
         in (folder / "tables/claims.md").read_text()
     )
-    # A report judges its own run, not the committed records of a GPU.
-    assert main(["claims", "--run", str(folder), "--gpus", str(folder)]) == 0
+    assert main(["claims", "--run", str(folder)]) == 0
     text = capsys.readouterr().out.strip()
     assert text in screen_text(run)
     assert "On small models: what a laptop can show of each claim; published values themselves were not tested" in text
