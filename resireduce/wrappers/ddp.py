@@ -206,7 +206,7 @@ class CompressionHook(HookState):
         super().__init__(feedback)
         self.model = weakref.ref(model)
         others = {name: one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore}
-        self._outside = Outside(model.module, others | parameters, UNKNOWN)
+        self._outside = Outside(model.module, {**others, **parameters}, UNKNOWN)
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)

@@ -249,7 +249,7 @@ def shard_group(units: list[Unit]) -> dist.ProcessGroup:
 
 def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
     """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
-    found = {}
+    found: dict[str, nn.Parameter] = {}
     for unit in units:
         element = torch.empty((), dtype=unit.dtype, device=unit.device)
         found |= {one.name: nn.Parameter(element.expand(one.shape), requires_grad=False) for one in unit.slices}
