@@ -301,12 +301,17 @@ def test_everything_has_a_name_and_the_focus_is_seen(opened):
     assert opened.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_printed_it_has_all_rows_and_no_controls(opened):
+def test_printed_it_has_all_rows_of_what_is_unfolded_and_no_controls(opened):
     opened.click(".chip[data-status='not run']")
     pdf = opened.pdf()
     assert pdf.startswith(b"%PDF")
-    # The tags of the PDF: every row of every table, folded and filtered ones and those within details too.
-    assert pdf.count(b"/S /TR") == opened.run("document.querySelectorAll('tr').length")
+    # The tags of the PDF: every row of every table, filtered ones too, but for those of details that are folded.
+    rows = "document.querySelectorAll('tr').length"
+    assert pdf.count(b"/S /TR") == opened.run(rows)
+    opened.run("document.querySelector('#long details').open = false")
+    folded = opened.run("document.querySelectorAll('#long tr').length")
+    assert opened.pdf().count(b"/S /TR") == opened.run(rows) - folded
+    opened.run("document.querySelector('#long details').open = true")
     opened.media("print")
     opened.resize(1040)
     assert count(opened, "input") == count(opened, "select") == count(opened, ".copy") == count(opened, "nav") == 0

@@ -6,7 +6,10 @@ const NARROW = 700; // pixels: one panel beside no other
 
 async function bring(figure) {
   const specification = JSON.parse(figure.querySelector("script").textContent);
-  if (innerWidth < NARROW) specification.layout.columns = 1;
+  if (innerWidth < NARROW) {
+    specification.layout.columns = 1;
+    for (const legend of specification.legends || []) legend.columns = 2;
+  }
   await vegaEmbed(figure.querySelector(".drawing"), specification, OPTIONS);
   figure.dataset.ready = "";
 }

@@ -163,6 +163,4 @@ document.addEventListener("click", ({ target }) => {
   }
 });
 
-addEventListener("beforeprint", () => all("details:not([open])").forEach((one) => { one.open = one.dataset.opened = true; }));
-addEventListener("afterprint", () => all("details[data-opened]").forEach((one) => { one.open = false; delete one.dataset.opened; }));
 filter();
