@@ -159,11 +159,6 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         if self.half:
             raise ConfigError("half: True is not allowed for Ok-Topk, of which sums travel too; leave it out")
 
-    @property
-    def varies(self) -> bool:
-        """True: in some steps there are more rounds."""
-        return True
-
     def for_world(self, world_size: int) -> "OkTopK":
         """Return the compressor with a region for each of `world_size` ranks."""
         return replace(self, ranks=world_size)

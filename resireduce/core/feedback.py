@@ -217,7 +217,8 @@ class ErrorFeedback:
     @property
     def varies(self) -> bool:
         """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
-        return self.compressor.turns > 1 or self._schedule is not None or self.warm_up_steps > 0
+        varies = self.compressor.turns > 1 or self.compressor.collective == "rounds"  # in some steps there are more
+        return varies or self._schedule is not None or self.warm_up_steps > 0
 
     def leaves_residual(self, name: str) -> bool:
         """Whether anything of tensor `name` can be left unsent in this step."""
