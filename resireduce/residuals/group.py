@@ -45,8 +45,8 @@ class GroupResidual(Residual):
 
     def __init__(self, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        self._groups: dict[str, Group] = {}  # by the first member
-        self._group_of: dict[str, Group] = {}
+        self._groups: dict[str, Group] = {}
+        """The group of each registered tensor."""
 
     @abstractmethod
     def fold(self, folded: Any, error: Tensor, name: str, room: Tensor | None) -> Any:
@@ -62,10 +62,9 @@ class GroupResidual(Residual):
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate one tensor for the whole group with its first member."""
         members = self.grouping.group_of(name)
-        if members[0] not in self._groups:
-            self._groups[members[0]] = Group(members, self.stored(parameter.shape, parameter))
-        self._group_of[name] = self._groups[members[0]]
-        self._stored[name] = self._group_of[name].stored
+        group = next((self._groups[member] for member in members if member in self._groups), None)
+        self._groups[name] = group or Group(members, self.stored(parameter.shape, parameter))
+        self._stored[name] = self._groups[name].stored
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return G + what the last step stored for the group, in the gradient's memory."""
@@ -78,7 +77,7 @@ class GroupResidual(Residual):
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""
-        group = self._group_of[name]
+        group = self._groups[name]
         group.waiting[name] = error()
         while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
             self._fold(group, member)
@@ -88,7 +87,7 @@ class GroupResidual(Residual):
     @exactly
     def end_step(self, step: int) -> None:
         """Close the groups in which some members had no gradient in this step: the others form the average."""
-        for group in self._groups.values():
+        for group in dict.fromkeys(self._groups.values()):
             for member in [one for one in reversed(group.members) if one in group.waiting]:
                 self._fold(group, member)
             if group.folded is not None:
@@ -109,11 +108,11 @@ class GroupResidual(Residual):
 
     def meaning(self) -> dict[str, str]:
         """Return the members of each group, by its first one."""
-        return {f"members.{key}": ", ".join(group.members) for key, group in self._groups.items()}
+        return {f"members.{group.members[0]}": ", ".join(group.members) for group in self._groups.values()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the residual of each group, named for its first member."""
-        return named(self.kind, {key: group.stored for key, group in self._groups.items()})
+        return named(self.kind, {group.members[0]: group.stored for group in self._groups.values()})
 
 
 class AverageResidual(GroupResidual):
