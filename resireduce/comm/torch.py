@@ -249,7 +249,10 @@ class TorchCommunicator(Communicator):
 
     def _host(self, tensor: Tensor) -> Tensor:
         self._pooled.launched += 1
-        return to_host(tensor) if self._backend == "gloo" and tensor.is_cuda else tensor
+        return to_host(tensor) if self._stages(tensor) else tensor
+
+    def _stages(self, tensor: Tensor) -> bool:
+        return self._backend == "gloo" and tensor.is_cuda
 
     def _begin(self, ragged: Ragged) -> Handle[Sequence[Tensor]]:
         self._ragged = ragged
