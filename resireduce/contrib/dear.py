@@ -22,9 +22,9 @@ from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import Slot, clip_factor, laid_out
 from resireduce.core.update import Updater
 from resireduce.errors import UsageError
-from resireduce.refusals import ThisProcess
 from resireduce.settings import DEAR_BYTES, Settings, dear_bytes
 from resireduce.timeline import exactly, timed
+from resireduce.watchers import ThisProcess
 
 # --- Parameters whose update is pending: any use of one first brings it up to date ---
 #

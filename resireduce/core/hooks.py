@@ -16,16 +16,19 @@ from resireduce.contrib.dear import QUIET, BeforeForward
 from resireduce.core.slot import Slot, Stage, accumulation_node
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
-from resireduce.refusals import (
-    AFTER_FAILURE,
+from resireduce.refusals import AFTER_FAILURE, SECOND_BACKWARD
+from resireduce.settings import Settings
+from resireduce.watchers import (
     COMPILED_AUTOGRAD,
-    SECOND_BACKWARD,
+    OWNERS,
+    Orphans,
     StepGuard,
+    Watcher,
+    end_watch,
+    is_distributed,
     refuse_capture,
     refuse_compiled_autograd,
 )
-from resireduce.settings import Settings
-from resireduce.watchers import OWNERS, Orphans, Watcher, end_watch, is_distributed
 
 # --- The hooks that hand over gradients, and their removal ---
 

@@ -23,9 +23,8 @@ from resireduce.core.slot import make_slots
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.merging.rules import Costs
-from resireduce.refusals import refuse_capture
 from resireduce.settings import Settings
-from resireduce.watchers import only_makes_state, watchers_of
+from resireduce.watchers import only_makes_state, refuse_capture, watchers_of
 
 REPLACED = (
     "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "

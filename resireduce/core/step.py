@@ -19,9 +19,9 @@ from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.merging.profile import Profiler
 from resireduce.merging.rules import TIMED
 from resireduce.node import Scatter
-from resireduce.refusals import SECOND_BACKWARD, ThisProcess
+from resireduce.refusals import SECOND_BACKWARD
 from resireduce.settings import Settings
-from resireduce.watchers import STEPS, digest
+from resireduce.watchers import STEPS, ThisProcess, digest
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed, or kept "

@@ -14,11 +14,10 @@ from resireduce.core.feedback import own_momentum
 from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import Slot, clip_factor
 from resireduce.errors import UsageError, warn
-from resireduce.refusals import StepGuard
 from resireduce.same_memory import TIE, overlapping
 from resireduce.settings import Settings
 from resireduce.timeline import timed
-from resireduce.watchers import Watcher
+from resireduce.watchers import StepGuard, Watcher
 
 # --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
 

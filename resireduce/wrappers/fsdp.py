@@ -23,11 +23,10 @@ from resireduce.core.slot import Slot, make_slots
 from resireduce.errors import ConfigError, UsageError, check_count, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
-from resireduce.refusals import refuse_capture, refuse_compiled_autograd
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree, check_agreement
-from resireduce.watchers import Outside, digest
+from resireduce.watchers import Outside, digest, refuse_capture, refuse_compiled_autograd
 from resireduce.wrappers.fsdp_units import (
     READS,
     Early,

@@ -1,6 +1,9 @@
 """Buckets: their borders, and that what a step does does not grow with the number of their tensors."""
 
+import sys
 from collections import Counter
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -8,11 +11,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import resireduce
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import NonFiniteGradient
 from tests.worlds import distributed
 
 MIB = 2**20
+MOST_FILES = 24
+"""So many files a reader of a plain step opens: top-k, full residuals, streamed, torch.distributed."""
 
 
 class Operations(TorchDispatchMode):
@@ -66,6 +72,24 @@ def test_what_is_dispatched_does_not_grow_with_the_tensors_of_a_bucket(
     alone = {"aten.empty.memory_format", "aten.view.default"}
     assert {name: count for name, count in many.items() if few[name] != count}.keys() <= alone
     assert sum(few.values()) <= 12 + 3 * len(alone)
+
+
+def test_a_plain_step_passes_few_files_of_the_library(alone: None) -> None:
+    folder, passed = str(Path(resireduce.__file__).parent), set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            passed.add(frame.f_code.co_filename)
+
+    model = nn.Sequential(nn.Linear(120, 120), nn.Linear(120, 120))
+    optimizer = distributed(model, backend="torch", scheme="baseline")
+    for step in range(4):
+        optimizer.zero_grad()
+        sys.setprofile(note if step == 3 else None)
+        model(torch.ones(2, 120)).sum().backward()
+        optimizer.step()
+    sys.setprofile(None)
+    assert len(passed) <= MOST_FILES, sorted(passed)
 
 
 def messages(sizes: list[int], **options: object) -> list[list[int]]:
