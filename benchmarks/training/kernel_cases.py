@@ -11,10 +11,9 @@ from benchmarks.training.measure_rank import in_turn, now
 from resireduce.compressors.topk import TopK
 from resireduce.finiteness import zero_unless_finite_
 from resireduce.kernels import submatrix
-from resireduce.kernels.bucket import compress_topk_, message_places
 from resireduce.kernels.gpu import blocks, bucket, norms, self_check
 from resireduce.kernels.gpu import submatrix as crossing
-from resireduce.kernels.selection import PIECE, by_keys
+from resireduce.kernels.selection import by_keys, compress_topk_, message_places
 from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks
 
@@ -101,7 +100,7 @@ def _added(indices: Tensor) -> dict[str, tuple[Way, Way]]:
 
 def select_plainly(flat: Tensor, k: int) -> Tensor:
     """Return the `k` largest of 1-D `flat`, selected as on a GPU without Triton."""
-    return by_keys(flat, k, max(PIECE, -(-flat.numel() // 64)))
+    return by_keys(flat, k)
 
 
 def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[Way, Way]]]:

@@ -57,13 +57,6 @@ class ADTopK(Selecting):
             part.view(-1).index_add_(0, indices, added.to(dense.dtype), alpha=scale)
         return dense
 
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Set `grad` to zero where it was sent; return it."""
-        places = _in_rows(payload, 1)
-        for rows, part in _parts(grad):
-            part.view(-1).index_fill_(0, _flat(places[rows], part.shape[1]), 0.0)
-        return grad
-
 
 @dataclass(frozen=True)
 class ADTopKInterleaved(ADTopK):
@@ -80,33 +73,23 @@ class ADTopKInterleaved(ADTopK):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the payload of this step's turn: all-dimension with places in rows, or top-k with int32 indices."""
-        if self._takes_rows((name, step)):
-            return super().compress(grad, name, step)
-        return replace(TopK(self.density).compress(grad, name, step), source=(name, step))
+        source = name, step
+        return replace(self._in_turn(source).compress(grad, name, step), source=source)
 
     def sent_indices(self, payload: Payload) -> Tensor:
         """Return the flat indices that the payload holds: 1-D, int64."""
-        if self._takes_rows(payload.source):
-            return super().sent_indices(payload)
-        return TopK(self.density).sent_indices(payload)
+        return self._in_turn(payload.source).sent_indices(payload)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the values to their places in `dense`; return `dense`."""
-        if self._takes_rows(payload.source):
-            return super().add_(dense, payload, scale)
-        return TopK(self.density).add_(dense, payload, scale)
+        return self._in_turn(payload.source).add_(dense, payload, scale)
 
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Set `grad` to zero where it was sent; return it."""
-        if self._takes_rows(payload.source):
-            return super().error_(grad, payload)
-        return TopK(self.density).error_(grad, payload)
-
-    def _takes_rows(self, source: tuple[str, int] | None) -> bool:
-        """Whether the payload from that name, with the rank behind its last slash, and step is all-dimension."""
+    def _in_turn(self, source: tuple[str, int] | None) -> ADTopK | TopK:
+        """Return what compresses the tensor of that name, with the rank behind its last slash, in that step."""
         assert source is not None
         name = source[0].rpartition("/")[0] or source[0]
-        return source[1] % 2 == 0 or any(part in name for part in self.always)
+        takes_rows = source[1] % 2 == 0 or any(part in name for part in self.always)
+        return ADTopK(self.density) if takes_rows else TopK(self.density)
 
 
 def _rows(shape: torch.Size) -> tuple[int, int, int]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from resireduce.core.payload import Payload
 from resireduce.errors import check_share
-from resireduce.kernels.packed_largest import Addend
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]
 """How payloads of several ranks are combined: summed elementwise, gathered, or in the rounds that made them."""
@@ -53,8 +52,8 @@ class Sum:
 
     dense: Tensor
     """Contiguous; in its memory the sum is formed."""
-    added: Addend | None = None
-    """What is added: a tensor of the shape and dtype of `dense`, or what has an `add_to_` of its own."""
+    added: Tensor | None = None
+    """What is added: a tensor of the shape and dtype of `dense`."""
     check: str = ""
     """Where to look for NaN and infinity: in what is "added", before anything is changed, or in the "sum"."""
 
@@ -221,9 +220,9 @@ class Compressor(ABC):
         for dense, own in zip(targets, payloads, strict=True):
             self.combine_(dense, own, scale)
 
-    @abstractmethod
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Subtract the decompressed payload from contiguous `grad`, as it was compressed, in place; return `grad`."""
+        return self.add_(grad, payload, scale=-1.0)
 
     def decompress(self, payload: Payload) -> Tensor:
         """Return the dense tensor that a payload stands for: a new one, of the gradient's shape and dtype."""
@@ -254,14 +253,7 @@ class Inexact(Compressor):
     What they lack is the error.
     """
 
-    @property
-    def exact(self) -> bool:
-        """False: sent + error equals the gradient only up to rounding."""
-        return False
-
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Subtract what was sent from `grad`; return `grad`."""
-        return self.add_(grad, payload, scale=-1.0)
+    exact: ClassVar[bool] = False
 
 
 # --- The common base of compressors for which all ranks together decide what is sent; each names its own paper ---

@@ -129,13 +129,6 @@ class L1Chunks(Agreeing, Selecting):
         dense.view(-1).index_add_(0, places, payload.buffer.to(dense.dtype), alpha=scale)
         return dense
 
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Set the payload's chunks of `grad` to zero; return it."""
-        assert payload.known is not None
-        places, _ = self._places(payload.known, grad.numel())
-        grad.view(-1).index_fill_(0, places, 0.0)
-        return grad
-
     def _norms(self, flat: Tensor) -> Tensor:
         dtype = torch.promote_types(flat.dtype, torch.float32)
         norms = torch.zeros(-(-flat.numel() // self.size), dtype=dtype, device=flat.device)

@@ -11,6 +11,7 @@ from resireduce.compressors.base import Collective, Compressor, Inexact
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, is_count
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
+from resireduce.kernels.norms import norms_of_blocks
 from resireduce.pieces import pieces, spread
 
 
@@ -65,10 +66,6 @@ class Fp16(Inexact):
         """Add `scale` x payload to `dense`, in the precision of `dense`; return `dense`."""
         return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
 
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Subtract what was sent from `grad`, which leaves the rounding error; return `grad`."""
-        return grad.sub_(payload.buffer.view(payload.shape).to(grad.dtype))
-
 
 @dataclass(frozen=True)
 class Block8(Inexact):
@@ -94,12 +91,13 @@ class Block8(Inexact):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
         flat = grad.view(-1)
-        scales, most = self._scales(flat), self._most
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        scales, most = norms_of_blocks(flat, self.block, torch.inf).to(wide), self._most
         codes = torch.empty(*self._shape(flat.numel()), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel(), self.block):
             largest = spread(scales, self.block, piece).clamp(min=torch.finfo(scales.dtype).tiny)
             levels = (flat[piece] / largest).mul_(most).round_().add_(most).to(torch.uint8)
-            codes[:, self._columns(piece)] = self._packed(levels)
+            codes[:, self._columns(piece)] = levels if self.bits == BYTE else pack_codes(levels, self.bits)
         return Payload.pack(codes.view(-1), scales, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
@@ -108,41 +106,25 @@ class Block8(Inexact):
         flat = dense.view(-1)
         codes = packed.view(self._shape(flat.numel()))
         for piece in pieces(flat.numel(), self.block):
-            levels = self._unpacked(codes[:, self._columns(piece)], piece.stop - piece.start).to(scales.dtype)
+            part = codes[:, self._columns(piece)]
+            whole = part[0] if self.bits == BYTE else unpack_codes(part, piece.stop - piece.start, torch.uint8)
+            levels = whole.to(scales.dtype)
             values = levels.sub_(self._most).div_(self._most).mul_(spread(scales, self.block, piece))
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
 
     def _shape(self, numel: int) -> tuple[int, int]:
-        """Return the rows and columns of bytes that hold the levels of `numel` elements."""
-        return 1, numel
+        """Return the rows and columns of bytes that hold the levels of `numel` elements: of fewer bits, in planes."""
+        return (1, numel) if self.bits == BYTE else (self.bits, -(-numel // BYTE))
 
     def _columns(self, piece: slice) -> slice:
         """Return the columns that hold the levels of a piece."""
-        return piece
-
-    def _packed(self, levels: Tensor) -> Tensor:
-        """Return levels, counted from 0, as rows of bytes."""
-        return levels[None]
-
-    def _unpacked(self, rows: Tensor, count: int) -> Tensor:
-        """Return the first `count` levels in rows of bytes."""
-        return rows[0]
+        return piece if self.bits == BYTE else octets(piece)
 
     @property
     def _most(self) -> int:
         """The greatest whole number that the bits of an element hold beside its sign."""
         return 2 ** (self.bits - 1) - 1
-
-    def _scales(self, flat: Tensor) -> Tensor:
-        """Return the largest magnitude of each block, 1-D; the last block may be shorter."""
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        whole = flat[: flat.numel() - flat.numel() % self.block].view(-1, self.block)
-        scales = torch.linalg.vector_norm(whole, torch.inf, dim=1)
-        rest = flat[whole.numel() :]
-        if rest.numel():
-            scales = torch.cat((scales, torch.linalg.vector_norm(rest, torch.inf).view(1)))
-        return scales.to(wide)
 
 
 @dataclass(frozen=True)
@@ -150,15 +132,3 @@ class Block4(Block8):
     """Sends every element as the nearest of 15 levels, multiples of its block's largest magnitude / 7: 4 bits."""
 
     bits: ClassVar[int] = 4
-
-    def _shape(self, numel: int) -> tuple[int, int]:
-        return self.bits, -(-numel // BYTE)
-
-    def _columns(self, piece: slice) -> slice:
-        return octets(piece)
-
-    def _packed(self, levels: Tensor) -> Tensor:
-        return pack_codes(levels, self.bits)
-
-    def _unpacked(self, rows: Tensor, count: int) -> Tensor:
-        return unpack_codes(rows, count, torch.uint8)

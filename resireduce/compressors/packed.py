@@ -126,10 +126,6 @@ class Packed(Compressor):
         """Add `scale` x the values to their places in `dense`; return `dense`."""
         return self.of.add_(dense, self._unpacked(payload), scale)
 
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Subtract what was sent from `grad`; return it."""
-        return self.of.error_(grad, self._unpacked(payload))
-
     def _unpacked(self, payload: Payload) -> Payload:
         """Return the payload as the other compressor makes it."""
         like = torch.empty(payload.shape, dtype=payload.dtype, device="meta")

@@ -11,6 +11,7 @@ from resireduce.compressors.base import Inexact
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
+from resireduce.kernels.norms import norms_of_blocks
 from resireduce.pieces import generator, pieces, spread
 
 LEVELS = 127
@@ -44,11 +45,10 @@ class QSGD(Inexact):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements (int8) and norms of all buckets (float32). A bucket of zeros stays zero."""
         flat, source = grad.view(-1), generator(grad.device, name, step)
-        norms = self._norms(flat, self.norm)
-        if not (
-            norms.is_meta or norms.isfinite().all()
-        ):  # squares overflow: rounding is unbiased by any norm >= max |x|
-            norms = self._norms(flat, torch.inf)
+        size, wide = self.bucket or flat.numel(), torch.promote_types(flat.dtype, torch.float32)
+        norms = norms_of_blocks(flat, size, self.norm, wide).float()
+        if not norms.is_meta and not norms.isfinite().all():  # squares overflow: any norm >= max |x| is unbiased
+            norms = norms_of_blocks(flat, size, torch.inf, wide).float()
         norms.clamp_(max=torch.finfo(norms.dtype).max)  # those of float64 may be more; the rest is error
         smallest = torch.finfo(norms.dtype).tiny
         levels = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
@@ -69,16 +69,6 @@ class QSGD(Inexact):
             values.clamp_(-largest, largest)  # a level that was rounded up may be beyond what the dtype holds
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
-
-    def _norms(self, flat: Tensor, order: float) -> Tensor:
-        """Return the norm of each bucket, 1-D, float32; the last bucket may be shorter."""
-        size, wide = self.bucket or flat.numel(), torch.promote_types(flat.dtype, torch.float32)
-        whole = flat[: flat.numel() - flat.numel() % size].view(-1, size)
-        norms = torch.linalg.vector_norm(whole, order, dim=1, dtype=wide).float()
-        rest = flat[whole.numel() :]
-        if not rest.numel():
-            return norms
-        return torch.cat((norms, torch.linalg.vector_norm(rest, order, dtype=wide).float().view(1)))
 
     def _spread(self, norms: Tensor, piece: slice) -> Tensor:
         return norms if self.bucket is None else spread(norms, self.bucket, piece)

@@ -36,11 +36,6 @@ class RandomK(Selecting):
         dense.view(-1).index_add_(0, _indices(payload), payload.buffer.to(dense.dtype), alpha=scale)
         return dense
 
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Set `grad` to zero where it was sent; return it."""
-        grad.view(-1).index_fill_(0, _indices(payload), 0.0)
-        return grad
-
 
 def _indices(payload: Payload) -> Tensor:
     """Draw the indices of a payload again, instead of keeping them from the backward pass to the step."""

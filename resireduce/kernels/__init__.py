@@ -1,1 +1,1 @@
-"""Selects, counts, packs and encodes elements: plain torch and NumPy, C compiled when needed, Triton on a GPU."""
+"""Selects, counts, packs and encodes elements: plain torch, C compiled when needed, Triton on a GPU."""

@@ -6,8 +6,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "decode.h"
 #include "threads.h"
+
+enum { CODED = 64 }; /* numbers of a block */
 
 enum { WORDS = 624, AHEAD = 397, STATES = 16, CHUNK = STATES * WORDS }; /* a chunk has whole blocks */
 
@@ -163,6 +164,42 @@ static void encode(const void *task, int64_t lane, int64_t stop)
         encode_chunk(to, chunk * CHUNK, words);
 }
 
+/* Numbers in 8 or 4 `bits` with a scale for each block. */
+struct codes {
+    const uint8_t *bytes; /* one each, or two in a byte, the first below */
+    const float *scales;  /* of each block */
+    int bits;
+};
+
+/* Add those from number `start` on, a block at most, to x[0..count). */
+static inline __attribute__((always_inline)) void add_block(const struct codes *from, int64_t start, int64_t count,
+                                                            float *restrict x)
+{
+    const uint8_t *bytes = from->bytes + start * from->bits / 8;
+    const float scale = from->scales[start / CODED];
+    float decoded[CODED];
+    if (from->bits == 8)
+        for (int64_t i = 0; i < count; i++)
+            decoded[i] = (float)(int8_t)bytes[i];
+    else
+        for (int64_t i = 0; i < (count + 1) / 2; i++) {
+            decoded[2 * i] = (float)((bytes[i] & 15) - 8);
+            decoded[2 * i + 1] = (float)((bytes[i] >> 4) - 8);
+        }
+    for (int64_t i = 0; i < count; i++)
+        x[i] += decoded[i] * scale;
+}
+
+/* Add those from number `start` on, which begins a block, to before `stop` to x[0..stop - start). */
+static inline __attribute__((always_inline)) void add_decoded(const struct codes *from, int64_t start, int64_t stop,
+                                                              float *x)
+{
+    for (; stop - start >= CODED; start += CODED, x += CODED)
+        add_block(from, start, CODED, x);
+    if (start < stop)
+        add_block(from, start, stop - start, x);
+}
+
 struct decoding {
     struct codes from;
     float *x;
@@ -181,12 +218,12 @@ void resireduce_encode(const float *x, int64_t n, int bits, int threads, uint32_
     struct twister source;
     const struct encoding to = {x, n, bits, codes, scales, &source};
     seed(&source, first);
-    in_threads(encode, &to, threads, 1, threads);
+    resireduce_in_threads(encode, &to, threads, 1, threads);
 }
 
 /* Add what is stored to x[0..n). */
 void resireduce_decode_add(float *x, int64_t n, int bits, int threads, const uint8_t *codes, const float *scales)
 {
     const struct decoding from = {{codes, scales, bits}, x};
-    in_threads(decode_add, &from, n, CODED, threads);
+    resireduce_in_threads(decode_add, &from, n, CODED, threads);
 }

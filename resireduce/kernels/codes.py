@@ -1,13 +1,10 @@
 """Codes of few bits: encoding, decoding, and packing into bytes."""
 
-import ctypes
-from typing import Protocol
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.kernels.native import addresses, library, threads
+from resireduce.kernels.native import library, suits, threads
 from resireduce.kernels.on_gpu import in_triton
 
 # --- Bits packed eight a byte, and whole numbers of a few bits as planes of them: bit b of all numbers lies together
@@ -64,25 +61,6 @@ def _places(width: int, like: Tensor) -> Tensor:
 BITS = {"int8": 8, "int4": 4}
 
 
-class Coded(Protocol):
-    """Numbers stored as `codes` of `kind`, int8 or int4, two of int4 in a byte: each is its code times its scale.
-
-    `scales` has one float32 number for each block of 64.
-    """
-
-    kind: str
-    codes: Tensor
-    scales: Tensor
-
-    def add_to_(self, target: Tensor) -> Tensor:
-        """Add the numbers to contiguous `target`; return it."""
-
-
-def compiled_adds(kind: str, grad: Tensor) -> bool:
-    """Return whether compiled code that reads `grad` anyway may add numbers of `kind` to it on the way."""
-    return _compiled(grad, kind) is not None
-
-
 def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torch.Generator | None) -> bool:
     """Store 1-D `flat` as `codes` of `kind`, two of int4 in a byte, and float32 `scales`; return False if that was not
     done.
@@ -90,12 +68,11 @@ def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torc
     Each number is rounded up with a probability equal to its fraction, drawn as torch draws from `source`, not yet
     used.
     """
-    compiled = _compiled(flat, kind)
+    compiled = library() if kind in BITS and source is not None and suits(flat) else None
     if compiled is None or source is None:
         return False
-    drawn = ctypes.c_uint32(source.initial_seed() & 0xFFFFFFFF)
-    (values,) = addresses(flat)
-    compiled.resireduce_encode(values, *_sizes(flat, kind), drawn, *addresses(codes, scales))
+    sizes, drawn = (flat.numel(), BITS[kind], threads(flat.numel())), source.initial_seed() & 0xFFFFFFFF
+    compiled.resireduce_encode(flat.data_ptr(), *sizes, drawn, codes.data_ptr(), scales.data_ptr())
     return True
 
 
@@ -106,11 +83,11 @@ def decoded_into(flat: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool
 
         decode_add_(flat, codes, scales, BITS[kind])
         return True
-    compiled = _compiled(flat, kind)
+    compiled = library() if kind in BITS and suits(flat) else None
     if compiled is None:
         return False
-    (values,) = addresses(flat)
-    compiled.resireduce_decode_add(values, *_sizes(flat, kind), *addresses(codes, scales))
+    sizes = flat.numel(), BITS[kind], threads(flat.numel())
+    compiled.resireduce_decode_add(flat.data_ptr(), *sizes, codes.data_ptr(), scales.data_ptr())
     return True
 
 
@@ -128,12 +105,3 @@ def encode_piece(values: Tensor, kind: str, codes: Tensor, scales: Tensor, sourc
 
     drawn = torch.rand(values.shape, dtype=torch.float32, device=values.device, generator=source)
     encode(values, drawn, codes, scales, BITS[kind])
-
-
-def _compiled(flat: Tensor, kind: str) -> ctypes.CDLL | None:
-    fits = kind in BITS and flat.dtype == torch.float32 and flat.device.type == "cpu" and flat.is_contiguous()
-    return library("codes") if fits else None
-
-
-def _sizes(flat: Tensor, kind: str) -> tuple[ctypes.c_int64, ctypes.c_int, int]:
-    return ctypes.c_int64(flat.numel()), ctypes.c_int(BITS[kind]), threads(flat.numel())

@@ -1,4 +1,4 @@
-"""C code that is compiled when it is first needed; where it cannot be, plain torch and NumPy give the same results."""
+"""C code that is compiled when it is first needed; where it cannot be, plain torch gives the same results."""
 
 import ctypes
 import hashlib
@@ -7,14 +7,10 @@ import platform
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from struct import Struct
-from typing import Any
 
 import torch
-from torch import Tensor
 
 SWITCH = "RESIREDUCE_NATIVE"
 """Environment variable: with 0 nothing is compiled."""
@@ -25,23 +21,43 @@ FLAGS = (
 """Sums keep the order and precision in which they are written, so that results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
 """FOR_EACH_PROCESSOR in C, where the compiler knows it: code for each processor, chosen when it is loaded."""
-SECONDS, PROCESS = 60.0, os.getpid()
+SECONDS, PROCESS = 120.0, os.getpid()
 SMALLEST = 1 << 18
 """Elements that are worth a thread: starting one takes as long as processing some ten thousand."""
+HERE = Path(__file__).parent
+KINDS = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int, "I": ctypes.c_uint32, "f": ctypes.c_float}
+"""Arguments of C functions: addresses, of tensors for example, and numbers of 64 and of 32 bits."""
+FUNCTIONS = {
+    "largest_each": "PqP",
+    "add_sent_each": "Pq",
+    "sums": "PqiP",
+    "mean_norm": "PqfffiP",
+    "l1_norms": "PqqiPP",
+    "add_crossing": "PqqPqPqPi",
+    "cut_crossing": "PqqPqPqPi",
+    "encode": "PqiiIPP",
+    "decode_add": "PqiiPP",
+}
+"""By name, without what all begin with, the kinds of their arguments."""
 
 
 @cache
-def library(name: str) -> ctypes.CDLL | None:
-    """Return the compiled `name`.c of this folder; None without a compiler (`cc`, or what CC names) or by the switch.
+def library() -> ctypes.CDLL | None:
+    """Return the compiled C files of this folder; None without a compiler (`cc`, or what CC names) or by the switch.
 
-    It is kept in the user's cache, under a name that changes with its source, so that it is compiled once.
+    They lie in this folder, if an image was built so, or in the user's cache, under a name that changes with the
+    source, so that they are compiled once.
     """
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        return _in_team(ctypes.CDLL(str(_built(name))))
+        found = ctypes.CDLL(str(HERE / _name() if (HERE / _name()).is_file() else build(_cache())))
+        for name, kinds in FUNCTIONS.items():
+            function = getattr(found, f"resireduce_{name}")
+            function.argtypes, function.restype = [KINDS[kind] for kind in kinds], ctypes.c_int
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # RuntimeError: there is no home directory
         return None
+    return _in_team(found)
 
 
 def _in_team(found: ctypes.CDLL) -> ctypes.CDLL:
@@ -61,54 +77,43 @@ def _in_team(found: ctypes.CDLL) -> ctypes.CDLL:
     return found
 
 
-def _built(name: str) -> Path:
-    """Return the path of the compiled code, which is compiled now if it is missing."""
-    source = Path(__file__).with_name(f"{name}.c")
+def _command() -> list[str]:
     clones = CLONES if (os.uname().machine, platform.libc_ver()[0]) == ("x86_64", "glibc") else ""
-    command = [*(shlex.split(os.environ.get("CC", "")) or ["cc"]), *FLAGS, f"-DFOR_EACH_PROCESSOR={clones}"]
-    texts = [one.read_text() for one in (source, *sorted(source.parent.glob("*.h")))]
-    told = [*command, os.uname().machine, os.uname().sysname, *texts]
-    built = _cache() / f"{name}-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
-    if not built.is_file():
-        _compile(command, source, built)
-    return built
+    return [*(shlex.split(os.environ.get("CC", "")) or ["cc"]), *FLAGS, f"-DFOR_EACH_PROCESSOR={clones}"]
+
+
+def _name() -> str:
+    """Return the name of the file with the compiled code, by all that it depends on."""
+    texts = [one.read_text() for one in sorted(HERE.glob("*.[ch]"))]
+    told = [*_command(), os.uname().machine, os.uname().sysname, *texts]
+    return f"kernels-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
 
 
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "resireduce"
 
 
-def _compile(command: list[str], source: Path, built: Path) -> None:
-    """Compile under another name first, since another process may compile or load the same file."""
-    built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        made = Path(folder) / built.name
-        line = [*command, "-o", str(made), str(source)]
-        subprocess.run(line, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS)
-        made.replace(built)
+def build(folder: Path) -> Path:
+    """Return the path of the compiled code in `folder`, which is compiled now if it is missing.
 
-
-def addresses(*tensors: Tensor) -> Iterator[ctypes.c_void_p]:
-    """Yield the addresses of the elements of `tensors`, which must be contiguous and on a CPU."""
-    for tensor in tensors:
-        yield ctypes.c_void_p(tensor.data_ptr())
-
-
-def with_members(function: Any, layout: str) -> Callable[..., int]:
-    """Return a form of the C `function`, which takes a pointer to a structure, that takes the members of the structure.
-
-    Members are numbers: for a tensor its address, and 0 for none. ctypes would make an object of each argument, which
-    for a dozen takes as long as processing some thousand elements.
-
-    Args:
-        function: of a compiled library; it returns an int.
-        layout: format of the structure, as for the module struct.
+    It gets its name last, since another process may compile or load the same file.
     """
-    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
-    pack = Struct(layout).pack
-    return lambda *members: function(pack(*members))
+    built = folder / _name()
+    if not built.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as room:
+            made = Path(room) / built.name
+            line = [*_command(), "-o", str(made), *map(str, sorted(HERE.glob("*.c")))]
+            subprocess.run(line, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS)
+            made.replace(built)
+    return built
 
 
 def threads(numel: int) -> int:
     """Return the number of threads that process `numel` elements: torch's own number, or fewer for a small tensor."""
     return max(1, min(torch.get_num_threads(), numel // SMALLEST)) if numel >= 2 * SMALLEST else 1
+
+
+def suits(*tensors: torch.Tensor) -> bool:
+    """Return whether compiled code takes `tensors`: contiguous float32 on a CPU."""
+    return all(one.dtype == torch.float32 and one.is_cpu and one.is_contiguous() for one in tensors)

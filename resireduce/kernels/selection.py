@@ -1,340 +1,80 @@
-"""The largest magnitudes of a tensor, on any device: of elements, of sums, and of norms."""
+"""The largest magnitudes of tensors: selected, taken out into a message, and added to their places, on any device."""
 
-import ctypes
-import math
-from functools import cache
+from array import array
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from struct import Struct
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.kernels.native import addresses, library, threads
-from resireduce.kernels.norms import refuse_non_finite
-from resireduce.kernels.on_gpu import in_triton
+from resireduce import private
+from resireduce.kernels.native import library, suits, threads
+from resireduce.kernels.on_gpu import LARGEST, in_triton
 from resireduce.pieces import coprime_step, slices
 
-# --- Elements that may be among the k largest, in memory of fixed size: found by NumPy, or by compiled C code ---
+# --- The k largest magnitudes, exact and with defined ties: of equal ones those with the highest indices are chosen ---
 
 
 GROUP = 1 << 16
-"""Elements that a thread scans before it stores, in four bytes, how many of them are candidates."""
-
-
-def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
-    """Return what finds the `k` largest of 1-D `flat`, on a CPU or without storage, `piece` elements at a time."""
-    fits = flat.dtype == torch.float32 and flat.numel() < 1 << 31 and flat.is_contiguous() and not flat.is_meta
-    found = library("candidates") if fits else None
-    return Candidates(flat, k, piece) if found is None else CompiledCandidates(flat, k, piece, found)
-
-
-def room_for(n: int, k: int, piece: int) -> int:
-    """Return how many candidates are held for the `k` largest of `n` elements, scanned `piece` at a time."""
-    return min(n, k + max(k // 4, piece))
-
-
-class Candidates:
-    """Elements of `flat` that may be among its `k` largest, from the last to the first, in memory of fixed size.
-
-    Their magnitudes reach a border. When no room is left, only the k largest are kept, and the border rises to the
-    smallest of them: an earlier element must exceed it, since of equal ones the last are chosen.
-
-    Args:
-        flat: 1-D, on a CPU or without storage.
-        k: how many are chosen, fewer than there are elements.
-        piece: how many elements are scanned at once.
-    """
-
-    def __init__(self, flat: Tensor, k: int, piece: int):
-        n = flat.numel()
-        self.k, self.count, self.room = k, 0, room_for(n, k, piece)
-        self._flat, self._size = flat, min(n, piece)
-        exact = torch.promote_types(flat.dtype, torch.float32)  # NumPy has no bfloat16
-        self._indices = torch.empty(self.room, dtype=torch.int32 if n < 1 << 31 else torch.int64, device=flat.device)
-        held = torch.empty(2 * self.room, dtype=exact, device=flat.device)
-        marks = torch.empty(self.room, dtype=torch.bool, device=flat.device)
-        self._held = held, marks
-        if not flat.is_meta:
-            self._places, self._marks, self._piece = self._indices.numpy(), marks.numpy(), held[self.room :]
-            self._magnitudes, self._ordered = held.numpy()[: self.room], self._piece.numpy()  # never used together
-
-    def look_through(self, border: float, added: Tensor | None = None, check: bool = False) -> None:
-        """Scan all elements for those whose magnitude is `border` or more, after adding 1-D `added`, if any.
-
-        check: raise FloatingPointError if one of them is then NaN or infinite.
-        """
-        if added is not None:
-            self._flat.add_(added)
-        if check:
-            refuse_non_finite(self._flat)
-        self._begin(border)
-        self._scan()
-
-    def _begin(self, border: float) -> None:
-        """Forget all candidates, and look for magnitudes of `border` or more from now on."""
-        self.count, self._border, self._exceeds = 0, border, False
-
-    def _scan(self) -> None:
-        """Scan all elements, from the last to the first; do nothing without storage."""
-        for start in reversed(range(0, 0 if self._flat.is_meta else self._flat.numel(), self._size)):
-            piece = self._flat[start : start + self._size]
-            if not self._take_up(piece, start):
-                self._compact()
-                self._take_up(piece, start)
-
-    def chosen(self, into: Tensor | None = None) -> Tensor:
-        """Return the indices of the k largest, ascending: in `into`, or as a new tensor of int64."""
-        if self.count > self.k:
-            self._compact()
-        if not self._flat.is_meta:
-            self._places[: self.k] = self._places[: self.k][::-1].copy()
-        into = torch.empty(self.k, dtype=torch.int64, device=self._flat.device) if into is None else into
-        return into.copy_(self._indices[: self.k])
-
-    def _take_up(self, part: Tensor, start: int) -> bool:
-        """Add those elements of `part`, which begins at `start`, that reach the border; return False, and add none, if
-        they exceed the room."""
-        magnitudes = magnitudes_into(self._piece[: len(part)], part)
-        compare = np.greater if self._exceeds else np.greater_equal
-        found = np.flatnonzero(compare(magnitudes, self._border, out=self._marks[: magnitudes.size]))[::-1]
-        stop = self.count + found.size
-        if stop > self.room:
-            return False
-        self._magnitudes[self.count : stop] = magnitudes[found]
-        self._places[self.count : stop] = found + start
-        self.count = stop
-        return True
-
-    def _compact(self) -> None:
-        """Keep the k largest candidates, and let the border rise to the smallest of them."""
-        ordered = self._ordered[: self.count]
-        np.copyto(ordered, self._magnitudes[: self.count])
-        ordered.partition(self.count - self.k)
-        self._border, self._exceeds = ordered[self.count - self.k], True
-        self._keep_largest()
-        self.count = self.k
-
-    def _keep_largest(self) -> None:
-        """Move those above the border, and the first of those at the border, to the front: k in all, in their order."""
-        values, places = self._magnitudes[: self.count], self._places[: self.count]
-        marks = np.greater(values, self._border, out=self._marks[: self.count])
-        marks[np.flatnonzero(values == self._border)[: self.k - np.count_nonzero(marks)]] = True
-        kept = np.flatnonzero(marks)
-        values[: self.k], places[: self.k] = values[kept], places[kept]
-
-
-class CompiledCandidates(Candidates):
-    """`Candidates` of `flat`, `k` and `piece` whose inner loops are those of candidates.c, in the library `compiled`.
-
-    For fewer than 2^31 contiguous float32 elements on a CPU. Threads scan groups in turn, each writing into its part of
-    the room; the candidates are then put in order.
-    """
-
-    def __init__(self, flat: Tensor, k: int, piece: int, compiled: ctypes.CDLL):
-        super().__init__(flat, k, piece)
-        self._compiled, self._reaching = compiled, compiled.resireduce_reaching
-        self._look = compiled.resireduce_look
-        self._reaching.restype = self._look.restype = ctypes.c_int64
-
-    def look_through(self, border: float, added: Tensor | None = None, check: bool = False) -> None:
-        """Add `added`, if any, scan for `border`, and `check`, in one pass; if the room is exceeded, scan again."""
-        n = self._flat.numel()
-        fits = added is None or (added.dtype == self._flat.dtype and added.is_contiguous())
-        if border < 0 or n > GROUP // 8 * self.room or not fits:
-            super().look_through(border, added, check)
-            return
-        self._begin(border)
-        addend = ctypes.c_void_p(None if added is None else added.data_ptr())
-        # What is put in order lies where magnitudes are ordered later, and counts where marks are.
-        (values, free), counts = addresses(self._flat, self._piece), ctypes.c_void_p(self._marks.ctypes.data)
-        sizes = ctypes.c_int64(n), ctypes.c_float(border), threads(n), ctypes.c_int64(self.room), ctypes.c_int(check)
-        self.count = self._look(values, addend, *sizes, *self._pointers(0), free, counts)
-        if self.count < 0:  # there was no room, or something that is not finite
-            super().look_through(border, None, check)
-
-    def _scan(self) -> None:
-        """Scan all elements, from the last to the first."""
-        left = ctypes.c_int64(self._flat.numel())
-        while True:
-            border = self._border
-            least = float(np.nextafter(np.float32(border), np.float32(math.inf))) if self._exceeds else border
-            self.count += self._reaching(
-                ctypes.c_void_p(self._flat.data_ptr()),
-                ctypes.byref(left),
-                ctypes.c_float(least),
-                ctypes.c_int64(self.room - self.count),
-                *self._pointers(self.count),
-            )
-            if not left.value:
-                return
-            self._compact()
-
-    def _keep_largest(self) -> None:
-        self._compiled.resireduce_keep(
-            *self._pointers(0), ctypes.c_int64(self.count), ctypes.c_int64(self.k), ctypes.c_float(self._border)
-        )
-
-    def _pointers(self, first: int) -> tuple[ctypes.c_void_p, ...]:
-        """Return pointers to the magnitudes and places of the candidates from number `first` on."""
-        return tuple(ctypes.c_void_p(held.ctypes.data + 4 * first) for held in (self._magnitudes, self._places))
-
-
-def magnitudes_into(out: Tensor, values: Tensor) -> np.ndarray:
-    """Write the magnitudes of `values` into `out`, in its dtype; return it as an array."""
-    if values.dtype == out.dtype:
-        return np.abs(values.numpy(), out=out.numpy())
-    return np.abs(out.copy_(values).numpy(), out=out.numpy())
-
-
-# --- The k largest magnitudes, exact and with defined ties: of equal ones those with the highest indices are chosen ---
-#
-# On a CPU two scans are enough in nearly all cases: one of a sample, which estimates the border, and one of all
-# elements, of which those that reach the border are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
-
-
-PIECE = 1 << 16
-"""Elements of a large tensor that are scanned at once on a CPU, small enough for its cache."""
+"""Elements that compiled code counts apart, in four bytes."""
 SMALLEST, PIECES = 1 << 11, 128
-"""Elements of a piece of a small tensor, and number of pieces of a tensor of middling size: a selection then needs
-extra memory of some per cent of the tensor."""
+"""Least number of elements for which a selection has room, and the part of a tensor for which it has at least."""
 SAMPLES = 1 << 16
 """About how many elements of a large tensor are in its sample."""
 SPARSEST = 16
 """At most one element of this many is in the sample of a small tensor."""
 KEY_BITS = 32
 """Lower bits of a key, which tell of two equal magnitudes the one with the higher index."""
+BYTES = 8
+"""Bytes of a packed element: a float32 value and an int32 index."""
+NOT_FINITE = -2
+"""The status of compiled code if NaN or infinity was found."""
 
 
-def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
+def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
     """Return indices (int64, ascending) of the `k` elements of 1-D `flat` with the largest magnitude.
 
-    Of equal ones those with the highest indices are chosen, whatever the device, the number of threads, or `piece`, the
-    number of elements that are scanned at once. Extra memory is of the order of k + piece elements, for any values.
-    There must be no NaN.
+    Of equal ones those with the highest indices are chosen, whatever the device or the number of threads. Extra memory
+    is of the order of k elements and of some per cent of all, for any values. There must be no NaN.
     """
     n = flat.numel()
     if k >= n:
         return torch.arange(n, device=flat.device)
     if in_triton(flat):
-        from resireduce.kernels.gpu.bucket import select
+        from resireduce.kernels.gpu import bucket
 
-        return select(flat, k)
-    if flat.device.type not in ("cpu", "meta"):
-        return by_keys(flat, k, piece or max(PIECE, -(-n // 64)))
-    return found_in(flat, k, piece or piece_of(n)).chosen()
-
-
-def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool, into: Tensor) -> Tensor:
-    """Add 1-D `added`, if any, of the same dtype, to 1-D `flat` in place; write the indices of the `k` largest
-    magnitudes to `into`, and return it.
-
-    They are those of `largest_magnitudes`, ascending; `into` is 1-D, of any integer dtype that holds them. On a CPU
-    compiled code reads each element once for all of this; on a GPU the first kernel of the selection forms the sum.
-
-    check: raise FloatingPointError if an element of the sum is NaN or infinite.
-    """
-    if k < flat.numel() and not in_triton(flat) and flat.device.type in ("cpu", "meta"):
-        return found_in(flat, k, piece_of(flat.numel()), added, check).chosen(into)
-    if k < flat.numel() and added is not None and not check and in_triton(flat, added) and added.dtype == flat.dtype:
-        from resireduce.kernels.gpu.bucket import select
-
-        return into.copy_(select(flat, k, added))
-    if added is not None:
-        flat.add_(added)
-    if check:
-        refuse_non_finite(flat)
-    return into.copy_(largest_magnitudes(flat, k))
-
-
-def piece_of(n: int) -> int:
-    """Return how many of `n` elements are scanned at once by default."""
-    return min(PIECE, max(SMALLEST, n // PIECES))
-
-
-def found_in(flat: Tensor, k: int, piece: int, added: Tensor | None = None, check: bool = False) -> Candidates:
-    """Return at least `k` candidates of `flat`, on a CPU or without storage, by scans of `piece` elements at a time.
-
-    added: 1-D, is added to `flat` first. check: as for `largest_of_sum_`.
-    """
-    border = _sampled_border(flat, *sample_of(flat.numel(), k, room_for(flat.numel(), k, piece)), added)
-    candidates = candidates_of(flat, k, piece)
-    candidates.look_through(border, added, check)
-    if candidates.count < k:  # the sample was misleading: all elements are candidates
-        candidates.look_through(-1.0)
-    return candidates
-
-
-@cache
-def sample_of(n: int, k: int, room: int) -> tuple[int, int]:
-    """Return the step of a sample, of every step-th of `n` elements, and the border's rank in it, from the largest.
-
-    The `k` largest of all reach the border very probably, and few others do: it is four standard errors low. The sample
-    is as sparse as `room` for the elements that reach the border allows, and no sparser than pays: each element of the
-    sample is read by itself, and so is each that reaches the border. If the rank is beyond the sample's end, there is
-    no border.
-    """
-    step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (3 * room) + 1))
-    while n // step > max(2048, 4 * (k * step) ** 0.5):
-        sparser = coprime_step(n, step + step // 4)
-        if _most_reaching(k, sparser) > room:
-            break
-        step = sparser
-    return step, _place(k / n * -(-n // step))
-
-
-def _place(expected: float) -> int:
-    """Return the rank of the border in a sample that has `expected` of the largest elements."""
-    return int(expected + 4 * expected**0.5 + 4)
-
-
-def _most_reaching(k: int, step: int) -> float:
-    """Return an upper bound of how many elements reach the border found in a sample of every `step`-th element."""
-    place = _place(k / step)
-    most: float = step * (place + 4 * place**0.5)
-    return most
-
-
-def _sampled_border(flat: Tensor, step: int, wanted: int, added: Tensor | None) -> float:
-    """Return the `wanted`-th largest magnitude of every `step`-th element of `flat` + `added`; -1 for too few."""
-    thinned = flat[::step]
-    exact = torch.promote_types(flat.dtype, torch.float32)
-    held = torch.empty(thinned.shape, dtype=exact, device=flat.device)
-    if held.is_meta:
-        return -1.0
-    sample = magnitudes_into(held, thinned if added is None else torch.add(thinned, added[::step], out=held))
-    if wanted >= sample.size:
-        return -1.0
-    sample.partition(sample.size - wanted)
-    return float(sample[sample.size - wanted])
-
-
-def by_keys(flat: Tensor, k: int, piece: int) -> Tensor:
-    """Return what `largest_magnitudes` does for `flat`, `k` and `piece`, without reading a value back from the device.
-
-    Each element has a key, one number, by which all are ordered, ties too. The largest k keys so far are held, and
-    compared with those of each further piece.
-    """
-    if flat.dtype == torch.float64 or flat.numel() > 1 << KEY_BITS:
-        return flat.abs().sort(stable=True).indices[-k:].sort().values
-    best = torch.empty(0, dtype=torch.int64, device=flat.device)
-    for part in slices(flat.numel(), piece):
-        keys = torch.cat((best, _keys(flat[part], part.start)))
-        best = torch.topk(keys, min(k, keys.numel()), sorted=False).values
-    return best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
+        return bucket.select(flat, k)
+    packed = torch.empty(BYTES * k, dtype=torch.uint8, device=flat.device)
+    if largest_each([(flat, k, None, packed, "")], takes=False) is None:
+        del packed
+        return by_keys(flat, k)
+    return packed[BYTES // 2 * k :].view(torch.int32).long()
 
 
 def largest_norms(norms: Tensor, count: int) -> Tensor:
     """Return which `count` of the 1-D `norms`, none of them negative, are the largest: int32, ascending.
 
-    Of equal ones those with the highest indices are chosen, as by `largest_magnitudes`, on every device.
+    Of equal ones those with the highest indices are chosen, as by `largest_magnitudes`.
     """
-    compiled = library("submatrix") if norms.is_cpu and norms.dtype == torch.float32 and norms.is_contiguous() else None
-    if compiled is None:
-        found = largest_magnitudes(norms, count) if in_triton(norms) else by_keys(norms, count, norms.numel())
-        return found.to(torch.int32)
-    chosen = norms.new_empty(count, dtype=torch.int32)
-    place, into = addresses(norms, chosen)
-    compiled.resireduce_largest_norms(place, ctypes.c_int64(norms.numel()), ctypes.c_int64(count), into)
-    return chosen
+    return largest_magnitudes(norms, count).to(torch.int32)
+
+
+def by_keys(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
+    """Return what `largest_magnitudes` does for `flat` and `k`, in plain torch, without reading from the device.
+
+    Each element has a key, one number, by which all are ordered, ties too. The largest k keys so far are held, and
+    compared with those of each further `piece` of elements.
+    """
+    n = flat.numel()
+    if flat.dtype == torch.float64 or n > 1 << KEY_BITS:
+        return flat.abs().sort(stable=True).indices[-k:].sort().values
+    least = SMALLEST if flat.is_cpu or flat.is_meta else GROUP  # each piece is some launches
+    best = torch.empty(0, dtype=torch.int64, device=flat.device)
+    for part in slices(n, piece or max(least, -(-n // 64), k // 4)):
+        keys = torch.cat((best, _keys(flat[part], part.start)))
+        best = torch.topk(keys, min(k, keys.numel()), sorted=False).values
+    return best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
 
 
 def _keys(values: Tensor, first: int) -> Tensor:
@@ -342,3 +82,206 @@ def _keys(values: Tensor, first: int) -> Tensor:
     bits = values.abs().view(torch.int32 if values.element_size() == 4 else torch.int16).long()
     places = torch.arange(first, first + values.numel(), device=values.device)
     return bits.bitwise_left_shift_(KEY_BITS).add_(places)
+
+
+# --- The same by one call of compiled code for several tensors ---
+#
+# Two scans are enough in nearly all cases: one of a sample, which estimates a border, and one of all elements, of which
+# those that reach the border are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
+
+
+MEMBERS = Struct("2P5q3i3P0P")
+"""Layout of a structure of arguments for one tensor; several follow one another."""
+
+
+def largest_each(
+    tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor, str]], takes: bool = True
+) -> list[int] | None:
+    """Pack the largest magnitudes of several tensors; return the status of each: 1, or NOT_FINITE if that was found.
+
+    Return None, and do nothing, for anything but contiguous float32 on a CPU, fewer than 2^31 each, or without a
+    compiler. Without storage, as much memory is taken as with it.
+
+    Args:
+        tensors: the elements, of any shape; how many of them are selected, one to all; what is added to them first, in
+            place; 1-D uint8 memory that receives float32 values and then int32 indices, both in the order of the
+            indices; and what is checked: what is "added", before anything is done, or the "sum", before anything is
+            selected.
+        takes: whether the selected elements become zero.
+    """
+    compiled = library()
+    shapes = [(dense.numel(), k) for dense, k, *_ in tensors]
+    there = [one for dense, _, added, _, _ in tensors for one in (dense, added) if one is not None and not one.is_meta]
+    suited = suits(*there) and all(dense.dtype == torch.float32 for dense, *_ in tensors)
+    if compiled is None or not suited or not all(0 < k <= n < 1 << 31 for n, k in shapes):
+        return None
+    nbytes = max(_scan(*shape)[-1] for shape in shapes)
+    scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu" if there else "meta")  # whatever is the default
+    if scratch.is_meta:  # a plan, which counts memory
+        return [1] * len(tensors)
+    structures, room = [], scratch.data_ptr()
+    for (dense, k, added, packed, check), shape in zip(tensors, shapes, strict=True):
+        pointers = dense.data_ptr(), 0 if added is None else added.data_ptr()
+        numbers = *shape, *_scan(*shape)[:-1], threads(shape[0]), takes, ("", "sum", "added").index(check)
+        to = packed.data_ptr()
+        structures.append(MEMBERS.pack(*pointers, *numbers, room, to, to + BYTES // 2 * k))
+    statuses = array("i", bytes(4 * len(tensors)))
+    compiled.resireduce_largest_each(b"".join(structures), len(tensors), statuses.buffer_info()[0])
+    return [*statuses]
+
+
+@cache
+def _scan(n: int, k: int) -> tuple[int, int, int, int]:
+    """Return the step of a sample of `n` elements, the border's rank in it, for how many candidates there is room, and
+    the bytes for them; no room if the sample would be too small, so that all elements are counted.
+
+    The `k` largest reach the border very probably, and few others do: it is four standard errors low. The sample is as
+    sparse as the room for those that reach the border allows, and no sparser than pays: each element of the sample is
+    read by itself, and so is each that reaches the border.
+    """
+    nbytes = 13 * min(n, k + max(k // 4, GROUP if n > GROUP * PIECES else max(SMALLEST, n // PIECES)))
+    room = min(n, nbytes // 9)  # two numbers for each, and a byte for what is counted
+    step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (2 * room) + 1))
+    while n // step > max(2048, 4 * (k * step) ** 0.5):
+        sparser = coprime_step(n, step + step // 4)
+        if _most_reaching(k, sparser) > room:
+            break
+        step = sparser
+    size = -(-n // step)
+    rank = _rank(k / n * size)
+    return (step, rank, room, nbytes) if rank < size and n <= GROUP // 4 * room else (1, 0, 0, 4 * -(-n // GROUP))
+
+
+def _rank(expected: float) -> int:
+    """Return the rank of the border in a sample that has `expected` of the largest elements."""
+    return int(expected + 4 * expected**0.5 + 4)
+
+
+def _most_reaching(k: int, step: int) -> float:
+    """Return an upper bound of how many elements reach the border found in a sample of every `step`-th element."""
+    rank = _rank(k / step)
+    most: float = step * (rank + 4 * rank**0.5)
+    return most
+
+
+# --- A bucket's message: what is sent of each tensor, one after the other, as `Payload` lays it out: values and int32
+# indices, those of the wider dtype first, and zeros up to a multiple of 8 bytes ---
+
+
+ALIGNMENT, INDEX_BYTES = 8, 4
+
+
+@lru_cache(maxsize=512)
+def message_places(ks: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return at which byte of a message the values, and the indices, of each tensor begin, and the message's bytes.
+
+    ks: how many elements of each tensor are sent. dtype: of the values.
+    """
+    places, end, width = [], 0, dtype.itemsize
+    for k in ks:
+        values_first = width >= INDEX_BYTES
+        places.append((end, end + width * k) if values_first else (end + INDEX_BYTES * k, end))
+        end += -(-(width + INDEX_BYTES) * k // ALIGNMENT) * ALIGNMENT
+    return tuple(places), end
+
+
+def compress_topk_(
+    gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], message: Tensor
+) -> Tensor:
+    """Add `gradients` to `residuals`, and take out of each sum its largest magnitudes, which `message` then holds.
+
+    Of equal magnitudes those with the highest indices are chosen; indices ascend; zeros are left in their places. On a
+    GPU the number of launches does not depend on how many tensors there are.
+
+    Args:
+        gradients: contiguous, like the residuals. None: nothing is added.
+        residuals: contiguous, of one dtype and device; of no NaN.
+        ks: how many elements of each are sent: 1 to as many as it has.
+        message: receives what is sent: 1-D uint8, of as many bytes as `message_places` says.
+
+    Returns:
+        1 for each tensor whose gradient holds NaN or infinity, in place of which zeros have been added, and 0 for each
+        other: int32, on their device. The host does not wait for it.
+    """
+    if _in_triton([*residuals, *(one for one in gradients if one is not None)]):
+        from resireduce.kernels.gpu import bucket
+
+        return bucket.compress_topk_(gradients, residuals, ks, message)
+    spoilt = torch.zeros(len(residuals), dtype=torch.int32, device=message.device)
+    places, _ = message_places(tuple(ks), residuals[0].dtype if residuals else torch.float32)
+    message.zero_()
+    for number, (gradient, residual, k, (at, indices_at)) in enumerate(
+        zip(gradients, residuals, ks, places, strict=True)
+    ):
+        flat = residual.view(-1)
+        if gradient is not None:
+            fine = gradient.isfinite().all()
+            spoilt[number] = fine.logical_not()
+            flat.add_(gradient.view(-1).where(fine, 0.0))
+        chosen = largest_magnitudes(flat, k)
+        message[at : at + flat.itemsize * k].view(flat.dtype).copy_(flat[chosen])
+        message[indices_at : indices_at + INDEX_BYTES * k].view(torch.int32).copy_(chosen)
+        flat.index_fill_(0, chosen, 0.0)
+    return spoilt
+
+
+def _in_triton(tensors: Sequence[Tensor]) -> bool:
+    """Return whether kernels on a GPU take `tensors`: of one dtype, none empty, and of some 2^30 elements in all."""
+    if not (tensors and in_triton(*tensors)):
+        return False
+    dtype = tensors[0].dtype
+    alike = all(one.dtype == dtype and one.numel() for one in tensors)
+    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
+
+
+# --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
+
+
+SENT = Struct("Pq2Pqfi0P")
+"""Layout of a structure of arguments: what one rank sent of one tensor."""
+
+
+def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], scale: float, zero: bool) -> bool:
+    """Add `scale` x what all ranks sent of several tensors to its places in them; return whether that was done.
+
+    False, and nothing is done, for what is not contiguous float32, where there is neither compiled code for the CPU nor
+    Triton for the GPU, or if on a CPU an index is none of its tensor.
+
+    Args:
+        sent: each tensor, and what each rank sent of it: values and their int32 indices, as 1-D uint8, and how many.
+        scale: a factor of the values; the product is rounded before it is added.
+        zero: whether the tensors are set to zeros before.
+    """
+    targets, parts = [dense for dense, _ in sent], [part for _, own in sent for part in own]
+    if any(packed.nbytes < BYTES * count for packed, count in parts):
+        return False
+    if targets[0].dtype == torch.float32 and all(count for _, count in parts) and _in_triton(targets):
+        _add_on_gpu(targets, [own for _, own in sent], scale, zero)
+        return True
+    compiled, known = library(), all(packed.is_cpu and packed.is_contiguous() for packed, _ in parts)
+    if compiled is None or not known or not suits(*targets):
+        return False
+    structures = []
+    for dense, own in sent:
+        to, size = dense.data_ptr(), dense.numel()
+        for number, (packed, count) in enumerate(own):
+            values = packed.data_ptr()
+            zeroes = zero and not number
+            structures.append(SENT.pack(to, size, values, values + BYTES // 2 * count, count, scale, zeroes))
+    return bool(compiled.resireduce_add_sent_each(b"".join(structures), len(structures)))
+
+
+def _add_on_gpu(targets: list[Tensor], sent: list[Sequence[tuple[Tensor, int]]], scale: float, zero: bool) -> None:
+    """Do so by a launch for each rank, or for each rank and tensor where a rank's parts are not one message."""
+    from resireduce.kernels.gpu import bucket
+
+    if zero:
+        private.zero_each_(targets)
+    for parts in zip(*sent, strict=True):  # one rank after the other
+        ends = [packed.data_ptr() + packed.nbytes for packed, _ in parts]
+        if all(end == packed.data_ptr() for end, (packed, _) in zip(ends, parts[1:], strict=False)):
+            whole = parts[0][0].as_strided((sum(packed.nbytes for packed, _ in parts),), (1,))
+            bucket.add_topk_(targets, [count for _, count in parts], whole, scale)
+        else:
+            for target, (packed, count) in zip(targets, parts, strict=True):
+                bucket.add_topk_([target], [count], packed, scale)

@@ -5,11 +5,43 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "crossing.h"
 #include "threads.h"
 
-/* Norms of the rows and columns of a float32 matrix in one pass, added up in the order of torch's, and which of them are
- * largest. */
+enum { TILE = 256 };
+
+/* Where some rows of a float32 matrix cross some columns, and values that are added there or copied from there. */
+struct crossing {
+    float *matrix;
+    float *values;                 /* of each row, those of its columns */
+    const int32_t *rows, *columns; /* ascending */
+    int64_t height, width, n_rows, n_columns;
+};
+
+static int are_ascending(const int32_t *numbers, int64_t count, int64_t below)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (numbers[i] < 0 || numbers[i] >= below || (i > 0 && numbers[i] <= numbers[i - 1]))
+            return 0;
+    return 1;
+}
+
+/* Add the values of row number r of these to x[0..stop - start), a tile at most: the columns from `start` to before
+ * `stop`, of which number j of these is the first. Return which is the first behind them. Zero is added to the other
+ * elements: a negative zero becomes a positive one, as in the plain form. */
+static inline __attribute__((always_inline)) int64_t add_tile(const struct crossing *at, int64_t r, int64_t j,
+                                                              int64_t start, int64_t stop, float *restrict x)
+{
+    const int32_t *restrict columns = at->columns;
+    const float *restrict values = at->values + r * at->n_columns;
+    float tile[TILE] = {0};
+    for (; j < at->n_columns && columns[j] < stop; j++)
+        tile[columns[j] - start] = values[j];
+    for (int64_t c = 0; c < stop - start; c++)
+        x[c] += tile[c];
+    return j;
+}
+
+/* Norms of the rows and columns of a float32 matrix in one pass, added up in the order of torch's. */
 
 enum { ROWS = 16, LINE = 64 / sizeof(int64_t) };
 
@@ -115,153 +147,57 @@ void resireduce_l1_norms(const float *matrix, int64_t rows, int64_t columns, int
     int64_t done[MOST_THREADS][LINE] = {0};
     const int most = threads < MOST_THREADS ? threads : MOST_THREADS, strips = most < 1 ? 1 : most;
     const struct norms norms = {matrix, rows, columns, by_row, by_column, strips, done};
-    in_threads(add_strip, &norms, strips, 1, strips);
-}
-
-static inline __attribute__((always_inline)) uint32_t key_of(float norm)
-{
-    uint32_t key;
-    memcpy(&key, &norm, sizeof key); /* of numbers that are not negative, in their order */
-    return key;
-}
-
-/* Return how many of n norms have this key, or a higher one. */
-FOR_EACH_PROCESSOR
-static int32_t count_from(const float *norms, int64_t n, uint32_t key)
-{
-    int32_t count = 0;
-    for (int64_t i = 0; i < n; i++)
-        count += key_of(norms[i]) >= key;
-    return count;
-}
-
-/* Write which k of n norms, 0 to n, are the largest: ascending numbers. None of the norms is negative or NaN. Of equal ones
- * those of the highest numbers are chosen. The key of the smallest that is chosen is found bit by bit, from the highest. */
-void resireduce_largest_norms(const float *norms, int64_t n, int64_t k, int32_t *chosen)
-{
-    uint32_t border = 0;
-    for (int bit = 30; bit >= 0; bit--)
-        if (count_from(norms, n, border | 1u << bit) >= k)
-            border |= 1u << bit;
-    const int64_t above = count_from(norms, n, border + 1), left = k - above;
-    int64_t equal = count_from(norms, n, border) - above;
-    for (int64_t i = 0, j = 0; i < n && j < k; i++) {
-        const uint32_t key = key_of(norms[i]);
-        const int at_border = key == border;
-        chosen[j] = (int32_t)i; /* is overwritten, if it is not */
-        j += (key > border) | (at_border & (equal <= left));
-        equal -= at_border;
-    }
-}
-
-struct task {
-    float *matrix;
-    struct crossing at;
-    float *cut; /* the elements of each row where its columns cross it */
-};
-
-/* Have some of row r at hand when that is gone through: rows that are kept lie apart. */
-static inline __attribute__((always_inline)) void fetch(const struct task *task, int64_t r, int64_t start, int64_t stop)
-{
-    const float *row = task->matrix + task->at.rows[r] * task->at.width;
-    for (int64_t c = start; c < stop; c += 64 / sizeof(float))
-        __builtin_prefetch(row + c, 1);
+    resireduce_in_threads(add_strip, &norms, strips, 1, strips);
 }
 
 FOR_EACH_PROCESSOR
 static void add_rows(const void *given, int64_t first, int64_t last)
 {
-    const struct task *task = given;
-    const struct crossing *at = &task->at;
+    const struct crossing *at = given;
     for (int64_t r = first; r < last; r++) {
-        float *row = task->matrix + at->rows[r] * at->width;
-        for (int64_t start = 0, j = 0; start < at->width; start += TILE) {
-            const int64_t stop = at->width - start < TILE ? at->width : start + TILE;
-            fetch(task, r + 1 < last ? r + 1 : r, start, stop);
-            j = add_tile(at, r, j, start, stop, row + start);
+        float *row = at->matrix + at->rows[r] * at->width;
+        for (int64_t start = 0, j = 0; start < at->width; start += TILE)
+            j = add_tile(at, r, j, start, at->width - start < TILE ? at->width : start + TILE, row + start);
+    }
+}
+
+/* Copy the elements of each row one by one, and have those of the next at hand: rows that are kept lie apart. */
+FOR_EACH_PROCESSOR
+static void cut_rows(const void *given, int64_t first, int64_t last)
+{
+    const struct crossing *at = given;
+    for (int64_t r = first; r < last; r++) {
+        const float *row = at->matrix + at->rows[r] * at->width;
+        const float *next = at->matrix + at->rows[r + 1 < last ? r + 1 : r] * at->width;
+        float *restrict cut = at->values + r * at->n_columns;
+        for (int64_t j = 0; j < at->n_columns; j++) {
+            __builtin_prefetch(next + at->columns[j]);
+            cut[j] = row[at->columns[j]];
         }
     }
 }
 
-/* Copy the elements of a row one by one, and have those of the next at hand. */
-static inline __attribute__((always_inline)) void cut_columns(const struct crossing *at, const float *row,
-                                                              const float *next, float *restrict cut)
+static int go_through(part_of *run, const struct crossing *at, int threads)
 {
-    const int32_t *restrict columns = at->columns;
-    for (int64_t j = 0; j < at->n_columns; j++) {
-        __builtin_prefetch(next + columns[j]);
-        cut[j] = row[columns[j]];
-    }
-}
-
-FOR_EACH_PROCESSOR
-static void cut_rows(const void *given, int64_t first, int64_t last)
-{
-    const struct task *task = given;
-    const struct crossing *at = &task->at;
-    const int wide = at->width <= WIDEST && goes_wide(at);
-    uint16_t kept[WIDEST / LANES_WIDE];
-    if (wide) {
-        memset(kept, 0, (at->width + LANES_WIDE - 1) / LANES_WIDE * sizeof kept[0]);
-        for (int64_t j = 0; j < at->n_columns; j++)
-            kept[at->columns[j] / LANES_WIDE] |= 1 << at->columns[j] % LANES_WIDE;
-    }
-    for (int64_t r = first; r < last; r++) {
-        const float *row = task->matrix + at->rows[r] * at->width;
-        const float *next = task->matrix + at->rows[r + 1 < last ? r + 1 : r] * at->width;
-        float *cut = task->cut + r * at->n_columns;
-        if (wide)
-            cut_wide(row, next, at->width, kept, cut);
-        else
-            cut_columns(at, row, next, cut);
-    }
-}
-
-static int go_through(part_of *run, const struct task *task, int threads)
-{
-    if (!lies_in_matrix(&task->at))
+    if (!are_ascending(at->rows, at->n_rows, at->height) || !are_ascending(at->columns, at->n_columns, at->width))
         return 0;
-    in_threads(run, task, task->at.n_rows, 1, threads);
+    resireduce_in_threads(run, at, at->n_rows, 1, threads);
     return 1;
 }
 
 /* Add `values`, a row of n_columns for each of n_rows rows, to where these cross columns of a matrix (height x width).
  * Return 0, with nothing done, if numbers of rows or columns are not ascending ones of the matrix. */
 int resireduce_add_crossing(float *matrix, int64_t height, int64_t width, const int32_t *rows, int64_t n_rows,
-                            const int32_t *columns, int64_t n_columns, const float *values, int threads)
+                            const int32_t *columns, int64_t n_columns, float *values, int threads)
 {
-    const struct task task = {matrix, {values, rows, columns, height, width, n_rows, n_columns, 0}, 0};
-    return go_through(add_rows, &task, threads);
+    const struct crossing at = {matrix, values, rows, columns, height, width, n_rows, n_columns};
+    return go_through(add_rows, &at, threads);
 }
 
 /* Copy the elements where rows cross columns into `values`. Return 0 as above. */
 int resireduce_cut_crossing(float *matrix, int64_t height, int64_t width, const int32_t *rows, int64_t n_rows,
                             const int32_t *columns, int64_t n_columns, float *values, int threads)
 {
-    const struct task task = {matrix, {0, rows, columns, height, width, n_rows, n_columns, 0}, values};
-    return go_through(cut_rows, &task, threads);
-}
-
-/* What resireduce_cut_largest is given. */
-struct cutting {
-    float *matrix;
-    struct crossing into;
-    float *norms; /* room for those of all rows, then of all columns; may be that of the values */
-    int threads;
-};
-
-/* Choose the rows and the columns of the largest norms, as many as there are numbers of them, and copy the elements where
- * they cross to the values. */
-int resireduce_cut_largest(const struct cutting *given)
-{
-    const struct crossing *into = &given->into;
-    const int64_t height = into->height, width = into->width;
-    float *norms = given->norms;
-    int32_t *rows = (int32_t *)into->rows, *columns = (int32_t *)into->columns;
-    memset(norms, 0, (height + width) * sizeof *norms);
-    resireduce_l1_norms(given->matrix, height, width, given->threads, norms, norms + height);
-    resireduce_largest_norms(norms, height, into->n_rows, rows);
-    resireduce_largest_norms(norms + height, width, into->n_columns, columns);
-    const struct task task = {given->matrix, *into, (float *)into->values};
-    return go_through(cut_rows, &task, given->threads);
+    const struct crossing at = {matrix, values, rows, columns, height, width, n_rows, n_columns};
+    return go_through(cut_rows, &at, threads);
 }

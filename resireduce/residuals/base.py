@@ -11,7 +11,6 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
-from resireduce.kernels.packed_largest import Addend
 from resireduce.kernels.selection import largest_norms
 from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
@@ -145,11 +144,11 @@ class Residual(ABC):
 
     # --- what it may do ---
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend | None] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | None] | None:
         """Return two addends, if all that `compensate_(grad, name)` does is to add the second, if any, to the first.
 
-        They are contiguous, of one shape and dtype, or the second is in few bits or a sub-matrix: code that goes
-        through the elements anyway may add them on the way. None if `compensate_` does more.
+        They are contiguous, of one shape and dtype: code that goes through the elements anyway may add them on the way.
+        None if `compensate_` does more.
         """
         return None
 

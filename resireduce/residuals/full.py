@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from resireduce.errors import ConfigError, is_number
-from resireduce.kernels.packed_largest import Addend
 from resireduce.pieces import generator, one_of_each, pieces, share
 from resireduce.residuals.base import Ratio, Residual, norm_dtype
 from resireduce.residuals.stored import Plain, alike
@@ -39,7 +38,7 @@ class FullResidual(Residual):
         memory = self.memory(name)
         return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         """Return R of tensor `name` and `grad`, if the sum is formed in the memory of R; otherwise `grad` and R."""
         memory = self.memory(name)
         if memory is not None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError, choose, is_number
 from resireduce.kernels.norms import WeightedSum, l1_and_l2_norm, mean_norm
-from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import NORMS, Residual, named, norm_dtype
 from resireduce.residuals.stored import Stored
 from resireduce.timeline import exactly
@@ -49,11 +48,8 @@ class GroupResidual(Residual):
         """The group of each registered tensor."""
 
     @abstractmethod
-    def fold(self, folded: Any, error: Tensor, name: str, room: Tensor | None) -> Any:
-        """Return what is `folded` so far, if anything, with the `error` of member `name`; may use their memory.
-
-        room: with the last member, memory in which the value to store may be formed; None: it is copied anyway.
-        """
+    def fold(self, folded: Any, error: Tensor, name: str) -> Any:
+        """Return what is `folded` so far, if anything, with the `error` of member `name`; may use their memory."""
 
     @abstractmethod
     def finish(self, folded: Any, stored: Stored) -> Tensor:
@@ -70,7 +66,7 @@ class GroupResidual(Residual):
         """Return G + what the last step stored for the group, in the gradient's memory."""
         return self._stored[name].add_to_(grad)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         """Return `grad` and what the last step stored for the group of tensor `name`, if that need not be copied."""
         addend = self._stored[name].addend(grad)
         return None if addend is None else (grad, addend)
@@ -98,8 +94,7 @@ class GroupResidual(Residual):
         error = group.waiting.pop(member)
         error = error.to(norm_dtype(error)).contiguous()  # the error of a user's compressor may not be
         group.turn += 1
-        room = group.stored.room(error.dtype) if group.turn == len(group.members) else None
-        group.folded = self.fold(group.folded, error, member, room)
+        group.folded = self.fold(group.folded, error, member)
 
     def _close(self, group: Group, step: int) -> None:
         value = self.finish(group.folded, group.stored)
@@ -121,34 +116,22 @@ class AverageResidual(GroupResidual):
     Source: ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2).
     """
 
-    def weight(self, error: Tensor, name: str) -> Tensor | float:
-        """Return the weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU.
-
-        Or phi, if it is `mean_norm(error, phi)`, which is formed where `error` is added.
-        """
+    def weight(self, error: Tensor, name: str) -> Tensor:
+        """Return the weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU."""
         return error.new_ones(())
 
-    def fold(self, folded: WeightedSum | None, error: Tensor, name: str, room: Tensor | None) -> WeightedSum:
-        """Return the weighted sum of errors, now with `error` of member `name`, or with the last one their average.
-
-        The first error is kept as it is: it is weighed, and multiplied by its weight, where the second is added.
-        """
-        weight = self.weight(error, name)
-        if isinstance(weight, Tensor):
-            weight = weight.to(error.dtype, copy=folded is None)  # others are added to the first
+    def fold(self, folded: WeightedSum | None, error: Tensor, name: str) -> WeightedSum:
+        """Return the weighted sum of errors, now with `error` of member `name`."""
+        weight = self.weight(error, name).to(error.dtype, copy=folded is None)  # others are added to the first
         if folded is not None:
-            folded.add(error, weight, room)
+            folded.add(error, weight)
             return folded
         is_part = error.untyped_storage().nbytes() != error.nbytes  # of memory that would be held with it
         return WeightedSum(error.clone() if is_part else error, weight)
 
     def finish(self, folded: WeightedSum, stored: Stored) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
-        if folded.is_average:
-            return folded.total
-        total, weight = folded.multiplied()
-        room = stored.room(total.dtype)
-        return torch.div(total, weight.clamp(min=torch.finfo(weight.dtype).tiny), out=total if room is None else room)
+        return folded.average(stored.room(folded.total.dtype))
 
 
 class WeightedResidual(AverageResidual):
@@ -178,13 +161,14 @@ class WeightedResidual(AverageResidual):
             self._weights[name] = mean_norm(compensated, self.phi)
         return compensated
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         """Return `grad` and the residual of the group of tensor `name`; None, if norms are those of their sum."""
         return super().addends(grad, name) if self.norms == "residual" else None
 
-    def weight(self, error: Tensor, name: str) -> Tensor | float:
-        """Return phi, for norms of `error`; or the weight, 0-D, that the sum has had."""
-        return self._weights.pop(name, self.phi)
+    def weight(self, error: Tensor, name: str) -> Tensor:
+        """Return the weight of `error`, 0-D, by its norms, or by those that the sum has had."""
+        remembered = self._weights.pop(name, None)
+        return mean_norm(error, self.phi) if remembered is None else remembered
 
 
 class MemberResidual(GroupResidual):
@@ -207,9 +191,7 @@ class MemberResidual(GroupResidual):
             raise ConfigError(f"smallest: {smallest!r} is not allowed; give true or false")
         self.norm, self.smallest = norm, smallest
 
-    def fold(
-        self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str, room: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """Return the better of the two errors and its norm, 0-D, without waiting for a GPU to compare them."""
         norm = l1_and_l2_norm(error)[self.norm - 1]
         if folded is None:

@@ -7,11 +7,9 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError, choose
 from resireduce.kernels.norms import l1_norms
-from resireduce.kernels.packed_largest import Addend
-from resireduce.kernels.submatrix import Crossing, cut_crossing, cut_largest
+from resireduce.kernels.submatrix import add_crossing_, cut_crossing, cut_largest
 from resireduce.pieces import generator, share
 from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, norm_dtype, select
-from resireduce.residuals.stored import Plain
 
 
 def _kept(ratio: Ratio, name: str, parameter: Tensor, dim: int) -> Tensor:
@@ -129,18 +127,11 @@ class RowsColumnsResidual(RowsResidual):
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the block to its place in the gradient, in place; return it."""
-        self._crossing(name, self._stored[name].read(grad.dtype), grad).add_to_(grad)
+        matrix = grad.view(len(grad), -1)
+        add_crossing_(matrix, self._rows[name], self._columns[name], self._stored[name].read(grad.dtype))
         if self.norms == "compensated":
-            self._norms[name] = self._norms_of(grad.view(len(grad), -1))
+            self._norms[name] = self._norms_of(matrix)
         return grad
-
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
-        """Return `grad` and the block of tensor `name`; None, if that must be decoded, or norms are of the sum."""
-        stored = self._stored[name]
-        held = isinstance(stored, Plain) and stored.values.dtype == grad.dtype
-        if self.norms != "residual" or not held or not grad.is_contiguous():
-            return None
-        return grad, self._crossing(name, stored.read(grad.dtype), grad)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Choose rows and columns of the error anew, and store the elements where they cross."""
@@ -164,6 +155,3 @@ class RowsColumnsResidual(RowsResidual):
 
     def _norms_of(self, matrix: Tensor) -> tuple[Tensor, ...]:
         return l1_norms(matrix, norm_dtype(matrix))
-
-    def _crossing(self, name: str, values: Tensor, like: Tensor) -> Crossing:
-        return Crossing(values, self._rows[name], self._columns[name], len(like))

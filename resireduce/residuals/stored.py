@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.kernels.codes import compiled_adds, decoded_into, encode_piece, encoded, encodes_in_one_pass
+from resireduce.kernels.codes import decoded_into, encode_piece, encoded, encodes_in_one_pass
 from resireduce.pieces import SMALLEST, pieces, spread
 
 
@@ -33,7 +33,7 @@ class Plain:
         """Add the values to contiguous `target`, in its precision; return `target`."""
         return target.add_(self.values)
 
-    def addend(self, grad: Tensor) -> "Tensor | Blocks | None":
+    def addend(self, grad: Tensor) -> Tensor | None:
         """Return what is to be added to `grad`, if code that reads each element of it can do so; otherwise None."""
         return self.values if alike(grad, self.values) else None
 
@@ -112,9 +112,9 @@ class Blocks:
             flat[piece].add_(values.to(flat.dtype))
         return target
 
-    def addend(self, grad: Tensor) -> "Tensor | Blocks | None":
-        """Return this, if compiled code can add what is stored to `grad` while it reads its elements."""
-        return self if grad.shape == self.shape and compiled_adds(self.kind, grad) else None
+    def addend(self, grad: Tensor) -> None:
+        """Return None: what is stored is decoded first."""
+        return
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the decoded values as a new tensor of `dtype`."""

@@ -178,9 +178,9 @@ def test_a_selection_is_that_of_a_stable_sort(n: int, dtype: torch.dtype) -> Non
         ordered = flat.abs().sort(stable=True).indices
         for k in {1, max(1, n // 1000), max(1, n // 100), max(1, n // 3), n}:
             expected = ordered[-k:].sort().values
+            assert torch.equal(largest_magnitudes(flat, k), expected), (kind, k)
             for piece in (None, 1000):
-                assert torch.equal(largest_magnitudes(flat, k, piece), expected), (kind, k, piece)
-            assert torch.equal(by_keys(flat, k, max(k, 7777)), expected), (kind, k, "as on a GPU")
+                assert torch.equal(by_keys(flat, k, piece), expected), (kind, k, piece)
 
 
 @given(st.lists(st.sampled_from(["float16", "float32", "int32", "int64", "uint8"]), min_size=1, max_size=4))

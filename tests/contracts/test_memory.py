@@ -15,7 +15,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from resireduce.kernels.selection import largest_magnitudes
+from resireduce.kernels.selection import by_keys, largest_magnitudes
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, build_compressor
@@ -134,7 +134,7 @@ def test_the_rounds_of_a_selection_that_a_plan_runs_show_the_memory_of_all(piece
     for device in ("cpu", "meta"):
         flat = torch.zeros(1000 * pieces, dtype=torch.bfloat16, device=device)
         with LiveBytes(lambda tensor: True) as alive:
-            largest_magnitudes(flat, k, 1000)
+            by_keys(flat, k, 1000)
         peaks.append(alive.peak_bytes)
     assert peaks[0] == peaks[1]
 
@@ -147,7 +147,7 @@ def test_a_selection_takes_the_same_memory_of_any_values(k: int, dtype: torch.dt
     for values in (drawn, torch.zeros(3000), drawn.sign(), drawn.clamp(-1, 1), drawn.relu()):
         flat = values.to(dtype)
         with LiveBytes(lambda tensor: True) as alive:
-            chosen = largest_magnitudes(flat, k, 1000)
+            chosen = largest_magnitudes(flat, k)
         assert torch.equal(flat[chosen].abs().sort().values, flat.abs().sort().values[-k:])
         peaks.add(alive.peak_bytes)
     assert len(peaks) == 1

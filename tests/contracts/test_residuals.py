@@ -86,7 +86,7 @@ def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded
 ) -> None:
     monkeypatch.setattr(averages, "PIECE", 7)
     if not compiled:
-        monkeypatch.setattr(averages, "library", lambda name: None)
+        monkeypatch.setattr(averages, "library", lambda: None)
     residual = registered(build_residual("w", GROUPING), torch.float32)
     held = residual.tensors()["weighted.a"]
     errors = {name: tensor for name, tensor in gradients(0, torch.float32).items() if name in order}

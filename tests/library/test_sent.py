@@ -10,7 +10,7 @@ import torch
 
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.packed_largest import add_sent_
+from resireduce.kernels.selection import add_sent_each_
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 N = 30_000
@@ -54,10 +54,10 @@ def test_a_message_with_a_place_that_is_not_there_is_refused(index: int) -> None
 )
 def test_nothing_is_done_to_what_it_is_not_for(part: torch.Tensor) -> None:
     packed = TopK(0.01).compress(drawn(0), "w", 0).buffer
-    assert not add_sent_(part, packed, N // 100, 1.0)
+    assert not add_sent_each_([(part, [(packed, N // 100)])], 1.0, zero=False)
     assert part.is_meta or not part.any()
 
 
 def test_nothing_is_read_behind_the_end_of_a_message() -> None:
     packed = TopK(0.01).compress(drawn(0), "w", 0).buffer
-    assert not add_sent_(torch.zeros(N), packed[:-8], N // 100, 1.0)
+    assert not add_sent_each_([(torch.zeros(N), [(packed[:-8], N // 100)])], 1.0, zero=False)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.topk import TopK
-from resireduce.kernels.bucket import add_topk_, compress_topk_, message_places
+from resireduce.kernels.selection import compress_topk_, message_places
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 DENSITY = 0.03
@@ -34,11 +34,6 @@ def test_a_bucket_is_its_tensors_one_by_one(sizes: list[int], dtype: torch.dtype
         values, indices = payload.parts()
         assert message[at : at + values.nbytes].view(dtype).equal(values)
         assert message[indices_at : indices_at + indices.nbytes].view(torch.int32).equal(indices)
-    targets, sums = drawn(sizes, dtype, 3), drawn(sizes, dtype, 3)
-    add_topk_(targets, ks, message, 0.5)
-    for one, payload in zip(sums, payloads, strict=True):
-        compressor.add_(one, payload, 0.5)
-    assert all(map(torch.equal, targets, sums))
 
 
 def test_a_gradient_that_is_not_finite_is_zeros_and_one_that_is_not_there_adds_nothing() -> None:
@@ -50,7 +45,10 @@ def test_a_gradient_that_is_not_finite_is_zeros_and_one_that_is_not_there_adds_n
     ks = [1, 2, 3, 4]
     message = torch.empty(message_places(tuple(ks), torch.float32)[1], dtype=torch.uint8)
     assert compress_topk_([*gradients, None], residuals, ks, message).tolist() == [1, 0, 1, 0]
-    add_topk_(residuals, ks, message, 1.0)
+    places, _ = message_places(tuple(ks), torch.float32)
+    for residual, k, (at, indices_at) in zip(residuals, ks, places, strict=True):
+        chosen = message[indices_at : indices_at + 4 * k].view(torch.int32)
+        residual[chosen.long()] += message[at : at + 4 * k].view(torch.float32)
     assert all(map(torch.equal, residuals, left))
 
 
@@ -59,4 +57,3 @@ def test_a_bucket_may_be_empty_or_hold_an_empty_tensor() -> None:
     assert compress_topk_([], [], [], message[:0]).tolist() == []
     assert compress_topk_([torch.ones(0), torch.ones(1)], [torch.ones(0), torch.ones(1)], [0, 1], message).sum() == 0
     assert message[:4].view(torch.float32).item() == 2.0
-    add_topk_([], [], message[:0], 1.0)

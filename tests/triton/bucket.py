@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
-from resireduce.kernels.bucket import message_places
 from resireduce.kernels.gpu import bucket
 from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, select
+from resireduce.kernels.selection import message_places
 
 FLOATS = [torch.float32, torch.float16]
 

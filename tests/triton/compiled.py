@@ -34,8 +34,6 @@ NORM = {
     "root": "fp32",
 }
 NORMED = {"TILE": norms.TILE, "MOST": norms.MOST}
-WEIGHTED = {"TINY": blocks.TINY, "TILE": norms.TILE, "IS_ONE": True, "IS_LAST": True}
-FLOATS = dict.fromkeys(("into", "total", "more", "weight", "weights"), "*fp32")
 KERNELS = {
     "look for NaN": (bucket._look_for_non_finite, KEYS, LOOK),
     "look for NaN in bfloat16": (bucket._look_for_non_finite, BRAIN_KEYS, LOOK),
@@ -55,8 +53,6 @@ KERNELS = {
     "cut a crossing": (submatrix._cut, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, {"TILE": submatrix.TILE}),
     "mean norm": (norms._mean_norm, NORM | {"flat": "*fp32"}, NORMED),
     "mean norm of bfloat16": (norms._mean_norm, NORM | {"flat": "*bf16"}, NORMED),
-    "weighted sum": (norms._add_weighted, FLOATS, WEIGHTED),
-    "weighted sum of float16": (norms._add_weighted, dict.fromkeys(FLOATS, "*fp16"), WEIGHTED),
     "encode int8": (blocks._encode, CODES | {"values": "*fp32"}, {"TINY": blocks.TINY, "BITS": 8, "ROWS": blocks.ROWS}),
     "encode int4": (blocks._encode, PAIRS | {"values": "*fp16"}, {"TINY": blocks.TINY, "BITS": 4, "ROWS": blocks.ROWS}),
     "decode int8": (blocks._decode_add, CODES | {"target": "*fp32"}, {"BITS": 8, "TILE": blocks.TILE}),

@@ -17,7 +17,7 @@ from benchmarks.training.time_kernels import measured
 from resireduce import finiteness
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
-from resireduce.kernels import norms, on_gpu
+from resireduce.kernels import on_gpu
 from resireduce.kernels.gpu import blocks, bucket, language, self_check, submatrix
 from resireduce.kernels.gpu import norms as kernels_of_norms
 from resireduce.kernels.gpu.language import jit, tl
@@ -90,24 +90,6 @@ def test_codes_have_the_bits_of_the_plain_form(kind: str, dtype: torch.dtype, mo
                 assert np.array_equal(one.numpy().view(np.uint8), other.numpy().view(np.uint8)), (name, numel)
 
 
-@pytest.mark.usefixtures("used")
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("is_one", "is_last"), [(True, True), (True, False), (False, True), (False, False)])
-def test_weighted_sums_have_the_bits_of_the_plain_form(
-    is_one: bool, is_last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, more in kinds(2501, dtype).items():
-        if name == "infinite":
-            continue
-        made, phi = [], 0.3 if dtype == torch.float32 else torch.tensor(0.3, dtype=dtype)
-        for switch in ("1", "0"):
-            monkeypatch.setenv(on_gpu.SWITCH, switch)
-            found = norms.WeightedSum(drawn(2501, dtype, 1), torch.tensor(0.7, dtype=dtype), is_one)
-            found.add(more.clone(), phi, torch.empty(2501, dtype=dtype) if is_last else None)
-            made.append((found.total, found.weight))
-        assert self_check.same_bits(made[0][0], made[1][0]) and torch.equal(made[0][1], made[1][1]), name
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("n", [1, 256, 701])
 def test_a_mean_of_norms_is_that_of_float64(n: int, dtype: torch.dtype) -> None:
@@ -157,7 +139,7 @@ CODED = TOP_K | {"encode", "decode_add_"}
 USED = {
     "float32": TOP_K,
     "rows and columns": TOP_K | {"add_crossing_", "cut_crossing_into"},
-    "weighted": TOP_K | {"mean_norm", "add_weighted"},
+    "weighted": TOP_K | {"mean_norm"},
     "int4": CODED,
     "in the host's memory": CODED,
 }
@@ -201,7 +183,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     calls: set[str] = set()
     functions = [(blocks, "encode"), (blocks, "decode_add_"), (bucket, "_select"), (bucket, "add_topk_")]
     functions += [(submatrix, "add_crossing_"), (submatrix, "cut_crossing_into")]
-    functions += [(kernels_of_norms, name) for name in ("zero_unless_finite_", "mean_norm", "add_weighted")]
+    functions += [(kernels_of_norms, name) for name in ("zero_unless_finite_", "mean_norm")]
     for module, name in functions:
         right = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, f=right, n=name, **k: calls.add(n) or f(*a, **k))
@@ -270,7 +252,7 @@ PLACES = {
     "finite": "zero_unless_finite_",
     "add what was sent": "add_topk_",
     "rows and columns": "cut_crossing_into",
-    "weighted": "add_weighted",
+    "mean of norms": "mean_norm",
     "8 bits": "encode",
     "4 bits": "decode_add_",
 }
@@ -285,6 +267,7 @@ def test_the_check_on_a_device_finds_a_kernel_that_is_wrong(kernel: str, monkeyp
         result = right(first, *others, **named)
         written = {
             "select": [result],
+            "mean of norms": [result],
             "top-k of a bucket": others[2:],
             "8 bits": others[1:2],
             "add what was sent": first,

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.kernels.bucket import INDEX_BYTES, message_places
 from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
+from resireduce.kernels.selection import INDEX_BYTES, message_places
 
 TILE, TILES = 4096, 2
 """Elements that a program processes at once, a power of two of 2^14 at most; and how many times, for its chunk."""
@@ -240,7 +240,7 @@ def select(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
 def compress_topk_(
     gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], message: Tensor
 ) -> Tensor:
-    """Do as the function of this name in `kernels.bucket`, for float32, float16 or bfloat16 that is not empty.
+    """Do as the function of this name in `kernels.selection`, for float32, float16 or bfloat16 that is not empty.
 
     `gradients`, `residuals`, `ks` and `message` are as there.
 
@@ -252,7 +252,7 @@ def compress_topk_(
 
 
 def add_topk_(targets: Sequence[Tensor], ks: Sequence[int], message: Tensor, scale: float) -> None:
-    """Do as the function of this name in `kernels.bucket`, for float32. A product is rounded before it is added.
+    """Do as the function of this name in `kernels.selection`, for float32. A product is rounded before it is added.
 
     `targets`, `ks`, `message` and `scale` are as there.
     """
