@@ -164,15 +164,14 @@ def test_gradients_of_which_one_is_a_part_of_another(
     assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("lifetime", [LIFETIMES[0], LIFETIMES[2]], ids=str)
 @pytest.mark.parametrize("options", SETTINGS[:3], ids=str)
-def test_a_vector_of_which_autograd_makes_gradients(options: dict[str, object], lifetime: dict[str, object]) -> None:
-    """It is the script's own, and goes on being used."""
+def test_a_vector_of_which_autograd_makes_gradients(options: dict[str, object]) -> None:
+    """It is the script's own, and goes on being used, where gradients are streamed."""
 
     def ends(communicator: Communicator, copies: bool) -> tuple[nn.Module, Tensor]:
         model = copy.deepcopy(start)
         wrapped = torch.optim.SGD(model.parameters(), 0.5)
-        settings = {"density": 0.05, "backend": communicator, **options, **lifetime}
+        settings = {"density": 0.05, "backend": communicator, **options}
         optimizer = resireduce.distribute(model, wrapped, **settings)  # type: ignore[arg-type]
         vector = torch.full((sum(one.numel() for one in model.parameters()),), 1e-3 * (1 + communicator.rank))
         for step in range(3):
