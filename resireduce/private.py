@@ -16,6 +16,9 @@ a pass that follows one that failed, would be told as a second pass: return -1."
 at_end_of_pass = Variable._execution_engine.queue_callback
 """Has a function called when the current backward pass ends; DistributedDataParallel and FSDP2 use it too. Without it
 the end of a pass is known only in `step()`."""
+run_backward = Variable._execution_engine.run_backward
+"""What `loss.backward()` calls, without the modes that this leaves; `plan --batch` needs them. Without it: a plan with
+checkpoints and chunks of the loss is refused."""
 uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
 """Returns how many tensors share a storage. None where torch has none: each gradient is then copied."""
 without_functions = torch._C.DisableTorchFunctionSubclass

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_atten
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from resireduce import private
 from resireduce.api import distribute
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, is_count, short
@@ -240,8 +241,7 @@ def trace_passes(
             loss = _loss(inputs, model, batch)
             passes.forward = alive.since()
             # Not loss.backward(), within which OnGpu would be off, where checkpoints run the forward pass again.
-            engine = torch.autograd.Variable._execution_engine
-            engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
+            private.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
             passes.after, passes.left = alive.since(), alive.current_bytes
     finally:
         model.train(training)

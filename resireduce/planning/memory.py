@@ -9,9 +9,8 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
+from resireduce import private
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grouping import Grouping, compressible
@@ -48,7 +47,7 @@ def held_items(optimizer: Holder, model: nn.Module | None = None) -> list[tuple[
 
 def held_bytes(tensor: Tensor) -> int:
     """Return the bytes of `tensor`; if it wraps several, like an 8-bit state with codes and scales, of all of them."""
-    if not is_traceable_wrapper_subclass(tensor):
+    if not private.is_wrapper(tensor):
         return tensor.nbytes
     return sum(held_bytes(getattr(tensor, inner)) for inner in tensor.__tensor_flatten__()[0])
 
@@ -180,7 +179,7 @@ def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
 # --- What is alive at the fullest moment ---
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(private.DispatchMode):
     """Within it, follows the bytes of tensors from their making to their end, and remembers the fullest moment.
 
     `counts` decides which new tensors are followed; those in `held` are followed from the start. `size` says what a
@@ -207,10 +206,10 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then look at what it has made."""
         result = func(*args, **(kwargs or {}))
-        made = [result] if isinstance(result, Tensor) else tree_leaves(result)
+        made = [result] if isinstance(result, Tensor) else private.tree_leaves(result)
         # Most results are views of what is followed already: the arguments are looked through for the others only.
         made = [t for t in made if isinstance(t, Tensor) and _key(t) not in self._alive and self._counts(t)]
-        inputs = {_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)} if made else set()
+        inputs = {_key(t) for t in private.tree_leaves((args, kwargs)) if isinstance(t, Tensor)} if made else set()
         for tensor in made:
             if _key(tensor) not in inputs:
                 self._follow(tensor)

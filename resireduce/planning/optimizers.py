@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from resireduce import private
 from resireduce.errors import ConfigError, choose
 from resireduce.optim import SecondMomentAdamW
 from resireduce.planning.models import attempt, check_arguments, find_named, first_line, shown
@@ -110,7 +110,7 @@ def _forms(kind: str) -> Iterator[None]:
         setattr(module, name, supported)
 
 
-class Ones(TorchDispatchMode):
+class Ones(private.DispatchMode):
     """Answers 1 for a value that is read from a tensor without storage (`item`), where torch would raise.
 
     Kernels of fused optimizers, which such tensors lack, do nothing.

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from resireduce import private
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import ErrorFeedback
@@ -301,9 +301,9 @@ class CompressionHook(HookState):
                 f"{first.name!r} is in no bucket: it was unfrozen between DistributedDataParallel(...) and "
                 "resireduce.compress_ddp(...), and nobody averages it: unfreeze before the model is wrapped"
             )
-        in_pass = torch._C._current_graph_task_id() >= 0  # not where join() lets ranks go on
+        in_pass = private.current_pass() >= 0  # not where join() lets ranks go on
         if in_pass:  # which may go on after the last bucket
-            Variable._execution_engine.queue_callback(self._outside.warn)
+            private.at_end_of_pass(self._outside.warn)
         self._under_way.end_rounds()
         self.feedback.residual.end_step(self.steps)
         self.steps += 1

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
+from resireduce import private
 from resireduce.core.slot import accumulation_node
 from resireduce.errors import ConfigError, UsageError
 
@@ -300,7 +300,7 @@ class Early:
         FSDP then reduces the unit again; what it reduces now are zeros.
         """
         came, self._has_come = self._has_come, False
-        is_by_hand = torch._C._current_graph_task_id() == -1  # after all passes
+        is_by_hand = private.current_pass() == -1  # after all passes
         if came or is_by_hand or not self._unit.makes_zeros:
             return False
         gathered = self._unit.gathered()
@@ -313,7 +313,7 @@ class Early:
 
         Raises UsageError if FSDP is still within a backward pass, which has failed.
         """
-        if self._unit.is_in_backward and torch._C._current_graph_task_id() == -1:
+        if self._unit.is_in_backward and private.current_pass() == -1:
             raise UsageError(
                 "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
                 "build model and optimizer anew, on every rank, from a checkpoint"
@@ -332,7 +332,7 @@ class Early:
 
 def _will_come(parameter: Tensor) -> bool:
     """Whether the backward pass under way makes, or has made, a gradient of `parameter`."""
-    return bool(torch._C._will_engine_execute_node(accumulation_node(parameter)))
+    return bool(private.runs_in_pass(accumulation_node(parameter)))
 
 
 # --- The end of a backward pass under FSDP2, which does not say itself which unit is the last to be reduced ---
@@ -363,25 +363,25 @@ class PassEnd:
     @property
     def is_by_hand(self) -> bool:
         """Whether units are reduced outside of any pass: torch's pipelines do so after those of all microbatches."""
-        return bool(torch._C._current_graph_task_id() == -1)
+        return bool(private.current_pass() == -1)
 
     def expect(self) -> bool:
         """Within a pass: have `end` called at its end. Return whether autograd has begun a pass since the last call.
 
         A reentrant activation checkpoint runs passes within the pass.
         """
-        task = torch._C._current_graph_task_id()
+        task = private.current_pass()
         if task == self._task:
             return False
         self._task = task
-        Variable._execution_engine.queue_callback(partial(self._check, False))
+        private.at_end_of_pass(partial(self._check, False))
         return True
 
     def _check(self, is_last: bool) -> None:
         """End, unless FSDP may have units to reduce in callbacks after this one, or this pass is within another."""
         if self.is_under_way:
             if not is_last:
-                Variable._execution_engine.queue_callback(partial(self._check, True))
+                private.at_end_of_pass(partial(self._check, True))
         elif self.stream is None:
             self._end()
         else:

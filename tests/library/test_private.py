@@ -11,14 +11,12 @@ PRIVATE = re.compile(
 )
 ALLOWED = ("torch._dynamo", "torch.ops.aten._")
 """Modules that are asked for only where they are loaded already, and operators by their own names."""
-ELSEWHERE = ("planning", "wrappers")
-"""Folders whose few uses have not been moved."""
 MOST = 20
 
 
 def test_private_names_of_torch_are_gathered_in_one_file() -> None:
     folder = Path(resireduce.__file__).parent
-    for path in (one for one in folder.rglob("*.py") if one.parent.name not in ELSEWHERE):
+    for path in folder.rglob("*.py"):
         lines = [line for line in path.read_text().splitlines() if not any(one in line for one in ALLOWED)]
         found = [line.strip() for line in lines if PRIVATE.search(line)]
         assert path.name == "private.py" or not found, f"{path}: {found}"
