@@ -325,7 +325,7 @@ def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -
 
 
 def distribute_quietly(model: nn.Module, wrapped: torch.optim.Optimizer, given: Settings) -> DistributedOptimizer:
-    """Distribute `wrapped` as `given`, over ranks that are pretended, of whose nodes nothing is said."""
+    """Distribute `wrapped`, of `model`, as `given`, over ranks that are pretended, of whose nodes nothing is said."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="hierarchy: ")
         return distribute(model, wrapped, **vars(given))
@@ -342,6 +342,14 @@ def hold(
     """Return what the library and the optimizer hold beside the model in each kind of step, with `changed` settings.
 
     Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
+
+    Args:
+        model: without storage.
+        given: the settings that were asked for.
+        order: the parameters in the order in which the backward pass hands over their gradients.
+        optimizer: a name or a callable, which is given `arguments`.
+        arguments: keywords of the optimizer.
+        changed: settings in the place of those in `given`.
     """
     given = replace(given, **changed)
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -451,7 +459,10 @@ def as_bytes(memory: object) -> int:
 
 
 def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **asked: Any) -> None:
-    """Raise ConfigError if the fullest moment cannot be planned as `plan` was asked to: all are its arguments."""
+    """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
+
+    batch, inputs, compiled, shards, asked: its arguments of these names; `asked` has checkpoint, loss_chunk and memory.
+    """
     if batch is None:
         for name, value in asked.items():
             if value:
@@ -485,8 +496,8 @@ def plan_batch(
 ) -> dict[str, Any]:
     """Return the fullest moment, what other choices would hold then, and with a `memory` what fits into it.
 
-    `optimizer` with its `arguments` and the settings `given` are those that were asked for; the others are as
-    `resireduce.plan` was given them.
+    `optimizer` with its `arguments` and the settings `given` are those that were asked for; `model` is without storage,
+    and `batch`, `inputs`, `progress`, `checkpoint`, `loss_chunk` and `memory` are as `resireduce.plan` was given them.
     """
 
     def trace(what: str, size: int, checkpointed: bool, chunk: int | None) -> Passes:

@@ -176,7 +176,8 @@ def offered_models() -> tuple[dict[str, str], list[str]]:
         try:
             models = entry.load()
             if not isinstance(models, dict) or not all(isinstance(it, str) for pair in models.items() for it in pair):
-                raise TypeError('it is no dict of names to "module:callable"')
+                problems.append(f'{entry.name!r} ({entry.value}): it is no dict of names to "module:callable"')
+                continue
             found |= models
         except (Exception, SystemExit) as error:  # its code is not the library's, and can raise anything
             problems.append(f"{entry.name!r} ({entry.value}): {first_line(error)}")

@@ -15,7 +15,7 @@ from resireduce.pieces import SMALLEST, pieces, spread
 
 
 def alike(first: Tensor, second: Tensor) -> bool:
-    """Return whether both are contiguous and of one shape, dtype and device."""
+    """Return whether `first` and `second` are contiguous, and of one shape, dtype and device."""
     same = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
     return same and first.is_contiguous() and second.is_contiguous()
 
@@ -113,7 +113,7 @@ class Blocks:
         return target
 
     def addend(self, grad: Tensor) -> None:
-        """Return None: what is stored is decoded first."""
+        """Return None: what is stored is decoded before it is added to `grad`."""
         return
 
     def read(self, dtype: torch.dtype) -> Tensor:
@@ -124,10 +124,10 @@ class Blocks:
         """Free nothing: codes are overwritten in place."""
 
     def room(self, dtype: torch.dtype) -> None:
-        """Return None: what is given to `set_` is encoded."""
+        """Return None, whatever the `dtype`: what is given to `set_` is encoded."""
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Encode `value`, a sixteenth of it at a time."""
+        """Encode `value`, a sixteenth of it at a time, rounded at random by `source`."""
         if not encoded(value.view(-1), self.kind, self.codes, self.scales, source):
             self._encode(value.view(-1), source)
 
@@ -216,7 +216,7 @@ class Hosted:
         return self._come().add_to_(target)
 
     def addend(self, grad: Tensor) -> None:
-        """Return None: it must come from the host first."""
+        """Return None: what is stored must come from the host before it is added to `grad`."""
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return what is stored, on the device, as a tensor of `dtype` that must not be changed."""
@@ -233,7 +233,7 @@ class Hosted:
         return self._near.room(dtype)
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Encode `value` on the device, and start copying the result to the host."""
+        """Encode `value` on the device, by `source`, and start copying the result to the host."""
         near = self._near or self._empty()
         near.set_(value, source)
         self._near = None

@@ -112,7 +112,7 @@ def test_what_builds_no_model_is_refused(build: object, message: str) -> None:
     [
         ("no_such_package.models:MODELS", "ModuleNotFoundError: No module named 'no_such_package'"),
         (f"{HERE}:MISSING", "AttributeError: "),
-        (f"{HERE}:NO_DICT", 'TypeError: it is no dict of names to "module:callable"'),
+        (f"{HERE}:NO_DICT", 'it is no dict of names to "module:callable"'),
         (f"{HERE}:BAD_ARGUMENTS", "TypeError: it is no dict"),
     ],
 )
