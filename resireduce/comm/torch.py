@@ -178,7 +178,7 @@ class TorchCommunicator(Communicator):
         """Launch a gather. Unequal sizes cost a second, small message, and padding to the largest."""
         if equal_sizes:
             rows = self._rows(self._near(tensor), tensor.device)
-            return Handle(lambda: rows.wait().unbind())
+            return Handle(lambda: [*rows.wait()])
 
         def launch(sizes: list[int]) -> Handle[Sequence[Tensor]]:
             longest = max(1, -(-max(sizes) // ALIGNMENT)) * ALIGNMENT
@@ -188,7 +188,7 @@ class TorchCommunicator(Communicator):
 
         own = self._near(torch.tensor([tensor.numel()], device=self.control_device))
         rows = self._rows(own, self.control_device)
-        return self._begin(Ragged(Handle(lambda: rows.wait().unbind(), lambda: rows.is_ready), launch))
+        return self._begin(Ragged(Handle(lambda: [*rows.wait()], lambda: rows.is_ready), launch))
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange, which costs a second, small one, of the sizes."""

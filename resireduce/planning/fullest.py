@@ -273,12 +273,13 @@ class _Made(Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:
-        ctx.like = parameter.detach()
+        ctx.form = parameter.shape, parameter.stride(), parameter.dtype, parameter.device  # not itself, to be held
         return parameter.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Tensor:
-        return torch.empty_like(ctx.like)
+        shape, stride, dtype, device = ctx.form
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 @dataclass
