@@ -58,7 +58,7 @@ BY_DESIGN: dict[str, dict[str, str]] = {
         "of": "thresholds, and when they were found, are on the device, where states are held",
         "_regions": "when regions were shared out is on the device, too",
         "counts": "how many elements each rank is sent is what an exchange is told",
-        "reaching": "how many sums come back decides whether their threshold is changed",
+        "_common": "how many sums come back decides whether their threshold is changed",
         "reached_by": "a threshold is a number of the host",
     },
     "demo": {"compress": "whether a difference could overflow, which is looked at only then"},

@@ -32,7 +32,7 @@ def test_names_are_known(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "lamb"}, "optimizer is 'lamb', allowed are sgd, adamw"),
+        ({"optimizer": "lamb"}, "optimizer is 'lamb', allowed are sgd, plain-sgd, adamw"),
         ({"schedule": "step"}, "schedule is 'step', allowed are constant, linear, cosine, steps"),
         ({"steps": 0}, "steps is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
