@@ -1,4 +1,5 @@
-"""One cell of each small model has the same digits in processes, in containers, and as tasks of a Slurm job."""
+"""A cell has the same digits in processes, in containers, and as tasks of a Slurm job: from random and from pretrained
+weights."""
 
 import os
 from dataclasses import replace
@@ -16,9 +17,10 @@ SITE = {"gpus_per_node": 0, "cpus_per_rank": 2, "memory_mb_per_rank": 2000}
 """More CPUs than a rank computes with."""
 JOB = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=2"]
 STEPS = 20
+MODELS = [workload for workload in SMALL if workload.model in ("vgg-digits", "gpt2-bytes")]
 
 
-@pytest.mark.parametrize("workload", SMALL, ids=lambda workload: workload.model)
+@pytest.mark.parametrize("workload", MODELS, ids=lambda workload: workload.model)
 def test_every_launcher_trains_to_the_same_digits(tmp_path, cluster, image, workload):
     cell = {"model": workload.model, "scheme": "w+2d", "gradients": "streamed", "steps": STEPS}
     options = []
