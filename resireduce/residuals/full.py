@@ -7,7 +7,7 @@ from torch import Tensor
 from resireduce.errors import ConfigError, is_number
 from resireduce.pieces import generator, one_of_each, pieces, share
 from resireduce.residuals.base import Ratio, Residual, norm_dtype
-from resireduce.residuals.stored import Plain, alike
+from resireduce.residuals.stored import Plain, addends_of, alike
 
 
 class FullResidual(Residual):
@@ -43,8 +43,7 @@ class FullResidual(Residual):
         memory = self.memory(name)
         if memory is not None:
             return (memory, grad) if alike(memory, grad) else None
-        addend = self._stored[name].addend(grad)
-        return None if addend is None else (grad, addend)
+        return addends_of(grad, self._stored[name])
 
     def memory(self, name: str) -> Tensor | None:
         """Return R of tensor `name`, if it is stored in the gradient's own dtype."""

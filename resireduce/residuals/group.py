@@ -11,7 +11,7 @@ from torch import Tensor
 from resireduce.errors import ConfigError, choose, is_number
 from resireduce.kernels.norms import WeightedSum, l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, Residual, named, norm_dtype
-from resireduce.residuals.stored import Stored
+from resireduce.residuals.stored import Stored, addends_of
 from resireduce.timeline import exactly
 
 
@@ -68,8 +68,7 @@ class GroupResidual(Residual):
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         """Return `grad` and what the last step stored for the group of tensor `name`, if that need not be copied."""
-        addend = self._stored[name].addend(grad)
-        return None if addend is None else (grad, addend)
+        return addends_of(grad, self._stored[name])
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""

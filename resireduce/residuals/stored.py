@@ -33,10 +33,6 @@ class Plain:
         """Add the values to contiguous `target`, in its precision; return `target`."""
         return target.add_(self.values)
 
-    def addend(self, grad: Tensor) -> Tensor | None:
-        """Return what is to be added to `grad`, if code that reads each element of it can do so; otherwise None."""
-        return self.values if alike(grad, self.values) else None
-
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the values as `dtype`, not to be changed: the stored tensor itself if it has that dtype."""
         return self.values.to(dtype)
@@ -111,10 +107,6 @@ class Blocks:
             values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
             flat[piece].add_(values.to(flat.dtype))
         return target
-
-    def addend(self, grad: Tensor) -> None:
-        """Return None: what is stored is decoded before it is added to `grad`."""
-        return
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the decoded values as a new tensor of `dtype`."""
@@ -215,9 +207,6 @@ class Hosted:
         """Add what is stored to `target`, once it has come from the host; return `target`."""
         return self._come().add_to_(target)
 
-    def addend(self, grad: Tensor) -> None:
-        """Return None: what is stored must come from the host before it is added to `grad`."""
-
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return what is stored, on the device, as a tensor of `dtype` that must not be changed."""
         return self._come().read(dtype)
@@ -288,3 +277,8 @@ def _beside(device: torch.device, after: bool = False) -> AbstractContextManager
 
 Stored = Plain | Blocks | Hosted
 """One tensor that is written once and read once per step; it begins as zeros. All three have the same methods."""
+
+
+def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
+    """Return `grad` and what is `stored`, if code that reads each element of `grad` can add it; otherwise None."""
+    return (grad, stored.values) if isinstance(stored, Plain) and alike(grad, stored.values) else None

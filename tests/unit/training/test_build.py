@@ -14,6 +14,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import PAPER, READMES, WORKLOADS, Schedule
+from benchmarks.core.workloads.recipe import OPTIMIZERS
 from benchmarks.training import build as build_module
 from benchmarks.training.build import build, load_given, load_prepared, make_compressor, make_task, rank_seed
 from benchmarks.training.optimizers import BertAdam, make_optimizer
@@ -139,6 +140,39 @@ def test_each_recipe_has_its_optimizer():
     (group,) = beside.param_groups
     assert isinstance(beside, DGCSGD)
     assert (group["decay_momentum"], group["nesterov"], group["weight_decay"]) == (0.9, True, 1e-4)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_cell_may_have_each_optimizer_at_a_rate_of_its_own(name):
+    cell = Cell(model="vgg-digits", optimizer=name, learning_rate=0.5)
+    model = nn.Linear(2, 2)
+    optimizer = make_optimizer(cell.workload, model)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.5}
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    momentum = {group.get("momentum", 0.0) for group in optimizer.param_groups}
+    assert momentum == ({0.9} if name == "sgd" else {0.0})
+
+
+def test_a_cell_that_names_the_recipes_own_optimizer_and_rate_is_the_cell_without():
+    recipe = WORKLOADS["vgg-digits"]
+    cell = Cell(model="vgg-digits", optimizer=recipe.optimizer, learning_rate=recipe.learning_rate)
+    assert cell == Cell(model="vgg-digits") and cell.workload == recipe
+    assert Cell(model="vgg-digits", optimizer="rmsprop", learning_rate=0.25).name.endswith(".rmsprop.lr0.25.s0")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("optimizer", "lamb", "plain-sgd"),
+        ("learning_rate", 0, "a finite number greater than 0"),
+        ("learning_rate", float("inf"), "a finite number greater than 0"),
+        ("learning_rate", True, "a finite number greater than 0"),
+    ],
+)
+def test_another_optimizer_or_rate_is_refused(field, value, allowed):
+    with pytest.raises(ConfigError, match=f"^{field}: .*{allowed}"):
+        Cell(model="vgg-digits", **{field: value})
 
 
 def test_dgc_warms_its_density_up_by_epochs():
