@@ -51,7 +51,7 @@ class RowsResidual(Residual):
         self._rows: dict[str, Tensor] = {}
         """The numbers of the rows that are stored of each tensor, int32, ascending."""
         self._norms: dict[str, tuple[Tensor, ...]] = {}
-        """With norms="compensated": those of each compensated gradient under way, of its rows, or of rows and columns."""
+        """With norms="compensated": those of each gradient under way, of its rows, or of its rows and columns."""
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate zeros for the first rows, so that the bytes are the same from the first step on."""
