@@ -75,7 +75,7 @@ def _add_training(add: Callable[..., object]) -> None:
     add("--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
     text = "share of elements sent (default: %(default)s)"
     add("--density", default=DEFAULTS.density, type=as_number, help=text)
-    text = "compressed tensors that travel together: one, hybrid or a number of bytes (default: none)"
+    text = "which compressed tensors travel together: none, one, hybrid or a number of bytes (default: 25 MiB at most)"
     add("--merge", metavar="WAY", type=as_count, help=text)
     add("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
     add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} (default: %(default)s)")
