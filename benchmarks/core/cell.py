@@ -20,6 +20,10 @@ DATA = ("real", "synthetic")
 
 SHORTEST = 8
 """Smallest number of tokens of a text: room for a question, an answer and their markers."""
+OWN = ("optimizer", "learning_rate", "schedule")
+"""Fields of a recipe that a cell may have its own value of."""
+SHAPES = ("constant", "linear", "cosine")
+"""Schedules that a cell can choose; that of steps needs milestones, which belong to a recipe."""
 NAME_LISTS = ("released", "observe")
 """Fields of a cell that are themselves lists of names."""
 
@@ -40,6 +44,8 @@ class Cell:
     """A name in `benchmarks.core.workloads.recipe.OPTIMIZERS`; None: the recipe's."""
     learning_rate: float | None = None
     """Largest learning rate, as the recipe's, which None takes."""
+    schedule: str | None = None
+    """How the learning rate changes: a name in SHAPES; None: as in the recipe."""
     seed: int = 0
     world_size: int = 2
     nodes: int | None = None
@@ -98,7 +104,7 @@ class Cell:
         self._check_observations()
 
     def _check_optimizer(self) -> None:
-        """Check optimizer and learning rate; those of the recipe become None, so that each cell has one name."""
+        """Check optimizer, rate and schedule; those of the recipe become None, so that each cell has one name."""
         recipe, rate = WORKLOADS[self.model], self.learning_rate
         if self.optimizer is not None:
             choose("optimizer", self.optimizer, OPTIMIZERS)
@@ -106,7 +112,9 @@ class Cell:
             fits = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf
             allow("learning_rate", rate, fits, "a finite number greater than 0")
             object.__setattr__(self, "learning_rate", float(rate))
-        for name in ("optimizer", "learning_rate"):
+        if self.schedule is not None:
+            choose("schedule", self.schedule, SHAPES)
+        for name in OWN:
             if getattr(self, name) == getattr(recipe, name):
                 object.__setattr__(self, name, None)
 
@@ -166,8 +174,8 @@ class Cell:
 
     @property
     def workload(self) -> Workload:
-        """The recipe, with the optimizer and the learning rate of this cell."""
-        own = {name: value for name in ("optimizer", "learning_rate") if (value := getattr(self, name)) is not None}
+        """The recipe, with this cell's own optimizer, learning rate and schedule."""
+        own = {name: value for name in OWN if (value := getattr(self, name)) is not None}
         return replace(WORKLOADS[self.model], **own)
 
     @property
@@ -198,6 +206,7 @@ class Cell:
         parts += [f"d{self.density!r}"] if COMPRESSORS[self.compressor].selects else []
         parts += [self.optimizer] if self.optimizer else []
         parts += [f"lr{self.learning_rate!r}"] if self.learning_rate is not None else []
+        parts += [self.schedule] if self.schedule else []
         parts += [f"s{self.seed}"]
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []

@@ -156,9 +156,17 @@ def test_a_cell_may_have_each_optimizer_at_a_rate_of_its_own(name):
 
 def test_a_cell_that_names_the_recipes_own_optimizer_and_rate_is_the_cell_without():
     recipe = WORKLOADS["vgg-digits"]
-    cell = Cell(model="vgg-digits", optimizer=recipe.optimizer, learning_rate=recipe.learning_rate)
+    own = {name: getattr(recipe, name) for name in ("optimizer", "learning_rate", "schedule")}
+    cell = Cell(model="vgg-digits", **own)
     assert cell == Cell(model="vgg-digits") and cell.workload == recipe
     assert Cell(model="vgg-digits", optimizer="rmsprop", learning_rate=0.25).name.endswith(".rmsprop.lr0.25.s0")
+
+
+def test_a_cell_may_have_a_schedule_of_its_own():
+    cell = Cell(model="gpt2-bytes", schedule="cosine", steps=8)
+    task = Schedule(cell.workload, samples=80, world_size=1, steps_wanted=cell.steps)
+    rates = [task.learning_rate_at(step) / cell.workload.learning_rate for step in (0, 4, 8)]
+    assert rates == pytest.approx([1.0, 0.5, 0.0]) and cell.name.endswith(".cosine.s0.steps8")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +176,7 @@ def test_a_cell_that_names_the_recipes_own_optimizer_and_rate_is_the_cell_withou
         ("learning_rate", 0, "a finite number greater than 0"),
         ("learning_rate", float("inf"), "a finite number greater than 0"),
         ("learning_rate", True, "a finite number greater than 0"),
+        ("schedule", "steps", "cosine"),
     ],
 )
 def test_another_optimizer_or_rate_is_refused(field, value, allowed):
