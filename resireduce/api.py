@@ -8,7 +8,6 @@ from torch import nn
 
 from resireduce.checks import (
     check_beside_optimizer,
-    check_dear,
     check_merge,
     check_settings,
     check_types,
@@ -118,12 +117,9 @@ def distribute(
             of the slowest rank and of the link, measured in the first steps and kept in `optimizer.costs`; the choice
             may differ from run to run.
             Lists of parameter names, such as those of `optimizer.messages` or `optimizer.costs.messages(rule)`: these
-            messages; a tensor in no list travels alone. dear, or dear-BYTES, with compressor "none" and kept gradients
-            only: modules of up to 25 MiB, or so many bytes, travel in one reduce-scatter in the backward pass and one
-            all-gather in the next forward pass, where parameters are updated shortly before they are used;
-            `optimizer.flush()` updates them at once. Payloads that are gathered (topk and most others) give bitwise the
-            same parameters however they are merged; on three ranks or more, those that are summed (none, fp16, randomk)
-            are rounded by their place in a message. Only hybrid changes the messages of dense tensors.
+            messages; a tensor in no list travels alone. Payloads that are gathered (topk and most others) give bitwise
+            the same parameters however they are merged; on three ranks or more, those that are summed (none, fp16,
+            randomk) are rounded by their place in a message. Only hybrid changes the messages of dense tensors.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
     on all ranks if a gradient on any of them held NaN or infinity; on devices other than a CPU, zeros have replaced it
@@ -138,7 +134,6 @@ def distribute(
     lossy = find_compressor(settings)
     check_beside_optimizer(settings, lossy, optimizer)
     check_merge(settings.merge, lossy, parameters)
-    check_dear(settings, lossy, optimizer, model, parameters)
     check_memory(settings, model, parameters)
     communicator = find_communicator(settings.backend, settings.group, parameters.values())
     check_optimizer_agreement(model, optimizer, communicator)

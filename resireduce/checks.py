@@ -13,11 +13,11 @@ from torch.nn.parameter import is_lazy
 
 from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import own_momentum
-from resireduce.core.update import EPS_CURE, WrappedStep, is_separable, shares_eps
+from resireduce.core.update import EPS_CURE, WrappedStep, shares_eps
 from resireduce.errors import ConfigError, check_count, choose, is_count, is_number, warn
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
-from resireduce.settings import Settings, dear_bytes
+from resireduce.settings import Settings
 from resireduce.watchers import is_distributed
 
 # --- The settings of `resireduce.distribute`, checked before anything is changed ---
@@ -143,61 +143,17 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
     """Raise ConfigError for a `merge` that cannot be used with `parameters`, given by name, or with `compressor`."""
     if merge is None:
         return
-    if isinstance(merge, str) and dear_bytes(merge) is None:
+    if isinstance(merge, str):
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
         _check_lists(merge, parameters)
-    elif not isinstance(merge, str) and (not is_count(merge) or merge < 1):
+    elif not is_count(merge) or merge < 1:
         raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
     if merge != "none" and compressor.has_rounds:
         raise ConfigError(
             f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose payloads ranks make together, in "
             "rounds of one tensor each; leave merge out, or choose another compressor"
         )
-
-
-DEAR_NEEDS: tuple[tuple[str, object, str], ...] = (
-    ("gradients", "kept", "a gradient waits for those of its group"),
-    ("grad_scaler", None, "the whole gradient would have to be looked at before anything is sent"),
-    ("max_local_grad_norm", None, "the whole gradient would have to be looked at before anything is sent"),
-    ("hierarchy", "flat", "a reduce-scatter gives each rank a part of all ranks' sum"),
-    ("warm_up_steps", 0, "everything is sent dense in every step"),
-)
-"""What `merge="dear"` needs of other settings, and why."""
-
-
-def check_dear(
-    settings: Settings,
-    compressor: Compressor,
-    optimizer: torch.optim.Optimizer,
-    model: nn.Module,
-    parameters: Mapping[str, Tensor],
-) -> None:
-    """Raise ConfigError if `settings` ask for DeAR where it would train wrongly.
-
-    It needs a lossless `compressor`, a `model` whose modules Python calls, plain `parameters`, given by name, and an
-    `optimizer` that updates each parameter by itself.
-    """
-    if not settings.in_halves:
-        return
-    where = f"merge: {settings.merge!r} is not allowed with"
-    if not compressor.lossless:
-        raise ConfigError(
-            f"{where} {type(compressor).__name__}, whose payloads cannot be summed in parts; give compressor='none'"
-        )
-    for field, needed, reason in DEAR_NEEDS:
-        if (given := settings.scaler if field == "grad_scaler" else getattr(settings, field)) != needed:
-            told = type(given).__name__ if field == "grad_scaler" else repr(given)
-            raise ConfigError(f"{where} {field}={told}, since {reason}; give {field}={needed!r}, or leave merge out")
-    scripted = next(
-        (name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)), None
-    )
-    if scripted is not None:
-        raise ConfigError(
-            f"{where} the torch.jit.ScriptModule {scripted or 'that the model is'!r}, of which nobody could tell when "
-            "it uses a parameter; give the module that it was made of, or leave merge out"
-        )
-    _check_late_update(where, optimizer, parameters)
 
 
 def warn_of_unmerged(merge: Any, messages: Iterable[Iterable[str]], compressed: Container[str]) -> None:
@@ -212,23 +168,6 @@ def warn_of_unmerged(merge: Any, messages: Iterable[Iterable[str]], compressed: 
         warn(
             f"merge: {dense!r} is sent without compression, in a message of its own or with other small tensors, which "
             "lists do not change: leave it out of them, or give merge='hybrid', which makes one message of all such"
-        )
-
-
-def _check_late_update(where: str, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless `optimizer` can update `parameters` when they are used, a few at a time."""
-    own = f"{type(optimizer).__module__}.".startswith("torch.optim.")
-    if not (own and is_separable(optimizer)) or WrappedStep(optimizer, streamed=False).has_hooks_before:
-        raise ConfigError(
-            f"{where} {type(optimizer).__name__}, which has a hook before its step, or is none of torch.optim's that "
-            "update each parameter by itself (all but LBFGS, SparseAdam, and Adafactor where it takes one eps for "
-            "parameters of several dtypes); leave merge out"
-        )
-    strange = next((name for name, parameter in parameters.items() if type(parameter) is not nn.Parameter), None)
-    if strange is not None:
-        raise ConfigError(
-            f"{where} {strange!r}, a {type(parameters[strange]).__name__} and no plain nn.Parameter, of which nobody "
-            "could tell when it is used; leave merge out"
         )
 
 

@@ -23,13 +23,6 @@ uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
 """Returns how many tensors share a storage. None where torch has none: each gradient is then copied."""
 without_functions = torch._C.DisableTorchFunctionSubclass
 """A context in which subclasses of Tensor do nothing of their own; documented with `__torch_function__`."""
-without_transforms = torch._C._DisableFuncTorch
-"""A context outside of all transforms of torch.func, in which pending updates of DeAR are taken. Without it, and the
-next two: bring parameters up to date by `flush()` before torch.func is used."""
-is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-"""Whether a tensor stands for another within a transform of torch.func."""
-untransformed = torch._C._functorch.get_unwrapped
-"""Returns the tensor for which another stands within a transform of torch.func."""
 is_any_autocast = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any device: one look where `torch.is_autocast_enabled(device)` would take one for each."""
 without_autocast = torch._C._DisableAutocast

@@ -64,8 +64,8 @@ class StreamedAway(Tensor):
             f".grad was used ({used}): gradients have been streamed, that is compressed and sent during "
             "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "
             "clipping off; for their norm max_grad_norm=inf and optimizer.grad_norm; to look at them or to change them "
-            "gradients='kept', and no merge='dear', which sends them during backward() even then; to update "
-            "parameters by another optimizer, or by its functional form, distribute that one" + _behind()
+            "gradients='kept'; to update parameters by another optimizer, or by its functional form, distribute that "
+            "one" + _behind()
         )
 
     def _moved(self, func: Any, others: Any, kwargs: Any) -> "StreamedAway":

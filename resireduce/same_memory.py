@@ -54,16 +54,14 @@ def check_memory(settings: Settings, model: nn.Module, trained: Mapping[str, Ten
 
     `trained` are those of `model` that are updated, by name. Frozen ones and buffers in their memory change with them.
     """
-    if not (settings.in_backward or settings.in_halves):
+    if not settings.in_backward:
         return
     pair = overlapping(trained, dict(model.named_parameters()) | dict(model.named_buffers()))
     if pair is None:
         return
-    field, value = ("update", settings.update) if settings.in_backward else ("merge", settings.merge)
-    cure = "give update='in_step'" if settings.in_backward else "leave merge out"
     raise ConfigError(
-        f"{field}: {value!r} is not allowed with {pair[0]!r} and {pair[1]!r}, which lie in the same memory: an update "
-        f"of one would change the other before all of its uses; {TIE}, or {cure}"
+        f"update: 'in_backward' is not allowed with {pair[0]!r} and {pair[1]!r}, which lie in the same memory: an "
+        f"update of one would change the other before all of its uses; {TIE}, or give update='in_step'"
     )
 
 

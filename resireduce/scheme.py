@@ -105,9 +105,8 @@ UPDATES = ("in_step", "in_backward")
 """When parameters change."""
 HIERARCHIES = ("flat", "node")
 """Who compresses: every rank by itself, or the ranks of a node together."""
-MERGES = ("none", "one", "hybrid", "mg-wfbp", "omgs", "optimal", "rgmerge-style", "dear")
-"""Names of ways to merge tensors into messages. Those from the fourth on need times, except the last, which is for
-uncompressed tensors and may give a number of bytes: "dear-1000000"."""
+MERGES = ("none", "one", "hybrid", "mg-wfbp", "omgs", "optimal", "rgmerge-style")
+"""Names of ways to merge tensors into messages. Those from the fourth on need times."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",

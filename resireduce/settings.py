@@ -3,7 +3,6 @@
 Imports no torch.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping
     from resireduce.scheme import Scheme
 
-DEAR_BYTES = 25 * 2**20
-"""Most bytes of a DeAR message, unless `merge` gives another number, or it holds a single larger module."""
 OWN = {"own": True}
 """Marks a field that may differ between ranks, or that another field covers."""
 
@@ -65,16 +62,6 @@ class Settings:
         return self.gradients == "streamed"
 
     @property
-    def sends_early(self) -> bool:
-        """Whether gradients are taken and sent during the backward pass, and not in `step()`."""
-        return self.streamed or self.in_halves
-
-    @property
-    def in_halves(self) -> bool:
-        """Whether an all-reduce is split in two halves, the second of which runs in the next forward pass."""
-        return dear_bytes(self.merge) is not None
-
-    @property
     def in_backward(self) -> bool:
         """Whether the wrapped optimizer uses averages during the backward pass."""
         return self.update == "in_backward"
@@ -99,9 +86,3 @@ class Settings:
         clear["density"] = "by step" if self.changes_density else "fixed"  # the compressor has the number
         named = given | clear | {"grad_scaler": type(self.grad_scaler).__name__} | found
         return {"dense": named["dense"]} | named  # first, since groups that differ follow from it
-
-
-def dear_bytes(merge: object) -> int | None:
-    """Return the largest message size in bytes if `merge` is "dear" or "dear-BYTES"; None for anything else."""
-    found = re.fullmatch(r"dear(?:-([1-9]\d*))?", merge) if isinstance(merge, str) else None
-    return None if found is None else int(found[1] or DEAR_BYTES)

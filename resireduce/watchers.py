@@ -75,8 +75,7 @@ def is_distributed(parameter: Tensor) -> bool:
 
 COMPILED_AUTOGRAD = (
     "compiled autograd traces the backward pass, whose gradients resireduce compresses and sends: switch "
-    "torch._dynamo.config.compiled_autograd off (torch.compile of the model goes on as ever), or use gradients='kept' "
-    "without merge='dear'"
+    "torch._dynamo.config.compiled_autograd off (torch.compile of the model goes on as ever), or use gradients='kept'"
 )
 
 

@@ -96,8 +96,6 @@ class Cell:
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
         object.__setattr__(self, "merge", scheme_options.freeze_merge(self.merge, self.compressor))
-        beside = {name: getattr(self, name) for name in ("compressor", "gradients", "hierarchy")}
-        scheme_options.refuse_dear(self.merge, **beside)
         object.__setattr__(self, "options", scheme_options.freeze(self.options, self.scheme))
         self._check_workload()
         self._check_combinations()

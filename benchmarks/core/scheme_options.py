@@ -12,7 +12,6 @@ from benchmarks.core.checks import allow, is_number
 from benchmarks.core.content import text_hash
 from resireduce.errors import ConfigError, check_share, choose, is_count, short
 from resireduce.scheme import COMPRESSORS, MERGES, ROWS_COLUMNS, SCHEMES, WEIGHTED
-from resireduce.settings import dear_bytes
 
 Frozen = tuple[tuple[str, Any], ...]
 """A mapping that can be hashed: its items, sorted by name."""
@@ -109,16 +108,15 @@ def freeze_merge(merge: Any, compressor: str) -> Any:
 
     Raises ConfigError, one line, for a value that is not allowed, or a `compressor` whose payloads cannot be merged.
     """
-    most = merge if is_count(merge) else dear_bytes(merge)
-    if most is not None and most > MOST_BYTES:
+    if is_count(merge) and merge > MOST_BYTES:
         raise ConfigError(f"merge: {short(merge)} is not allowed; give a number of bytes up to {MOST_BYTES}")
-    if isinstance(merge, str) and dear_bytes(merge) is None:
+    if isinstance(merge, str):
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
         if not is_plan(merge):
             raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
         merge = tuple(tuple(names) for names in merge)
-    elif not isinstance(merge, str) and (isinstance(merge, bool) or not isinstance(merge, int) or merge < 1):
+    elif isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
     if merge != "none" and COMPRESSORS[compressor].in_rounds:
         raise ConfigError(
@@ -126,20 +124,6 @@ def freeze_merge(merge: Any, compressor: str) -> Any:
             "one tensor each; allowed: none"
         )
     return merge
-
-
-def refuse_dear(merge: Any, **given: str) -> None:
-    """Raise ConfigError, one line, if frozen `merge` is DeAR's and a cell's field, `given` by name, conflicts with it.
-
-    DeAR needs compressor none, gradients kept and hierarchy flat.
-    """
-    needed = {"compressor": "none", "gradients": "kept", "hierarchy": "flat"}
-    for field, value in given.items() if dear_bytes(merge) is not None else ():
-        if value != needed[field]:
-            raise ConfigError(
-                f"merge: {merge!r} is not allowed with {field} {value!r}, only with {needed[field]}: it sums whole "
-                "gradients of all ranks in parts, each when its group is there"
-            )
 
 
 def thaw_merge(merge: Any) -> Any:

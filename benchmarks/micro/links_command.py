@@ -35,10 +35,9 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"compressor": "none", "scheme": "none"},
     {"compressor": "fp16", "scheme": "none"},
     {**TOPK, "density": 0.001},
-    *({**TOPK, "merge": merge} for merge in (MERGES[0], MERGES[1], SIZE_BYTES, *MERGES[2:]) if merge != "dear"),
-    *({"compressor": "none", "scheme": "none", "merge": merge} for merge in ("dear", f"dear-{1 << 19}")),
+    *({**TOPK, "merge": merge} for merge in (MERGES[0], MERGES[1], SIZE_BYTES, *MERGES[2:])),
 )
-"""Forms that are timed, flat and, where possible, by nodes; DeAR with one message (of small models) and several."""
+"""Forms that are timed, flat and, where possible, by nodes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,10 +32,10 @@ LAYOUTS = {"2x2": (2, 2), "4x1": (4, 1)}
 """Number of nodes, and of ranks per node."""
 RATES = ("100mbit", "1gbit", UNSLOWED)
 COMPARED = (
-    *(form for form in FORMS if form.get("density") != 0.001 and not str(form.get("merge")).startswith("dear")),
+    *(form for form in FORMS if form.get("density") != 0.001),
     {**TOPK, "compressor": "adtopk"},
 )
-"""Forms that are timed, flat and by nodes; DeAR is left out, as a lone reduce-scatter is not among the inputs."""
+"""Forms that are timed, flat and by nodes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 from benchmarks.core.cell import Cell
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.processes import measure
-from resireduce.settings import dear_bytes
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,7 @@ def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, rank
     data = "synthetic" if WORKLOADS[model].data else "real"
     by_node = {"hierarchy": "node", "ranks_per_node": ranks_per_node}
     levels: list[dict[str, Any]] = [{}, by_node] if ranks_per_node > 1 else [{}]
-    flat_alone = [dear_bytes(form.get("merge")) is not None for form in forms]
-    each = [
-        form | level for form, alone in zip(forms, flat_alone, strict=True) for level in levels[: 1 if alone else 2]
-    ]
+    each = [form | level for form in forms for level in levels]
     return [Cell(model=model, world_size=nodes * ranks_per_node, data=data, **form) for form in each]
 
 

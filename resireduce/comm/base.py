@@ -81,13 +81,6 @@ class Communicator(ABC):
 
         return Handle(own, lambda: whole.is_ready)
 
-    def scatter_sum(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Do as `reduce_scatter`, for slow links: a rank is only sent what is summed into its part.
-
-        This may take as much memory again as 1-D `tensor`, whose size `world_size` must divide.
-        """
-        return self.reduce_scatter(tensor, name)
-
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Send the first `sizes[0]` elements of 1-D `tensor` to rank 0, the next `sizes[1]` to rank 1, and so on.
 

@@ -212,25 +212,6 @@ class TorchCommunicator(Communicator):
         work = dist.reduce_scatter_tensor(own, near, group=self.group, async_op=True)
         return Handle(_then(work, own).wait)  # only the stream waits
 
-    def scatter_sum(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Launch a sum of which this rank gets its part; over gloo it sums what all ranks send, in rank order.
-
-        They are sent as bytes of whatever dtype, and all ranks' parts are there at once.
-        """
-        if self._backend == "nccl":
-            return self.reduce_scatter(tensor, name)
-        sizes = [tensor.nbytes // self.world_size] * self.world_size
-        dtype, pieces = tensor.dtype, self._pieces(self._near(tensor.view(torch.uint8)), sizes, sizes, tensor.device)
-
-        def finish() -> Tensor:
-            first, *others = (piece.view(dtype) for piece in pieces.wait())
-            total = first.clone()
-            for other in others:
-                total.add_(other)
-            return total
-
-        return Handle(finish, lambda: pieces.is_ready)
-
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with that of rank 0 of the group; return it."""
         near = self._near(tensor)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from resireduce import private
-from resireduce.contrib.dear import QUIET, BeforeForward
 from resireduce.core.slot import Slot, Stage, accumulation_node
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
@@ -76,8 +75,7 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
     for slot in slots:
-        with QUIET():  # an update that is still to come is taken when the parameter is used
-            slot.restart()
+        slot.restart()
         OWNERS.pop(slot.parameter, None)
 
 
@@ -153,7 +151,7 @@ class BackwardPasses:
         self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._guards, self._steps, world_size)
         self._lost.atexit = False
         try:
-            self._attach(model, wrapped, settings.sends_early)
+            self._attach(model, wrapped, settings.streamed)
         except BaseException:
             self.end()
             raise
@@ -175,8 +173,6 @@ class BackwardPasses:
             if isinstance(guard, StepGuard):  # of an owner that was lost
                 del wrapped._optimizer_step_pre_hooks[key]
         self._guards.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
-        if self._exchange.before_forward is not None:
-            self._flush_before_use(model, wrapped, self._exchange.before_forward)
         if not self._exchange.intake.hides:  # a guard in `.grad` would show a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
@@ -195,25 +191,6 @@ class BackwardPasses:
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node
             self._handles.append(node.register_prehook(_Hook(self._own, slot.index, BackwardPasses._before)))
-
-    def _flush_before_use(
-        self, model: nn.Module, wrapped: torch.optim.Optimizer, before_forward: BeforeForward
-    ) -> None:
-        """Call `before_forward` before a module of `model` uses parameters, and bring all up to date before the state
-        of the optimizer `wrapped` is saved or loaded."""
-        held = {slot.parameter for slot in self.slots}
-        for module in model.modules():
-            if own := held.intersection(module.parameters(recurse=False)):
-                self._handles.append(module.register_forward_pre_hook(before_forward))
-                if type(module).forward is nn.Module.forward:
-                    before_forward.unseen |= own
-
-        def flush(*_: object, passes: weakref.ref[BackwardPasses] = self._own) -> None:
-            if (here := passes()) is not None:
-                here._exchange.updater.flush()
-
-        self._handles.append(wrapped.register_state_dict_pre_hook(flush))
-        self._handles.append(wrapped.register_load_state_dict_pre_hook(flush))
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -246,7 +223,6 @@ class BackwardPasses:
         self._exchange.refuse_if_failed()
         if not self.under_way:
             self.under_way, self._task = True, private.current_pass()
-            self._exchange.updater.flush()
             self._exchange.begin_backward()
             private.at_end_of_pass(self._end)
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from resireduce import private
 from resireduce.comm.nodes import Levels
-from resireduce.contrib.dear import QUIET
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
 from resireduce.core.queue import LaunchQueue
@@ -137,8 +136,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _restart(self) -> None:
         self._backward.under_way = False
-        with QUIET():
-            self._exchange.restart()
+        self._exchange.restart()
 
     # --- the backward pass ---
 
@@ -165,17 +163,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "came from a loss of another model (a GAN's generator, through the discriminator): call "
                 "requires_grad_(False) on this one while that is computed. If the loss was for the gradient of an "
                 "input: use torch.autograd.grad(loss, input). To leave out passes that are added up already, as "
-                "those left over at the end of an epoch: gradients='kept' (without merge='dear'), or take the step. "
+                "those left over at the end of an epoch: gradients='kept' or take the step. "
                 "After a backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()
         if self.streamed and not set_to_none:
             warn(ZEROS)
-        if not set_to_none:
-            self.flush()
-        self._exchange.updater.let_gradients_go()
-        with QUIET():
-            self.wrapped.zero_grad(*([set_to_none] if self._zeroes_as_asked else []))
+        self.wrapped.zero_grad(*([set_to_none] if self._zeroes_as_asked else []))
 
     # --- the step ---
 
@@ -199,7 +193,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
-        self.flush()
         if self._backward.under_way:
             raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
         for watcher in self._watchers:
@@ -216,35 +209,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._restart()
         return loss
 
-    def flush(self) -> None:
-        """Update all parameters, and the optimizer's state, that `merge="dear"` would update when they are used.
-
-        It waits for averages that are under way. Using a parameter does not require it; it is for uses that Python
-        does not see: a parameter's memory held under another name, a CUDA graph. Without "dear" it does nothing.
-        """
-        if "_exchange" in self.__dict__:
-            self._exchange.updater.flush()
-
     # --- the end ---
 
     def close(self) -> None:
         """Remove all hooks from the model, and free residuals: it then trains plainly, or can be distributed again.
 
-        Messages of an unfinished step are lost; updates of finished steps are not. The wrapped optimizer,
-        `optimizer.wrapped`, keeps its state. Calling it again does nothing.
+        Messages of an unfinished step are lost. The wrapped optimizer, `optimizer.wrapped`, keeps its state. Calling it
+        again does nothing.
         """
         if self._closed:
             return
-        try:
-            self.flush()
-        finally:
-            self._backward.end()
-            for watcher in self._watchers:
-                watcher.end()
-            self.levels.close()
-            self._closed = True
-            for name in FREED:
-                delattr(self, name)
+        self._backward.end()
+        for watcher in self._watchers:
+            watcher.end()
+        self.levels.close()
+        self._closed = True
+        for name in FREED:
+            delattr(self, name)
 
     def __enter__(self) -> Self:
         return self
@@ -280,13 +261,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The state of the wrapped optimizer, up to date."""
-        self.flush()
+        """The state of the wrapped optimizer."""
         return self.wrapped.state
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.flush()
         self.wrapped.state = state
 
     @property

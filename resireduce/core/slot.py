@@ -1,6 +1,5 @@
 """Slots: the record of one parameter's gradient on its way through a step, and gradients as tensors."""
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -183,8 +182,6 @@ class Slot:
     """Address of the gradient that autograd has left in `.grad` in this step. Any other was put there by hand."""
     is_announced: bool | None = None
     """Whether autograd is about to add a gradient to `.grad`; None: its hook before that has not been called."""
-    left: "weakref.ref[Tensor] | None" = None
-    """With averages that come late: the one that the last step has left in `.grad`, while it is still there."""
     stage: Stage = Stage.OPEN
     """How far the gradient has come in this step."""
     sent: Payload | None = None
@@ -251,8 +248,7 @@ class Slot:
             raise UsageError(
                 f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
                 "step(), when it was already under way: that would have no effect. Scale the loss instead, "
-                "or use gradients='kept' (without merge='dear'); and take the model "
-                "out of DistributedDataParallel, if it is in one"
+                "or use gradients='kept'; and take the model out of DistributedDataParallel, if it is in one"
             )
         self.parameter.grad = None
         self.go(Stage.TAKEN)
@@ -270,14 +266,6 @@ class Slot:
         """Remember the address of the gradient that autograd has left in `.grad`."""
         grad = None if self.is_guarded else self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
-
-    def note_left(self) -> None:
-        """Remember the average that a step has left in `.grad`: the next gradient may be added to it."""
-        self.left = None if self.parameter.grad is None else weakref.ref(self.parameter.grad)
-
-    def has_left(self, grad: Tensor) -> bool:
-        """Whether the last step has left `grad`, perhaps set to zero since, in `.grad`."""
-        return self.left is not None and self.left() is grad
 
     def own(self, grad: Tensor, in_backward: bool) -> Tensor:
         """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it.

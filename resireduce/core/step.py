@@ -10,7 +10,6 @@ from torch import Tensor
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
-from resireduce.contrib.dear import QUIET, BeforeForward, HalvesQueue, LateUpdater
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import DROPPED, Slot, Stage, clip_factor, separate
@@ -24,10 +23,9 @@ from resireduce.settings import Settings
 from resireduce.watchers import STEPS, ThisProcess, digest
 
 WAS_THERE = (
-    "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed, or kept "
-    "with merge='dear', is sent as soon as it is made, and what is done to that memory later has no effect. Leave "
-    ".grad empty (zero_grad() does), and put gradients there after backward(); or use gradients='kept' (without "
-    "merge='dear')"
+    "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed is sent "
+    "as soon as it is made, and what is done to that memory later has no effect. Leave .grad empty (zero_grad() "
+    "does), and put gradients there after backward(); or use gradients='kept'"
 )
 GATHERED = 16
 """Payloads of all ranks that are under way take at most 1 / GATHERED of the trained bytes, unless one takes more."""
@@ -61,9 +59,10 @@ class Exchange:
         self.slots, self.feedback = slots, feedback
         self.world_size = levels.world.world_size
         """The number of ranks."""
-        self.before_forward = BeforeForward() if settings.in_halves else None
-        """If averages come in the next forward pass: the hook before each module."""
-        self.queue, self.updater = self._queue_and_updater(optimizer, settings, levels)
+        limit = sum(slot.nbytes for slot in slots) // GATHERED
+        remembers = settings.streamed and settings.scaler is not None
+        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
+        self.updater = Updater(optimizer, slots, self.queue, settings)
         rule = settings.merge if isinstance(settings.merge, str) and settings.merge in TIMED else None
         self.profiler = None if rule is None else Profiler(rule, feedback, levels.world)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
@@ -79,19 +78,6 @@ class Exchange:
         alone = self.world_size == 1 or settings.in_backward  # some are updated before the others are sent
         self._comparisons_left = 0 if alone else STEPS
         """In how many of the next steps parameters are compared between ranks."""
-
-    def _queue_and_updater(
-        self, optimizer: torch.optim.Optimizer, settings: Settings, levels: Levels
-    ) -> tuple[LaunchQueue, Updater]:
-        """Return the queue of messages, and the updater of parameters by the averages that come back."""
-        slots, feedback = self.slots, self.feedback
-        if self.before_forward is not None:
-            halves = HalvesQueue(slots, feedback, levels, settings.merge)
-            return halves, LateUpdater(optimizer, slots, halves, settings, self.before_forward)
-        limit = sum(slot.nbytes for slot in slots) // GATHERED
-        remembers = settings.streamed and settings.scaler is not None
-        queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
-        return queue, Updater(optimizer, slots, queue, settings)
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
@@ -133,7 +119,7 @@ class Exchange:
         """
         if slot.passes or slot.stage is not Stage.OPEN:
             slot.expect_another_pass()
-        elif slot.parameter.grad is not None and not slot.has_left(slot.parameter.grad):
+        elif slot.parameter.grad is not None:
             raise UsageError(WAS_THERE.format(name=slot.name))
 
     def gradient(self, slot: Slot, passes: int | None) -> None:
@@ -220,9 +206,8 @@ class Exchange:
     def _send_rest(self) -> bool:
         """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
         self.failed = True  # if anything ends it half-way
-        if not self.intake.early:
-            with QUIET():  # another optimizer with merge="dear" need not update what only its gradient is asked for
-                separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
+        if not self.intake.streamed:
+            separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
         if not self.intake.prepare():
             self.updater.skip()
             self.failed = False
@@ -272,9 +257,9 @@ class Intake:
 
     def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, world: Communicator):
         self.slots, self.feedback, self.scaler, self.world = slots, feedback, settings.scaler, world
-        self.hides = settings.sends_early and not settings.in_backward
+        self.hides = settings.streamed and not settings.in_backward
         """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
-        self.streamed, self.early = settings.streamed, settings.sends_early
+        self.streamed = settings.streamed
         self.max_norm = settings.max_local_grad_norm
         self.restart()
 
@@ -316,7 +301,7 @@ class Intake:
             return
         slot.check_kind()
         if self.scaler is not None:
-            grad = slot.own(grad, self.early)
+            grad = slot.own(grad, self.streamed)
         try:
             self.feedback.absorb(self._unscale_(grad), slot.name)
         except NonFiniteGradient as error:
@@ -370,11 +355,11 @@ class Intake:
         """
         waiting = (Stage.OPEN, Stage.ABSORBED)
         left = [slot for slot in reversed(self.slots) if slot.stage in waiting]
-        return [slot for slot in left if (slot.passes and self.early) or slot.parameter.grad is not None]
+        return [slot for slot in left if (slot.passes and self.streamed) or slot.parameter.grad is not None]
 
     def prepare(self) -> bool:
         """If `step()` takes gradients, unscale and clip this rank's. False: the gradient of some rank overflowed."""
-        if self.early or (self.max_norm is None and self.scaler is None):
+        if self.streamed or (self.max_norm is None and self.scaler is None):
             return True
         self._unscale_and_clip(self.pending())
         self._prepared = True
@@ -391,7 +376,7 @@ class Intake:
             raise UsageError(DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
-        return grad if self._prepared else self._unscale_(slot.own(grad, self.early))
+        return grad if self._prepared else self._unscale_(slot.own(grad, self.streamed))
 
     def _unscale_and_clip(self, pending: Sequence[Slot]) -> None:
         norms = {}

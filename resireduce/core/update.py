@@ -140,37 +140,6 @@ class WrappedStep:
         finally:
             optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
 
-    def part(self, groups: list[dict[str, Any]], stand_ins: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Update some parameters, as a part of a step, with `groups` in place of the optimizer's own.
-
-        `stand_ins` are pairs of a parameter and the tensor that the groups hold instead: in its memory, with a
-        gradient.
-        """
-        state, held = self.optimizer.state, self.optimizer.param_groups
-        for parameter, other in stand_ins:
-            if parameter in state:
-                state[other] = state[parameter]
-        self.optimizer.param_groups = groups
-        try:
-            self.some()
-        finally:
-            self.optimizer.param_groups = held
-            for parameter, other in stand_ins:
-                if other in state:
-                    state[parameter] = state.pop(other)
-
-    def without_update(self, loss: Tensor | float | None, then: Callable[[], None]) -> None:
-        """Call `step()` itself while no parameter has a gradient, and `then` before the hooks that follow a step.
-
-        loss: as for `whole`.
-        """
-        handle = self.optimizer.register_step_post_hook(lambda *_: then())
-        self.optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
-        try:
-            self.whole(loss)
-        finally:
-            handle.remove()
-
     def whole(self, loss: Tensor | float | None = None, parameters: Sequence[nn.Parameter] = ()) -> None:
         """Call `step()` itself: the only call of a step, or the last.
 
@@ -246,9 +215,8 @@ class Updater(Watcher):
         self._parameters = [slot.parameter for slot in slots]
         self._waiting = slots if settings.in_backward else ()  # whose `.grad` may be set by hand meanwhile
         self.chunk_bytes = largest_layer(slots)
-        alone = self.streamed or settings.in_halves  # whether some are updated before others
-        self._tied = Tied({slot.name: slot.parameter for slot in slots}) if alone else None
-        self._held_bytes, self._early = sum(slot.nbytes for slot in slots), settings.in_backward or settings.in_halves
+        self._tied = Tied({slot.name: slot.parameter for slot in slots}) if self.streamed else None
+        self._held_bytes = sum(slot.nbytes for slot in slots)
         self._wrapped_step = WrappedStep(optimizer, self.streamed, self._tied)
         self._in_chunks = False
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
@@ -266,14 +234,6 @@ class Updater(Watcher):
         """Raise UsageError if a step would train wrongly because of a change to the wrapped optimizer."""
         self.look_for_ties()
         self.watch.refuse()
-
-    def flush(self) -> None:
-        """Bring all parameters up to date: they already are after each step."""
-        return
-
-    def let_gradients_go(self) -> None:
-        """Keep averages from being put into `.grad` later: none ever are."""
-        return
 
     def restart(self) -> None:
         """Forget what an unfinished step has brought."""
@@ -378,11 +338,11 @@ class Updater(Watcher):
         found = self._tied.look()
         if self._tied.pair is None:
             return
-        if self._early:
+        if self.in_backward:
             one, other = self._tied.pair
             raise UsageError(
                 f"{one!r} and {other!r} were given the same memory after resireduce.distribute(...): an update of one "
-                f"changes the other before all of its uses; {TIE}, or leave update='in_backward' and merge='dear' out"
+                f"changes the other before all of its uses; {TIE}, or leave update='in_backward' out"
             )
         if found and self.streamed and self._wrapped_step.is_divisible:
             warn(self._wrapped_step.cost(self._held_bytes) or "")

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resireduce.errors import ConfigError, choose
-from resireduce.settings import DEAR_BYTES
 
 # --- What a merging rule knows of the gradients of one step, and what its answer means ---
 
@@ -112,6 +111,8 @@ def scan(arrivals: Arrivals, joins: Callable[[Filling], Ends]) -> Ends:
 # fusion: its documentation, "Tensor fusion".
 
 
+DEAR_BYTES = 25 * 2**20
+"""Least bytes at which a message of DeAR is closed."""
 SIZE_BYTES = 25 * 2**20
 """Bytes of a message of fixed size: those of a bucket of DistributedDataParallel."""
 HOROVOD_BYTES, HOROVOD_CYCLE_SECONDS = 128 * 2**20, 0.001

@@ -54,28 +54,6 @@ def test_an_update_in_the_backward_pass_is_that_of_plain_torch(device: torch.dev
     assert same(trained(device, update="in_backward", optimizer=OPTIMIZERS[name], **NONE), plain(device, name))
 
 
-@pytest.mark.parametrize("name", ["momentum", "adamw"])
-@pytest.mark.parametrize("merge", ["dear", "dear-40000"])
-def test_an_update_in_the_next_forward_pass_is_that_of_plain_torch(device: torch.device, merge: str, name: str) -> None:
-    late = trained(device, merge=merge, gradients="kept", optimizer=OPTIMIZERS[name], **NONE)
-    assert same(late, plain(device, name))
-
-
-def test_pending_updates_are_taken_by_flush_and_by_any_use_in_another_stream(device: torch.device) -> None:
-    expected = nn.utils.parameters_to_vector(plain(device).parameters()).tolist()
-    for flushes in (True, False):
-        model = net(device)
-        optimizer = distributed(model, merge="dear-40000", gradients="kept", **NONE)
-        for batch in batches(device):
-            step(model, optimizer, batch)
-        if flushes:
-            optimizer.flush()
-            assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
-        with stream_beside(device):
-            found = nn.utils.parameters_to_vector(model.parameters()).tolist()
-        assert found == expected
-
-
 @pytest.mark.parametrize("compressor", ["topk", "none"])
 def test_messages_that_are_merged_carry_the_same(device: torch.device, compressor: str) -> None:
     options: dict[str, Any] = {"compressor": compressor, "scheme": "none" if compressor == "none" else "w+2d"}
@@ -216,7 +194,6 @@ STREAMS: tuple[dict[str, Any], ...] = (
     {"scheme": "w+2d", "residual_dtype": "int4"},
     {"scheme": "baseline", "residual_device": "cpu"},
     {"scheme": "w+2d", "gradients": "kept"},
-    {"gradients": "kept", "merge": "dear-40000", **NONE},
     {"update": "in_backward", **NONE},
 )
 
@@ -233,7 +210,6 @@ def test_passes_in_a_stream_beside_and_steps_in_the_usual_one(device: torch.devi
             with place():
                 nn.functional.cross_entropy(_Slow.apply(model(x)), y).backward()
             optimizer.step()
-        optimizer.flush()
         ends.append(model)
     assert same(*ends) and not same(ends[0], net(device))
 

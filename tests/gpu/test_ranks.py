@@ -52,7 +52,6 @@ def _ways(device: torch.device) -> None:
     usual = train(compressor="none", scheme="none")
     ways: tuple[dict[str, object], ...] = (
         {"gradients": "kept"},
-        {"gradients": "kept", "merge": "dear-40000"},
         {"update": "in_backward"},
     )
     for way in ways:

@@ -12,8 +12,7 @@ from resireduce.errors import UsageError
 from tests.worlds import same
 
 DENSE = {"compressor": "none"}
-DEAR = DENSE | {"scheme": "none", "gradients": "kept", "merge": "dear"}
-EARLY = [{}, DENSE, DEAR]
+EARLY = [{}, DENSE]
 
 
 def net() -> nn.Sequential:
@@ -50,16 +49,15 @@ def test_a_gradient_that_is_laid_before_the_backward_pass(name: str, options: di
         if step:
             for one in parameters.values() if name in ("all", "the only one") else [parameters[name]]:
                 one.grad = torch.zeros(2, *one.shape)[1]
-            with pytest.raises(UsageError, match=r"was in \.grad before backward\(\).*\(without merge='dear'\)"):
+            with pytest.raises(UsageError, match=r"was in \.grad before backward\(\).*gradients='kept'"):
                 loss_of(model).backward()
             return
         loss_of(model).backward()
         optimizer.step()
 
 
-@pytest.mark.parametrize("options", [{"gradients": "kept"}, DEAR], ids=str)
 @pytest.mark.parametrize("clears", ["never", "to zero", "the model's to zero", "to None"])
-def test_averages_of_the_last_step_may_be_added_to(options: dict[str, Any], clears: str) -> None:
+def test_averages_of_the_last_step_may_be_added_to(clears: str) -> None:
     """As in plain training, where `.grad` still has the gradient of the last step."""
     clear: dict[str, Callable[[nn.Module, Any], None]] = {
         "never": lambda model, optimizer: None,
@@ -68,7 +66,7 @@ def test_averages_of_the_last_step_may_be_added_to(options: dict[str, Any], clea
         "to None": lambda model, optimizer: optimizer.zero_grad(),
     }
     model, plain = net(), net()
-    optimizer = distributed(model, **options)
+    optimizer = distributed(model, gradients="kept")
     other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
     for step in range(4):
         for one, by in ((model, optimizer), (plain, other)):

@@ -16,7 +16,6 @@ MODES: list[dict[str, Any]] = [
     {"gradients": "kept"},
     {"gradients": "streamed"},
     {"compressor": "none", "scheme": "none", "gradients": "streamed", "update": "in_backward"},
-    {"compressor": "none", "scheme": "none", "gradients": "kept", "merge": "dear"},
 ]
 
 

@@ -16,7 +16,6 @@ from resireduce.comm.local import LocalWorld
 from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
-from tests.dear import DEAR
 from tests.worlds import Net, distributed, loss_of, residuals, same, seeded
 
 
@@ -24,10 +23,9 @@ def loss(model: nn.Module) -> torch.Tensor:
     return loss_of(model, torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("options", [{}, DEAR])
-def test_gradients_that_are_dropped_before_the_step(options: dict[str, object]) -> None:
+def test_gradients_that_are_dropped_before_the_step() -> None:
     model = seeded(Net)
-    optimizer = distributed(model, **options)
+    optimizer = distributed(model)
     loss(model).backward()
     model.zero_grad()
     with pytest.raises(UsageError, match=r"replaced, or dropped by model\.zero_grad\(\), between backward"):
@@ -40,9 +38,7 @@ def test_passes_that_are_left_over_and_dropped() -> None:
     optimizer = distributed(model)
     with optimizer.no_sync():
         loss(model).backward()
-    with pytest.raises(
-        UsageError, match=r"left over at the end of an epoch: gradients='kept' \(without merge='dear'\)"
-    ):
+    with pytest.raises(UsageError, match="left over at the end of an epoch: gradients='kept'"):
         optimizer.zero_grad()
     models = [seeded(Net), seeded(Net)]
     for model, drops in zip(models, (False, True), strict=True):
@@ -120,10 +116,9 @@ def test_kept_gradients_may_be_changed_where_they_only_add_up() -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("options", [{}, DEAR])
-def test_gradients_that_are_dropped_between_two_passes(options: dict[str, object]) -> None:
+def test_gradients_that_are_dropped_between_two_passes() -> None:
     model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
-    optimizer = distributed(model, **options)
+    optimizer = distributed(model)
     with optimizer.no_sync():
         model[0](torch.ones(2, 120)).sum().backward()
     model.zero_grad()
@@ -348,7 +343,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("update", BY_HAND)
-@pytest.mark.parametrize("options", [{}, {"update": "in_backward", "compressor": "none"}, DEAR])
+@pytest.mark.parametrize("options", [{}, {"update": "in_backward", "compressor": "none"}])
 def test_streamed_gradients_update_nothing_by_hand(options: dict[str, object], update: str) -> None:
     model = seeded(Net)
     optimizer = distributed(model, **options)
@@ -381,10 +376,9 @@ class Failing(nn.Module):
         return self.last(middle)
 
 
-@pytest.mark.parametrize("options", [{}, DEAR])
-def test_a_backward_pass_that_fails_half_way(options: dict[str, object]) -> None:
+def test_a_backward_pass_that_fails_half_way() -> None:
     model = Failing()
-    optimizer = distributed(model, **options)
+    optimizer = distributed(model)
     with pytest.raises(KeyError):
         model(torch.ones(2, 120)).sum().backward()
     before = [parameter.clone() for parameter in model.parameters()]

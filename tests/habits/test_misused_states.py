@@ -20,7 +20,6 @@ from resireduce.compressors.signs import Signum
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
-from tests.dear import DEAR
 from tests.worlds import Net, distributed, loss_of, reloaded, saved, seeded
 
 
@@ -176,7 +175,6 @@ def forgotten_in(optimizer: DistributedOptimizer, model: nn.Module) -> bool:
     "options",
     [
         {"compressor": "randomk"},
-        DEAR,
         {"compressor": "adtopk-interleaved"},
         {"compressor": "adtopk-interleaved", "gradients": "kept"},
         {"compressor": "adtopk-interleaved", "hierarchy": [[0], [1]]},

@@ -29,7 +29,6 @@ from resireduce.residuals.full import DecayedResidual, PartialResidual
 from resireduce.residuals.group import MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
 from resireduce.scheme import Scheme
-from tests.dear import DEAR
 from tests.worlds import Net, distributed, seeded
 
 Row = tuple[dict[str, Any], str]
@@ -104,17 +103,6 @@ SETTINGS: list[Row] = [
     ({"merge": [["first.weight"], ["first.weight"]]}, "merge: 'first.weight' is in several messages"),
     ({"merge": "one", "compressor": "powersgd"}, "merge: 'one' is not allowed with PowerSGD.*rounds"),
     ({"merge": 9, "compressor": "l1-chunks", "density": lambda step: 0.1}, "merge: 9 is not allowed .*rounds"),
-    # averages in the next forward pass
-    ({**DEAR, "compressor": "topk"}, r"not allowed with TopK, whose payloads .* give compressor='none'"),
-    ({**DEAR, "compressor": "fp16"}, r"not allowed with Fp16, .* give compressor='none'"),
-    ({**DEAR, "compressor": "powersgd"}, r"not allowed with PowerSGD"),
-    ({**DEAR, "gradients": "streamed"}, r"not allowed with gradients='streamed', since .* give gradients='kept'"),
-    ({**DEAR, "hierarchy": [[0]]}, r"not allowed with hierarchy=\[\[0\]\], since .* give hierarchy='flat'"),
-    ({**DEAR, "warm_up_steps": 2}, r"not allowed with warm_up_steps=2, since .* give warm_up_steps=0"),
-    ({**DEAR, "max_local_grad_norm": 1.0}, r"not allowed with max_local_grad_norm=1.0, since .*=None"),
-    ({**DEAR, "grad_scaler": resireduce.GradScaler("cpu")}, r"not allowed with grad_scaler=GradScaler, since .*=None"),
-    ({**DEAR, "update": "in_backward"}, r"update: 'in_backward' is not allowed"),
-    *(({**DEAR, "merge": bad}, rf"merge: '{bad}' is not known .*allowed: ") for bad in ("dear-0", "dear-many")),
 ]
 
 

@@ -165,10 +165,6 @@ class _Communicator(_InPlaceOf):
         self._watch.sent(tensor)
         return self._inner.gather(tensor, name)
 
-    def scatter_sum(self, tensor: Tensor, name: str) -> Any:
-        self._watch.sent(tensor)
-        return self._inner.scatter_sum(tensor, name)
-
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Any:
         self._watch.sent(tensor)
         return self._inner.all_to_all(tensor, sizes, name)

@@ -40,11 +40,10 @@ def nodes_or_skip() -> None:
 
 def test_every_form_is_timed_flat_and_by_nodes_where_it_can_be() -> None:
     cells = make_cells("gpt2-bytes", links_command.FORMS)
-    assert len({cell.name for cell in cells}) == len(cells) == 2 * len(links_command.FORMS) - 2
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * len(links_command.FORMS)
     assert {cell.compressor for cell in cells} == {"none", "fp16", "topk"}
     merged = {cell.merge for cell in cells if cell.density == 0.01}
-    assert merged == {*MERGES, links_command.SIZE_BYTES} - {"dear"}
-    assert [cell.merge for cell in cells if "dear" in str(cell.merge)] == ["dear", "dear-524288"]
+    assert merged == {*MERGES, links_command.SIZE_BYTES}
     assert all(cell.world_size == 4 for cell in cells)
     single = make_cells("gpt2-bytes", links_command.FORMS, nodes=3, ranks_per_node=1)
     assert {(cell.world_size, cell.hierarchy) for cell in single} == {(3, "flat")} and len(single) == len(
@@ -57,7 +56,7 @@ def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.Mon
     def nodes(rate: str, count: int):  # type: ignore[no-untyped-def]
         yield [["env", f"NODE={number}"] for number in range(count)]
 
-    rank, count = tmp_path / "python", 2 * len(links_command.FORMS) - 2
+    rank, count = tmp_path / "python", 2 * len(links_command.FORMS)
     seconds = [[2.0 * number + one for one in range(7)] for number in range(count)]
     merged = [{"messages": number, "costs": None} for number in range(count)]
     found_by_ranks = json.dumps({"seconds": seconds, "merged": merged})

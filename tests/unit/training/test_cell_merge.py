@@ -1,7 +1,6 @@
 """A cell's merging: what it may be, what it is called, and what stands in its record."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,6 @@ from benchmarks.core import scheme_options
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.training.build import build
-from benchmarks.training.observe.contraction import Contraction
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
@@ -20,7 +18,7 @@ PLAN = [["features.3.weight", "features.0.weight"], ["features.7.weight"]]
 
 
 def test_names_of_rules_are_those_that_the_library_has() -> None:
-    assert ("none", "one", "hybrid", *TIMED, "dear") == MERGES
+    assert ("none", "one", "hybrid", *TIMED) == MERGES
     in_rounds = {name for name in COMPRESSORS if build_compressor(name, 0.1).has_rounds}
     assert in_rounds == {name for name, listed in COMPRESSORS.items() if listed.in_rounds}
 
@@ -54,43 +52,6 @@ def test_what_merge_cannot_be(wrong: object) -> None:
 def test_payloads_that_are_made_in_rounds_are_not_merged() -> None:
     with pytest.raises(ConfigError, match=r"merge: 'one' is not allowed with compressor 'powersgd'.*allowed: none"):
         Cell(model="vgg-digits", compressor="powersgd", merge="one")
-
-
-DEAR: dict[str, Any] = {"model": "vgg-digits", "compressor": "none", "scheme": "none"}
-
-
-def test_halves_of_sums_are_for_whole_gradients_of_all_ranks() -> None:
-    for merge in ("dear", "dear-65536"):
-        cell = Cell(**DEAR, merge=merge)
-        assert cell.name.endswith(f"merge-{merge}") and Cell.from_dict(cell.to_dict()) == cell
-    for field, value in {"compressor": "topk", "gradients": "streamed", "hierarchy": "node"}.items():
-        with pytest.raises(ConfigError, match=rf"merge: 'dear' is not allowed with {field} '{value}', only with "):
-            Cell(**{**DEAR, field: value, "merge": "dear"})
-
-
-def test_a_cell_in_halves_trains_as_in_whole_sums_and_its_record_has_the_messages() -> None:
-    found = {}
-    for merge in ("none", "dear-65536"):
-        trainer = build(
-            Cell(**DEAR, merge=merge, world_size=1, backend="local", steps=2), LocalCommunicator(), None, Path("data")
-        )
-        trainer.train()
-        found[merge] = trainer.result()
-    whole, halves = found.values()
-    assert halves.metric == whole.metric and whole.messages == []
-    assert len(halves.messages) > 1 and all(len(names) > 1 for names in halves.messages)
-
-
-def test_an_observer_counts_both_halves() -> None:
-    cell = Cell(**DEAR, merge="dear-65536", world_size=1, backend="local", steps=1)
-    trainer = build(cell, LocalCommunicator(), None, Path("data"))
-    seen = Contraction(trainer.optimizer, 1)
-    seen.begin_step(0)
-    trainer.train()
-    (point,) = seen.end()["points"]
-    slots = trainer.optimizer.slots
-    presence = 8 * (len(slots) + 3)  # who has gradients, whether all are finite, and the number of the step
-    assert point["bytes"] == 2 * sum(slot.nbytes for slot in slots) + presence
 
 
 def test_the_record_has_the_messages_and_training_is_the_same() -> None:
