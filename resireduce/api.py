@@ -19,11 +19,14 @@ from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds
+from resireduce.merging.profile import Profiler
+from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
 from resireduce.same_memory import check_memory
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
+from resireduce.watchers import watchers_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -142,6 +145,10 @@ def distribute(
     distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
+        owned = model, parameters, optimizer, feedback.residual, settings.streamed, communicator.world_size
+        distributed.watchers += watchers_of(*owned)
+        if settings.merge in [*TIMED]:
+            distributed.watchers.append(Profiler(settings.merge, distributed.parts["exchange"], communicator))
         warn_of_unmerged(settings.merge, distributed.messages, [slot.name for slot in distributed.queue.compressed])
         broadcast_start(model, optimizer, communicator)
     except BaseException:  # the plain optimizer can train on

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator, Handle
 from resireduce.core.bucket import Bucket
-from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message
 from resireduce.core.slot import Slot
-from resireduce.timeline import exactly, timed
 
 # --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
 
@@ -57,8 +56,8 @@ class Scatter:
         for bucket in buckets[self._launched :]:
             if any(slot.gradient is None for slot in bucket.slots):
                 break
-            self._launch(bucket)
-        while self._under_way and self._has_come(self._under_way[0][1]):
+            self.launch(bucket)
+        while self._under_way and self.has_come(self._under_way[0][1]):
             yield from self._arrived()
 
     def complete(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Slot, Tensor | None]]:
@@ -71,19 +70,19 @@ class Scatter:
             for slot in bucket.slots:
                 if slot.gradient is None:
                     slot.gradient = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format).detach_()
-            self._launch(bucket)
+            self.launch(bucket)
             while len(self._under_way) > 1:  # one at a time, so that few zeros are alive
                 yield from self._arrived()
         while self._under_way:
             yield from self._arrived()
-        present = self._agree()
+        present = self.agree()
         for slot, mean in self._unknown.items():
             slot.elsewhere = present[slot.index] > 0
             yield slot, mean if slot.elsewhere else None
 
-    @timed("communicate")
     @exactly
-    def _launch(self, bucket: Bucket) -> None:
+    def launch(self, bucket: Bucket) -> None:
+        """Launch the message of `bucket`, all of whose gradients are there."""
         rows = [slot.slices.spread(slot.gradient) for slot in bucket.slots]  # type: ignore[union-attr, arg-type]
         for slot in bucket.slots:
             slot.gradient = None
@@ -93,8 +92,7 @@ class Scatter:
         self.held_bytes += bucket.nbytes
         self._launched += 1
 
-    @timed("communicate")
-    def _has_come(self, handle: Handle[Tensor]) -> bool:
+    def has_come(self, handle: Handle[Tensor]) -> bool:
         """Return whether the oldest message has come from all ranks; wait for it while too much is held."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not handle.is_ready:
@@ -107,7 +105,7 @@ class Scatter:
     def _arrived(self) -> Iterator[tuple[Slot, Tensor]]:
         """Yield the slices of the oldest message, except those for which no rank is known yet to have a gradient."""
         bucket, handle = self._under_way.popleft()
-        row = self._wait(handle)
+        row = self.wait(handle)
         del handle  # and the gradient with it
         self.held_bytes -= bucket.nbytes
         start = 0
@@ -121,12 +119,11 @@ class Scatter:
             else:
                 self._unknown[slot] = own
 
-    @timed("communicate")
-    def _wait(self, handle: Handle[Tensor]) -> Tensor:
+    def wait(self, handle: Handle[Tensor]) -> Tensor:
+        """Return the mean whose sum `handle` brings."""
         return handle.wait().mul_(1 / self.node.world_size)
 
-    @timed("communicate")
-    def _agree(self) -> list[int]:
+    def agree(self) -> list[int]:
         """Return how many ranks of the node have a gradient, for each slot."""
         mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
         found: list[int] = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
@@ -157,7 +154,7 @@ class Gather:
             received = self.feedback.receive(bucket.message)
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
-            rows = self._gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.name)
+            rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.name)
             start = 0
             for slot in bucket.slots:
                 assert slot.slices is not None
@@ -169,7 +166,6 @@ class Gather:
             slot.average = None
         return [one for one in found if one is not None]
 
-    @timed("communicate")
-    def _gathered(self, own: Tensor, name: str) -> Tensor:
+    def gathered(self, own: Tensor, name: str) -> Tensor:
         """Return the rows of all ranks of the node, [ranks, size of `own`]."""
         return self.node.gather(own, f"resireduce.average.{name}").wait().view(self.node.world_size, -1)

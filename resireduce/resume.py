@@ -178,7 +178,7 @@ def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
         tensor.zero_()
     for name, dense in left.items():
         feedback.keep(dense, name, step)
-    feedback.residual.end_step(step)
+    feedback.end_step(step)
     for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
         velocity.copy_(velocities[name])
     feedback.states.load(first)

@@ -84,7 +84,7 @@ class Trainer:
             self.watch.before_step(step, steps, self.clock.step_seconds, self._state)
             self.phase, self.step = "data", step + 1
             self.observing.begin_step(step)
-            with self.probe.step(self.optimizer.feedback), self.clock.step():
+            with self.probe.step(self.optimizer), self.clock.step():
                 loss = self.train_step(step, self.batch(indices, step))
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
                 self.phase = "evaluation"

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
-from typing import Self
+from functools import partial, wraps
+from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,31 @@ from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.finiteness import Finiteness, check_finite, refusal
 from resireduce.residuals.base import Residuals
 from resireduce.resume import check_place, check_state, origin
-from resireduce.timeline import Timeline, timed
+
+# --- Arithmetic that an autocast around `backward()` or `step()` does not change ---
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def exactly(function: Callable[P, T]) -> Callable[P, T]:
+    """Have `function` run without autocast, even if a script runs `backward()` or `step()` within one.
+
+    Autocast is for forward passes. Elsewhere it rounds products of matrices, makes float32 of float16, so that messages
+    have another dtype, and refuses to concatenate tensors that are neither of its own precision nor of float32. Without
+    autocast this costs one look at a flag.
+    """
+
+    @wraps(function)
+    def exact(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not private.is_any_autocast():
+            return function(*args, **kwargs)
+        with private.without_autocast():
+            return function(*args, **kwargs)
+
+    return exact
+
 
 # --- Momentum that each rank forms before compression: Lin et al., "Deep gradient compression", ICLR 2018, section 3
 # ---
@@ -188,8 +212,6 @@ class ErrorFeedback:
         """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
         self._kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         """Shape, dtype and device of each tensor's gradient."""
-        self.timeline: Timeline | None = None
-        """Records where the time of a step goes, if there is one."""
         self.begin_step(0)
 
     # --- which compressor each tensor has in this step ---
@@ -255,7 +277,7 @@ class ErrorFeedback:
 
     # --- compensate, compress, keep ---
 
-    @timed("compress", exact=True)
+    @exactly
     def compress(
         self,
         gradients: Mapping[str, Tensor | None],
@@ -391,11 +413,11 @@ class ErrorFeedback:
         dense, added = found or (residual.compensate_(gradient, name), None)
         return Sum(dense, added, check)
 
-    @timed("compress", exact=True)
+    @exactly
     def end_round(self, under_way: Round) -> Message | Round:
         """Wait for the result of a round; return the message that follows, or the next round, neither launched yet."""
         assert under_way.handle is not None
-        name, result = under_way.name, self._wait(under_way.handle)
+        name, result = under_way.name, self.wait(under_way.handle)
         made = continue_rounds(name, under_way.rest, under_way.number, result)
         return made if isinstance(made, Round) else Message.of([name], self.compressor_of(name), [made])
 
@@ -423,13 +445,13 @@ class ErrorFeedback:
         assert memory is not None
         return memory
 
-    @timed("compress", exact=True)
+    @exactly
     def absorb(self, grad: Tensor, name: str) -> None:
         """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient as `compress` does."""
         self.finiteness.check_(grad, name)
         self.residual.of(name).compensate_(grad, name)
 
-    @timed("compress", exact=True)
+    @exactly
     def keep(self, dense: Tensor, name: str, step: int) -> None:
         """Add `dense` to the residual of tensor `name`; `step` seeds random rounding."""
         residual = self.residual.of(name)
@@ -439,22 +461,23 @@ class ErrorFeedback:
         """Add what was sent back to the residual; `step` seeds random rounding."""
         self.keep(self.compressor_of(name).decompress(payload), name, step)
 
+    @exactly
+    def end_step(self, step: int) -> None:
+        """Have residuals store what has waited for other tensors, now that all gradients of step `step` have come."""
+        self.residual.end_step(step)
+
     # --- send, receive, average ---
 
-    @timed("communicate", exact=True)
+    @exactly
     def send(self, made: Message | Round) -> None:
         """Launch the collective of a message, or of a round."""
         made.launch(self.communicator)
 
-    @timed("communicate")
-    def _wait(self, handle: Handle[Tensor] | Handle[Sequence[Tensor]]) -> Tensor | Sequence[Tensor]:
-        return handle.wait()
+    def wait(self, launched: Handle[Any] | Message) -> Any:
+        """Wait for a message, or for the result of a round, which is returned."""
+        return launched.wait()
 
-    @timed("communicate")
-    def _await(self, message: Message) -> None:
-        message.wait()
-
-    @timed("decompress", exact=True)
+    @exactly
     def receive(
         self, message: Message, places: Sequence[int] | None = None, into: Sequence[Tensor | None] | None = None
     ) -> list[Tensor]:
@@ -463,7 +486,7 @@ class ErrorFeedback:
         places: of which of its tensors, counted from 0; None: of all. into: for each, the contiguous tensor that
         receives it; None: it comes in new memory, or in that of the message.
         """
-        self._await(message)
+        self.wait(message)
         received = message.received()
         chosen = [*range(len(received))] if places is None else [*places]
         targets = [None] * len(chosen) if into is None else [*into]

@@ -23,7 +23,7 @@ from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.merging.rules import Costs
 from resireduce.settings import Settings
-from resireduce.watchers import only_makes_state, refuse_capture, watchers_of
+from resireduce.watchers import Watcher, only_makes_state, refuse_capture
 
 REPLACED = (
     "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "
@@ -122,12 +122,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self._watchers = [
-            self._exchange.updater,
-            *watchers_of(model, parameters, optimizer, feedback.residual, settings.streamed, self._exchange.world_size),
-        ]
+        self.watchers: list[Watcher] = [self._exchange.updater]
+        """What looks at steps, to refuse or to measure them; more may be appended before the first."""
         # Last, as no hook may stay on a model that is refused.
-        self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._watchers)
+        self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self.watchers)
         try:
             self._restart()
         except BaseException:
@@ -195,7 +193,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange.refuse_if_failed()
         if self._backward.under_way:
             raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher.before_step()
         with self._backward.stepping():
             if not self._has_own_gradients() and only_makes_state(
@@ -204,7 +202,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.wrapped.step()
                 return loss
             self.overflowed = not self._exchange.take_step(loss)
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher.after_step()
         self._restart()
         return loss
@@ -220,7 +218,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._closed:
             return
         self._backward.end()
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher.end()
         self.levels.close()
         self._closed = True
@@ -318,6 +316,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._exchange.queue
 
     @property
+    def parts(self) -> dict[str, Any]:
+        """What takes a step, by name, for those who measure it; None for a part that is not there."""
+        exchange = self._exchange
+        parts = {"exchange": exchange, "feedback": self.feedback, "queue": exchange.queue, "updater": exchange.updater}
+        return parts | {"scatter": exchange.scatter, "gather": exchange.queue.gather}
+
+    @property
     def messages(self) -> list[list[str]]:
         """Names of the tensors that travel together, a list for each message, in launch order.
 
@@ -328,7 +333,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def costs(self) -> Costs | None:
         """Times measured in the first steps, for a `merge` rule that uses them; None before then, and otherwise."""
-        return None if self._exchange.profiler is None else self._exchange.profiler.costs
+        return self.queue.costs
 
     @property
     def updates_in_backward(self) -> bool:
@@ -375,7 +380,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Continue with step number `step`, counted from 0: random choices and densities follow from it."""
         check_count("step", step, of="steps")
         self.refuse_within_step("start_at()")
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher.note_residuals()
         self._exchange.steps = step
         self.feedback.begin_step(step)

@@ -13,8 +13,8 @@ from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
 from resireduce.core.slot import Slot, laid_out
 from resireduce.errors import NonFiniteGradient, UsageError, warn
+from resireduce.merging.rules import Costs
 from resireduce.node import Gather
-from resireduce.timeline import timed
 from resireduce.watchers import DRIFTED
 
 OTHER_STEP = (
@@ -59,11 +59,13 @@ class LaunchQueue:
         merge: object = None,
     ):
         self.slots, self.feedback, self.world = slots, feedback, levels.world
-        self._gather = None if levels.node is None else Gather(levels.node, feedback)
+        self.gather = None if levels.node is None else Gather(levels.node, feedback)
         self.keeps_messages = False
         """Whether a message may be delivered again."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
+        self.costs: Costs | None = None
+        """Measured times by which tensors are merged, if they are."""
         self.digest = 0
         """The digest of this rank's parameters as they were before the step; 0 in a step that compares none."""
         self._order, self._order_is_learnt = list(reversed(slots)), False
@@ -188,8 +190,8 @@ class LaunchQueue:
         bucket = self.bucket_of[slots[0]]
         assert isinstance(bucket.message, Message)
         kept = [slot.parameter.grad for slot in slots]
-        if self._gather is not None:
-            averages = self._gather.averages(slots, bucket)
+        if self.gather is not None:
+            averages = self.gather.averages(slots, bucket)
         else:
             into = [one if one is not None and one.is_contiguous() else None for one in kept]
             chosen = {*slots}
@@ -210,7 +212,7 @@ class LaunchQueue:
         This is the step's last collective, since a rank may still be launching the others. UsageError, on all ranks, if
         `step` is not its number on each.
         """
-        presence = self._agree(flag, step)
+        presence = self.agree(flag, step)
         if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
             refuse_partly_absent(self.slots, presence, self.world.world_size)
         found = [slot for slot in self._parked if presence[slot.index]]
@@ -221,8 +223,7 @@ class LaunchQueue:
                 slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
         return found
 
-    @timed("communicate")
-    def _agree(self, flag: bool, step: int) -> list[int]:
+    def agree(self, flag: bool, step: int) -> list[int]:
         """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`.
 
         Warns if digests of parameters differ. Raises UsageError, on all ranks, if `step` differs between them.

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import NodeSlices
-from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.payload import Payload
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.refusals import SECOND_BACKWARD, StreamedAway, guards
 from resireduce.same_memory import overlaps
-from resireduce.timeline import exactly
 
 # --- Gradients as tensors: memory that several share, the layout of their parameter, and clipping ---
 

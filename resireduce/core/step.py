@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from resireduce.core.queue import LaunchQueue
 from resireduce.core.slot import DROPPED, Slot, Stage, clip_factor, separate
 from resireduce.core.update import Updater, largest_layer
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.merging.profile import Profiler
-from resireduce.merging.rules import TIMED
 from resireduce.node import Scatter
 from resireduce.refusals import SECOND_BACKWARD
 from resireduce.settings import Settings
@@ -63,10 +60,8 @@ class Exchange:
         remembers = settings.streamed and settings.scaler is not None
         self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
         self.updater = Updater(optimizer, slots, self.queue, settings)
-        rule = settings.merge if isinstance(settings.merge, str) and settings.merge in TIMED else None
-        self.profiler = None if rule is None else Profiler(rule, feedback, levels.world)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
-        self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
+        self.scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.intake = Intake(slots, feedback, settings, levels.world)
         feedback.finiteness.at_once = False
         self.failed = False
@@ -81,11 +76,9 @@ class Exchange:
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
-        if self.profiler is not None:
-            self.profiler.restart()
         self.intake.restart()
-        if self._scatter is not None:
-            self._scatter.restart()
+        if self.scatter is not None:
+            self.scatter.restart()
         self.updater.restart()
         self.feedback.begin_step(self.steps)
 
@@ -153,8 +146,8 @@ class Exchange:
         With two levels it goes through the node first.
         """
         self.intake.take(slot)
-        if self._scatter is not None:
-            for one, mean in self._scatter.advance(self.queue.buckets):
+        if self.scatter is not None:
+            for one, mean in self.scatter.advance(self.queue.buckets):
                 self._take_slice(one, mean)
         elif slot.is_ready:
             self._compress(slot)
@@ -171,9 +164,7 @@ class Exchange:
         """Compress the bucket of `slot`, which has just come, if all its gradients have."""
         bucket = self.queue.bucket_of[slot]
         if bucket.is_ready:
-            with nullcontext() if self.profiler is None else self.profiler.timing(bucket):
-                refused = self.queue.compress(bucket, self.steps)
-            for one, error in refused.items():
+            for one, error in self.queue.compress(bucket, self.steps).items():
                 self.intake.refuse(one, error)
 
     def take_step(self, loss: Tensor | float | None) -> bool:
@@ -188,7 +179,7 @@ class Exchange:
             return False
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         self.queue.launch(step, complete=True)
-        self.feedback.residual.end_step(step)  # after all rounds: the last updates a residual
+        self.feedback.end_step(step)  # after all rounds: the last updates a residual
         self.updater.finish(step, self.intake.is_spoilt, loss)
         self.queue.finish(self.intake.arrived)
         if self.queue.flagged:
@@ -197,9 +188,6 @@ class Exchange:
         else:
             self.feedback.states.commit()
             self._comparisons_left -= bool(self._comparisons_left)  # a step that was skipped has changed nothing
-            timed = None if self.profiler is None else self.profiler.end_step(step, self.queue.compressed)
-            if timed is not None:  # merge by the measured costs, which are known now
-                self.queue.merge(timed)
         self.failed = False
         return not self.queue.flagged
 
@@ -215,8 +203,8 @@ class Exchange:
         for slot in self.intake.pending():
             self._take(slot)
         self._uncover()
-        if self._scatter is not None:
-            for slot, mean in self._scatter.complete(self.queue.buckets):
+        if self.scatter is not None:
+            for slot, mean in self.scatter.complete(self.queue.buckets):
                 self._take_slice(slot, mean)
                 self.queue.launch(self.steps)
         return True
@@ -239,7 +227,7 @@ class Exchange:
         for slot in self.intake.arrived:
             if slot.sent is not None:
                 self.feedback.put_back(slot.sent, slot.name, step + 1)
-        self.feedback.residual.end_step(step + 1)  # another number: what was drawn for this step is drawn again
+        self.feedback.end_step(step + 1)  # another number: what was drawn for this step is drawn again
 
 
 # --- The intake of gradients: the first half of a step, in which they arrive and are compressed ---

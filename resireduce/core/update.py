@@ -16,7 +16,6 @@ from resireduce.core.slot import Slot, clip_factor
 from resireduce.errors import UsageError, warn
 from resireduce.same_memory import TIE, overlapping
 from resireduce.settings import Settings
-from resireduce.timeline import timed
 from resireduce.watchers import StepGuard, Watcher
 
 # --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
@@ -250,7 +249,7 @@ class Updater(Watcher):
                 self.look_for_ties()
             self._early_bytes -= sum(slot.nbytes for slot in self._receive())
             updated = list(self._updating)
-            self._update_some()
+            self.update_some()
             self.watch.note_updated(updated)
 
     def skip(self) -> None:
@@ -284,7 +283,7 @@ class Updater(Watcher):
                 for slot in found:
                     self._add(slot)
         if not self.queue.flagged:
-            self._update_rest(loss)
+            self.update_rest(loss)
         self._free()
 
     def _measure(self, step: int, flag: Callable[[], bool]) -> dict[Slot, Tensor]:
@@ -361,7 +360,7 @@ class Updater(Watcher):
     def _make_room(self, slots: Sequence[Slot]) -> None:
         nbytes = sum(slot.nbytes for slot in slots)
         if self._in_chunks and self._updating and self._updating_bytes + nbytes > self.chunk_bytes:
-            self._update_some()
+            self.update_some()
 
     def _add(self, slot: Slot, factor: Tensor | None = None) -> None:
         """Note a slot whose average has come, scaled by `factor`: it is updated later, with others."""
@@ -370,8 +369,7 @@ class Updater(Watcher):
         self._updating.append(slot)
         self._updating_bytes += slot.nbytes
 
-    @timed("update")
-    def _update_some(self) -> None:
+    def update_some(self) -> None:
         """Let the wrapped optimizer update the parameters whose averages have come; it skips those without `.grad`."""
         with self._by_hand_aside():
             self._wrapped_step.some()
@@ -391,8 +389,8 @@ class Updater(Watcher):
             for parameter, grad in aside:
                 parameter.grad = grad
 
-    @timed("update")
-    def _update_rest(self, loss: Tensor | float | None) -> None:
+    def update_rest(self, loss: Tensor | float | None) -> None:
+        """Call the wrapped optimizer's `step()` itself, for the parameters that are left; `loss`: as in `finish`."""
         self._wrapped_step.whole(loss, self._parameters)
 
     def _free(self) -> None:

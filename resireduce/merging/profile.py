@@ -1,78 +1,78 @@
 """The costs of a step, measured in the first steps of training, for rules that merge messages by them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket
-from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.feedback import exactly
 from resireduce.core.messages import Message
 from resireduce.core.slot import Slot
+from resireduce.core.step import Exchange
+from resireduce.errors import NonFiniteGradient
 from resireduce.merging.rules import Costs, line_through
 from resireduce.start import broadcast_object
-from resireduce.timeline import exactly
+from resireduce.watchers import Watcher
 
 TIMED_STEPS = 5
 """Steps that are timed, after a first one that is not, in which memory and threads are new."""
-NOTHING = nullcontext()
 SIZES, REPEATS = 4, 5
 """Number of message sizes by which the link is timed, and repeats of each."""
 
 
-class Profiler:
+class Profiler(Watcher):
     """Measures when tensors are ready, how long compression takes, and the link, and has `rule` make messages by that.
 
     On a GPU, in the steps that are timed, the host waits for the device at each tensor.
 
     Args:
-        rule: one of `resireduce.merging.rules.TIMED`; None: nothing is timed.
-        feedback: compresses, and sends.
+        rule: one of `resireduce.merging.rules.TIMED`.
+        exchange: compresses, and sends; its queue is given the costs, and the messages that follow from them.
         world: all ranks.
     """
 
-    def __init__(self, rule: str | None, feedback: ErrorFeedback, world: Communicator):
-        self.rule, self.feedback, self.world = rule, feedback, world
-        self.costs: Costs | None = None
-        """The costs found, equal on all ranks; None before that."""
+    def __init__(self, rule: str, exchange: Exchange, world: Communicator):
+        self.world, self._exchange = world, exchange
+        self.rule: str | None = rule
+        self._queue, self.feedback = exchange.queue, exchange.feedback
         self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the times of the current step: it was skipped, or is over."""
         self._now: dict[Slot, tuple[float, float, int]] = {}
+        self._taken = 0
+        self._compress = self._queue.compress
+        self._queue.compress = self._timed  # type: ignore[method-assign]
 
-    def timing(self, bucket: Bucket) -> AbstractContextManager[None]:
-        """Note how long it takes to compress `bucket` within it, and when it is ready. It has a single tensor."""
-        skips = self.rule is None or not self.feedback.merges(bucket.name) or self.feedback.warms_up
-        return NOTHING if skips else self._timing(bucket)
-
-    @contextmanager
-    def _timing(self, bucket: Bucket) -> Iterator[None]:
+    def _timed(self, bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
+        """Have `bucket`, which has a single tensor, compressed, and note how long that takes, and when it is ready."""
+        if not self.feedback.merges(bucket.name) or self.feedback.warms_up:
+            return self._compress(bucket, step)
         (slot,), device = bucket.slots, bucket.slots[0].parameter.device
         began = _clock(device)
-        yield
+        refused = self._compress(bucket, step)
         ready, message = _clock(device), bucket.message
         self._now[slot] = ready, ready - began, message.nbytes if isinstance(message, Message) else 0
+        return refused
 
-    def end_step(self, step: int, order: Sequence[Slot]) -> list[list[str]] | None:
-        """Note the end of `step`; once enough are timed, return the messages of the tensors in `order` of arrival.
+    def after_step(self) -> None:
+        """Note the times of a step that was not skipped; once enough are timed, merge tensors by them.
 
-        All ranks call it together: rank 0 decides, by the largest times of all ranks.
+        All ranks come here together: rank 0 decides, by the largest times of all ranks.
         """
-        found = self._now
-        if self.rule is None or step < self.feedback.warm_up_steps or not order:
-            return None
-        self._steps.append(found)
+        now, self._now = self._now, {}
+        taken, self._taken = self._taken, self._exchange.steps
+        order = self._queue.compressed
+        if self.rule is None or taken == self._taken or self.feedback.warms_up or not order:
+            return
+        self._steps.append(now)
         if len(self._steps) <= TIMED_STEPS:
-            return None
-        self.costs = self._found(order)
-        messages: list[list[str]] = broadcast_object(self.costs.messages(self.rule), self.world)
+            return
+        self._queue.costs = self._found(order)
+        messages: list[list[str]] = broadcast_object(self._queue.costs.messages(self.rule), self.world)
         self.rule, self._steps = None, []
-        return messages
+        del self._queue.compress
+        self._queue.merge(messages)
 
     def _found(self, order: Sequence[Slot]) -> Costs:
         steps = [

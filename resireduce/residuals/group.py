@@ -12,7 +12,6 @@ from resireduce.errors import ConfigError, choose, is_number
 from resireduce.kernels.norms import WeightedSum, l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, Residual, named, norm_dtype
 from resireduce.residuals.stored import Stored, addends_of
-from resireduce.timeline import exactly
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +78,6 @@ class GroupResidual(Residual):
         if group.turn == len(group.members):
             self._close(group, step)
 
-    @exactly
     def end_step(self, step: int) -> None:
         """Close the groups in which some members had no gradient in this step: the others form the average."""
         for group in dict.fromkeys(self._groups.values()):

@@ -305,7 +305,7 @@ class CompressionHook(HookState):
         if in_pass:  # which may go on after the last bucket
             private.at_end_of_pass(self._outside.warn)
         self._under_way.end_rounds()
-        self.feedback.residual.end_step(self.steps)
+        self.feedback.end_step(self.steps)
         self.steps += 1
         self._under_way.receive_all()
         self._put_back()

@@ -274,7 +274,7 @@ class ShardedCompressionHook(HookState):
 
     def _fold(self) -> None:
         """End the step of the residuals, so that a unit that was called twice may be reduced again."""
-        self.feedback.residual.end_step(self.steps)
+        self.feedback.end_step(self.steps)
         self._reduced.clear()
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """Time of training steps and of their phases: on the CPU by the clock, on a GPU by events in its stream."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -11,13 +11,27 @@ from typing import Any
 import torch
 
 from benchmarks.core.sample_counts import steps_per_second
-from resireduce.core.feedback import ErrorFeedback
-from resireduce.timeline import PHASES
+from resireduce.core.optimizer import DistributedOptimizer
 
 OTHER = "other"
+PHASES: dict[str, dict[str, tuple[str, ...]]] = {
+    "compress": {"feedback": ("compress", "end_round", "absorb", "keep")},
+    "communicate": {
+        "feedback": ("send", "wait"),
+        "queue": ("agree",),
+        "scatter": ("launch", "has_come", "wait", "agree"),
+        "gather": ("gathered",),
+    },
+    "decompress": {"feedback": ("receive",)},
+    "update": {"updater": ("update_some", "update_rest")},
+}
+"""The library's phases, by the parts of an optimizer and the methods that they consist of. compress: compensate,
+compress, update the residual. communicate: launch messages, and wait for those that have not come yet, so of the
+transfer only what nothing hides. decompress: received messages to dense averages. update: the wrapped optimizer. A
+phase may lie within another, as waiting for a message in `decompress`."""
 NAMES = ("data", "forward_backward", *PHASES, OTHER)
 """The phases, whose sum is the step. data: making the batch and moving it to the device. forward_backward: zero_grad,
-loss and backward pass, without the library's work in it. other: not in any phase. The rest: `resireduce.timeline`."""
+loss and backward pass, without the library's work in it. other: not in any phase. The rest: PHASES."""
 
 
 class Marks:
@@ -60,7 +74,7 @@ class CudaMarks(Marks):
 
 
 class PhaseClock:
-    """A `resireduce.timeline.Timeline`: each moment of a step belongs to its innermost phase."""
+    """Times the phases of steps: each moment of a step belongs to its innermost phase."""
 
     def __init__(self, marks: Marks | None = None):
         self._marks: Marks = marks or Marks()
@@ -68,22 +82,37 @@ class PhaseClock:
         self._active: list[str] = []
 
     @contextmanager
-    def step(self, feedback: ErrorFeedback | None = None) -> Iterator[None]:
-        """Observe one step; `feedback` reports its own phases within it."""
+    def step(self, optimizer: DistributedOptimizer | None = None) -> Iterator[None]:
+        """Observe one step, and the phases of `optimizer` within it."""
         self._active, step = [OTHER], [(OTHER, self._marks.mark())]
         self._steps.append(step)
-        if feedback is not None:
-            feedback.timeline = self
         try:
-            yield
+            with nullcontext() if optimizer is None else self._watching(optimizer.parts):
+                yield
             step.append((OTHER, self._marks.mark()))
         except BaseException:
             self._steps.pop()
             raise
         finally:
             self._active = []
-            if feedback is not None:
-                feedback.timeline = None
+
+    @contextmanager
+    def _watching(self, parts: Mapping[str, object]) -> Iterator[None]:
+        """Count each call of the methods in PHASES of an optimizer's `parts`; it has not all of them."""
+        found = [
+            (part, name, phase)
+            for phase, methods in PHASES.items()
+            for key, names in methods.items()
+            if (part := parts.get(key)) is not None
+            for name in names
+        ]
+        for part, name, phase in found:
+            setattr(part, name, self.phase(phase)(getattr(part, name)))
+        try:
+            yield
+        finally:
+            for part, name, _ in found:
+                delattr(part, name)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -16,7 +16,6 @@ from benchmarks.training.measure.meter import NO_CUDA, Meter, make_ladder
 from benchmarks.training.measure.phases import CudaMarks, PhaseClock
 from benchmarks.training.measure.rank_facts import gpu_uuid
 from benchmarks.training.place import Place
-from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import held_tensors
 
@@ -43,12 +42,12 @@ class Probe:
         self.meter.start()
 
     @contextmanager
-    def step(self, feedback: ErrorFeedback) -> Iterator[None]:
+    def step(self, optimizer: DistributedOptimizer) -> Iterator[None]:
         """Observe one training step."""
         after_warmup = self.steps_done - self.warmup_steps
         if after_warmup == 0:
             self.meter.enter(STEADY)
-        with self.phases.step(feedback) if 0 <= after_warmup < self.observed_steps else nullcontext():
+        with self.phases.step(optimizer) if 0 <= after_warmup < self.observed_steps else nullcontext():
             yield
         self.steps_done += 1
         self.meter.step_done()
