@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator, Handle
-from resireduce.core.bucket import Bucket
+from resireduce.core.bucket import Bucket, Slot
 from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message
-from resireduce.core.slot import Slot
 
 # --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
+from resireduce.core.bucket import make_slots
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.core.slot import make_slots
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import compressible
 from resireduce.merging.rules import TIMED

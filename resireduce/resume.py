@@ -12,9 +12,9 @@ from resireduce.errors import ConfigError
 from resireduce.kernels.norms import is_finite
 
 if TYPE_CHECKING:
+    from resireduce.core.bucket import Slot
     from resireduce.core.feedback import ErrorFeedback
     from resireduce.core.optimizer import DistributedOptimizer
-    from resireduce.core.slot import Slot
     from resireduce.wrappers.ddp import CompressionHook
     from resireduce.wrappers.fsdp import ShardedCompressionHook
 

@@ -1,22 +1,229 @@
-"""Buckets: lists of tensors whose gradients are compressed, travel, and come back together, and the rules for their
-borders."""
+"""Buckets: lists of parameters whose gradients are compressed, travel, and come back together; the slot of each of
+these parameters; and the rules for the borders of buckets."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from resireduce.core.feedback import ErrorFeedback
+from resireduce import private
+from resireduce.comm.base import Communicator
+from resireduce.comm.nodes import NodeSlices
+from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message, Round
-from resireduce.core.slot import Slot
-from resireduce.errors import NonFiniteGradient
+from resireduce.core.payload import Payload
+from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.grouping import is_small
+from resireduce.refusals import SECOND_BACKWARD, StreamedAway, guards
+from resireduce.same_memory import overlaps
 
 SMALL_BYTES = 1 << 18
 """Small dense tensors (biases, norms) are in buckets of up to this size: each message costs time."""
 LARGEST_BYTES, SHARE = 25 << 20, 32
 """Most bytes of gradients in a bucket of compressed tensors, unless it has a single larger one; and the share of all
 these that it has at most, 1 / SHARE: what waits for a bucket to be complete is small beside the model."""
+
+
+# --- The slot of a parameter: what has become of its gradient in this step ---
+
+
+class Stage(Enum):
+    """How far the gradient of one parameter has come within a step."""
+
+    OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
+    ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
+    SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
+    LAST = "the last pass is over, and what it left in `.grad` is being taken"
+    TAKEN = "this rank has a gradient of it, and the average may be put into `.grad`"
+    GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
+    DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
+
+    __hash__ = object.__hash__  # identity suffices; Enum's own is called eight times for each gradient
+
+
+OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
+"""Stages after the last pass."""
+HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
+"""Stages in which this rank has a gradient."""
+DROPPED = (
+    "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
+    "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
+)
+
+
+@dataclass(eq=False)
+class Slot:
+    """The record of one parameter's gradient on its way through a step."""
+
+    index: int
+    """Place among the trained parameters, in the order of the model."""
+    name: str
+    """Name of the parameter in the model."""
+    parameter: nn.Parameter
+    dense: bool
+    """Whether the payload is always the gradient itself, which is summed in place."""
+    small: bool
+    """Whether the gradient may share a message with others."""
+    guard: StreamedAway
+    """Replaces `.grad` while the gradient is under way."""
+    slices: NodeSlices | None = None
+    """With two levels: how the ranks of a node share it; None: each rank compresses all of it."""
+    place: int = 0
+    """With two levels: which of the slices is this rank's, counted from 0."""
+    template: Tensor = field(init=False)
+    """Shaped like the part that this rank compresses: the parameter itself, or an empty tensor like its slice."""
+    gradient: Tensor | None = None
+    """What this rank has taken, until its bucket is compressed: its gradient or, with two levels, first that and then
+    its slice of the node's mean. None: the residual has absorbed it, or there is none."""
+    is_ready: bool = False
+    """Whether the bucket need not wait for it any more."""
+    is_absorbed: bool = False
+    """Whether the residual has absorbed the whole gradient of this step."""
+    elsewhere: bool = False
+    """With two levels: whether other ranks of the node have a gradient of it, and this one has none."""
+    average: Tensor | None = None
+    """With two levels: the average, which came together with those of its bucket, until it is used."""
+    passes: int = 0
+    """Backward passes since the last step."""
+    made: int | None = None
+    """Address of the gradient that autograd has left in `.grad` in this step. Any other was put there by hand."""
+    is_announced: bool | None = None
+    """Whether autograd is about to add a gradient to `.grad`; None: its hook before that has not been called."""
+    stage: Stage = Stage.OPEN
+    """How far the gradient has come in this step."""
+    sent: Payload | None = None
+    """With a GradScaler: a copy of what this rank sent, which goes back into the residual if the step is skipped."""
+    kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
+    """Dtype, device and shape that the parameter had at the start."""
+
+    def __post_init__(self) -> None:
+        self.kind, self.template = self._kind(), self.parameter
+        if self.slices is not None:
+            element = torch.zeros((), dtype=self.parameter.dtype, device=self.parameter.device)
+            self.template = element.expand(self.slices.shape_of(self.place))
+
+    def _kind(self) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
+        return self.parameter.dtype, self.parameter.device, tuple(self.parameter.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense gradient."""
+        return self.parameter.nbytes
+
+    def is_like(self, other: "Slot") -> bool:
+        """Whether it has the dtype and device of `other`, so that they may share a collective."""
+        return self.kind[:2] == other.kind[:2]
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the guard is in `.grad`."""
+        return self.parameter.grad is self.guard
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last backward pass of this step is over."""
+        return self.stage in OVER
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether this rank, or with two levels another one of its node, has taken a gradient of it in this step."""
+        return self.elsewhere or self.stage in HERE
+
+    def restart(self) -> None:
+        """Begin a step anew: drop a streamed parameter's `.grad`, and what was made, sent and received."""
+        if self.is_guarded:
+            self.parameter.grad = None
+        self.passes, self.made, self.sent, self.gradient, self.average = 0, None, None, None, None
+        self.is_ready = self.is_absorbed = self.elsewhere = False
+        self.stage = Stage.OPEN
+
+    def hide(self) -> None:
+        """Replace `.grad` by the guard."""
+        self.parameter.grad = self.guard
+        if self.stage is Stage.TAKEN:
+            self.stage = Stage.GUARDED
+
+    def uncover(self) -> None:
+        """Remove the guard. UsageError if it was replaced or dropped, or the parameter moved, in the meantime."""
+        self.check_kind()
+        if not self.is_guarded:
+            raise UsageError(
+                f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
+                "step(), when it was already under way: that would have no effect. Scale the loss instead, "
+                "or use gradients='kept'; and take the model out of DistributedDataParallel, if it is in one"
+            )
+        self.parameter.grad = None
+        self.stage = Stage.TAKEN
+
+    def expect_another_pass(self) -> None:
+        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it."""
+        if self.is_over:
+            raise UsageError(SECOND_BACKWARD.format(name=self.name))
+        if self.stage is Stage.ABSORBED:
+            if not self.is_guarded:
+                raise UsageError(DROPPED.format(name=self.name))
+            self.parameter.grad = None
+
+    def note_made(self) -> None:
+        """Remember the address of the gradient that autograd has left in `.grad`."""
+        grad = None if self.is_guarded else self.parameter.grad
+        self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
+
+    def own(self, grad: Tensor, in_backward: bool) -> Tensor:
+        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it.
+
+        in_backward: whether autograd may still hand out that memory to others: then a shared one is copied, too.
+        """
+        if grad.is_meta or (grad.data_ptr() == self.made and not (in_backward and is_shared(grad))):
+            return grad
+        return self.copy_grad(grad)
+
+    def copy_grad(self, grad: Tensor) -> Tensor:
+        """Replace `grad`, which is in `.grad`, by a copy of it; return the copy."""
+        copy = self.parameter.grad = torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
+        self.made = copy.data_ptr()
+        return copy
+
+    def check_kind(self) -> None:
+        """Raise UsageError if the parameter's dtype, device or shape has changed since the start."""
+        then, now = self.kind, self._kind()
+        if now != then:
+            raise UsageError(
+                f"{self.name!r} was {then[0]} on {then[1]} at resireduce.distribute(...), and is {now[0]} on {now[1]} "
+                f"now (shape {then[2]}, now {now[2]}): convert or move the model before, or close() the optimizer and "
+                "distribute anew"
+            )
+
+
+def make_slots(
+    parameters: Mapping[str, nn.Parameter],
+    feedback: ErrorFeedback,
+    node: Communicator | None = None,
+    shares: bool = False,
+) -> list[Slot]:
+    """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
+
+    node: the ranks that share each gradient, each compressing its slice; None: this rank compresses all of it.
+    shares: whether all dense tensors may share a message, and not only small ones.
+    """
+    if private.uses_of_storage is not None:
+        _of_one()  # outside of any backward pass
+    guard = guards(dict(parameters))
+    slots = []
+    for index, (name, parameter) in enumerate(parameters.items()):
+        dense = not feedback.keeps_residual(name)
+        slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
+        place = 0 if node is None else node.rank
+        small = dense and (is_small(parameter) or (shares and not feedback.merges(name)))
+        slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
+    return slots
+
+
+# --- Buckets, and their borders ---
 
 
 @dataclass(eq=False)
@@ -158,3 +365,89 @@ def _filled(slots: Iterable[Slot], limit_bytes: int, size: Callable[[Slot], int]
             filled.append(slot)
             held += nbytes
         yield filled
+
+
+# --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
+
+
+def is_shared(grad: Tensor) -> bool:
+    """Return whether another tensor uses the memory of `grad`, which a backward pass has just left in `.grad`.
+
+    Autograd leaves views there: with a batch of one, that of `position` in `h + position.unsqueeze(0)` is a view of the
+    gradient of `h`, which the layers before are still to be given; two positions that are added share one memory.
+    """
+    return private.uses_of_storage is None or _uses(grad) > _of_one()
+
+
+def _uses(tensor: Tensor) -> int:
+    assert private.uses_of_storage is not None
+    return int(private.uses_of_storage(tensor.untyped_storage()._cdata))
+
+
+@cache
+def _of_one() -> int:
+    """Return the use count of a gradient that nothing else shares, within a hook, where torch may hold it too: found by
+    a small backward pass."""
+    seen: list[int] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        weight = torch.ones(1, device="cpu", requires_grad=True)
+        weight.register_post_accumulate_grad_hook(lambda one: seen.append(_uses(one.grad)))
+        (weight * weight).backward()
+    return seen[0]
+
+
+# --- The memory of gradients and of their averages ---
+
+
+def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
+    """Give gradients of `slots` memory of their own where autograd has left several in one: each is to hold an average.
+
+    It does so where it passes the gradient of a sum on to its addends: in `cat([token, rest]) + position` with a batch
+    of one, the gradient of `token` is some rows of that of `position`.
+
+    Their graphs, which create_graph=True has made, are dropped: averages have none.
+
+    others: parameters that somebody else updates, whose gradients must stay as they are.
+    """
+    found = [(slot, slot.parameter.grad) for slot in slots] + [(None, other.grad) for other in others]
+    held = [(slot, grad) for slot, grad in found if grad is not None and not isinstance(grad, StreamedAway)]
+    for slot, grad in held:
+        if slot is not None and grad.requires_grad:
+            slot.parameter.grad = grad.detach()
+    pairs = overlaps((str(number), grad) for number, (_, grad) in enumerate(held))
+    for number in {int(place.name) for pair in pairs for place in pair}:
+        slot, grad = held[number]
+        if slot is not None:
+            slot.copy_grad(grad)
+
+
+def laid_out(average: Tensor, like: Tensor) -> Tensor:
+    """Return `average` with the strides of the parameter `like`, which fused optimizers take for granted."""
+    if average.stride() == like.stride():
+        return average
+    return torch.empty_like(like, dtype=average.dtype).detach_().copy_(average)
+
+
+# --- Clipping by the global norm, as torch's clip_grad_norm_ does it, from the norms of the single tensors ---
+
+
+@exactly
+def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
+    """Return the global norm of tensors with these L2 `norms`, and the factor that limits it to `largest`.
+
+    There must be at least one norm; the results are 0-D, on the device of the first.
+    """
+    norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
+    return norm, (largest / (norm + 1e-6)).clamp(max=1.0)
+
+
+# --- The node of autograd's graphs that adds gradients to a parameter's `.grad` ---
+
+
+def accumulation_node(parameter: Tensor) -> Any:
+    """Return the node by which all graphs of `parameter` add to `.grad`; `torch.autograd.grad` does not run it.
+
+    torch frees it, with its hooks, when nothing holds it, and makes another one when dtype or device change.
+    """
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from resireduce import private
-from resireduce.core.slot import Slot, Stage, accumulation_node
+from resireduce.core.bucket import Slot, Stage, accumulation_node
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
 from resireduce.refusals import AFTER_FAILURE, SECOND_BACKWARD

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from resireduce import private
 from resireduce.comm.nodes import Levels
+from resireduce.core.bucket import make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
 from resireduce.core.queue import LaunchQueue
-from resireduce.core.slot import make_slots
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.merging.rules import Costs

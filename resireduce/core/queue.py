@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.nodes import Levels
-from resireduce.core.bucket import Bucket, arrange, in_buckets
+from resireduce.core.bucket import Bucket, Slot, arrange, in_buckets, laid_out
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
-from resireduce.core.slot import Slot, laid_out
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.merging.rules import Costs
 from resireduce.node import Gather

@@ -9,9 +9,9 @@ from torch import Tensor
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
+from resireduce.core.bucket import DROPPED, Slot, Stage, clip_factor, separate
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.queue import LaunchQueue
-from resireduce.core.slot import DROPPED, Slot, Stage, clip_factor, separate
 from resireduce.core.update import Updater, largest_layer
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.node import Scatter
@@ -129,9 +129,9 @@ class Exchange:
         if slot.stage is Stage.SPOILT:
             slot.parameter.grad = None
             if is_last:
-                slot.go(Stage.DROPPED)
+                slot.stage = Stage.DROPPED
         elif is_last:
-            slot.go(Stage.LAST)
+            slot.stage = Stage.LAST
             self.queue.prefetch_after(slot)
             self._take(slot)
             # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
@@ -297,7 +297,7 @@ class Intake:
             slot.parameter.grad = None
             return
         self.has_begun = True
-        slot.go(Stage.ABSORBED)
+        slot.stage = Stage.ABSORBED
         slot.hide()
 
     def take(self, slot: Slot) -> None:
@@ -319,7 +319,7 @@ class Intake:
         else:
             self.has_begun = True
             slot.is_ready = slot.slices is None
-            slot.go(Stage.TAKEN)
+            slot.stage = Stage.TAKEN
             self.arrived.append(slot)
         if self.hides:
             slot.hide()
@@ -333,7 +333,7 @@ class Intake:
         """
         self.non_finite = self.non_finite or error
         if slot.slices is None:
-            slot.go(Stage.DROPPED)
+            slot.stage = Stage.DROPPED
             self.arrived.remove(slot)
 
     def pending(self) -> list[Slot]:
@@ -392,4 +392,4 @@ class Intake:
     def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
         self.non_finite, self.has_begun = self.non_finite or error, True
-        slot.go(stage)
+        slot.stage = stage

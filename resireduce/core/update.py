@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from resireduce import private
+from resireduce.core.bucket import Slot, clip_factor
 from resireduce.core.feedback import own_momentum
 from resireduce.core.queue import LaunchQueue
-from resireduce.core.slot import Slot, clip_factor
 from resireduce.errors import UsageError, warn
 from resireduce.same_memory import TIE, overlapping
 from resireduce.settings import Settings

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from resireduce.comm.base import Communicator
-from resireduce.core.bucket import Bucket
+from resireduce.core.bucket import Bucket, Slot
 from resireduce.core.feedback import exactly
 from resireduce.core.messages import Message
-from resireduce.core.slot import Slot
 from resireduce.core.step import Exchange
 from resireduce.errors import NonFiniteGradient
 from resireduce.merging.rules import Costs, line_through

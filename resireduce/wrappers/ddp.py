@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from resireduce import private
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
+from resireduce.core.bucket import Slot, Stage, accumulation_node, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.queue import refuse_partly_absent
-from resireduce.core.slot import Slot, Stage, accumulation_node, make_slots
 from resireduce.errors import ConfigError, UsageError, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor
@@ -361,7 +361,7 @@ def _mark_present(place: weakref.ref[CompressionHook], index: int, _: Tensor) ->
     if accumulation_node(slot.parameter) is not hook.nodes[index]:
         raise UsageError(CONVERTED.format(name=slot.name, before="resireduce.compress_ddp(...)"))
     if not slot.is_taken:
-        slot.go(Stage.TAKEN)
+        slot.stage = Stage.TAKEN
 
 
 # --- How gradients lie in the buckets of DistributedDataParallel: as their parameters did when it was made ---

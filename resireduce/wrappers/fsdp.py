@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
+from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.slot import Slot, make_slots
 from resireduce.errors import ConfigError, UsageError, check_count, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices

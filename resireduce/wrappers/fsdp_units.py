@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from resireduce import private
-from resireduce.core.slot import accumulation_node
+from resireduce.core.bucket import accumulation_node
 from resireduce.errors import ConfigError, UsageError
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
