@@ -12,8 +12,8 @@ from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import writable
 from benchmarks.doctor.child import Job, run_together
-from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
-from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, disagreement, schedule
+from benchmarks.doctor.gpu.steps import GROUPS, list_steps
+from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, disagreement
 from benchmarks.doctor.gpu.summary import merge
 from resireduce.errors import ConfigError, choose
 
@@ -30,13 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--only", metavar="GROUP", nargs="+", help=f"those of some groups: {', '.join(GROUPS)}")
     text = f"merge what stretches left in these folders into OUTPUT/<device> (default there: {REFERENCE}), with tables"
     what.add_argument("--summary", metavar="DIR", nargs="+", type=Path, help=text)
-    text = "with --summary: compare memory with what this code plans, not with what was planned when it was measured"
-    parser.add_argument("--replan", action="store_true", help=text)
     limit = f"how long a stretch may take (default: {LIMIT_SECONDS:g})"
     parser.add_argument("--seconds", metavar="S", default=LIMIT_SECONDS, help=limit)
     parser.add_argument("--device", default="cuda", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="smallest models and a step or two: does it all run?")
-    parser.add_argument("--dry-run", action="store_true", help="list the steps and their stretches, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="list the steps, and stop")
     text = f"folder of results, also of those to go on from (default: {OUTPUT}); they lie in one named by the device"
     parser.add_argument("--output", metavar="DIR", type=Path, help=text)
 
@@ -44,18 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Do the steps of a stretch, list them, or merge results. Returns 0 even if steps failed: the files show that."""
     if args.summary is not None:
-        for text in merge(args.summary, args.output or REFERENCE, args.replan):
+        for text in merge(args.summary, args.output or REFERENCE):
             print(text, end="")
         return 0
-    if args.replan:
-        raise ConfigError("replan: it means nothing to a stretch; give it with --summary")
     choose("device", args.device, DEVICES)
     limit = seconds("seconds", args.seconds)
     groups = [choose("only", group, GROUPS) for group in args.only or GROUPS]
     steps = [step for step in list_steps(args.device, args.tiny) if step.group in groups]
-    falls = schedule(steps, limit)
     if args.dry_run:
-        print("\n".join(table(falls)))
+        print("\n".join(step.name for step in steps))
         return 0
     device = find_device(args.device)
     folder = (args.output or OUTPUT) / folder_name(device, args.tiny)
@@ -100,14 +95,3 @@ def _ended(stretch: Stretch) -> str:
     again = len(stretch.todo())
     head = f"{stretch.folder}: {len(records)} of {len(stretch.steps)} steps, {again} for the next stretch"
     return "\n".join([head, *(f"  {name}: {said}" for name, said in wrong.items() if said)])
-
-
-def table(falls: list[tuple[int, Step]]) -> list[str]:
-    """Return the lines of a listing: each step with its estimated stretch."""
-    width = max(len(step.name) for _, step in falls)
-    lines, total = [f"{'step':<{width}}  minutes  stretch"], 0.0
-    for number, step in falls:
-        lines.append(f"{step.name:<{width}}  {step.estimated_seconds / 60:7.1f}  {number}")
-        total += step.estimated_seconds
-    last = max((number for number, _ in falls), default=0)
-    return [*lines, f"{total / 60:.0f} minutes in {last} stretches, by estimates for an H200"]

@@ -2,21 +2,17 @@
 
 A stretch continues where earlier ones, whose files are in the same folder, stopped."""
 
-import math
 import os
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.core.cell import Cell
 from benchmarks.core.content import LIBRARY, TRAINING, content_hash
 from benchmarks.core.files import finite, load_json, save_json
 from benchmarks.core.paths import ROOT
@@ -86,50 +82,6 @@ def _compared(measured: float, expected: float, tolerance: float) -> dict[str, A
     return {"measured": measured, "expected": expected, "ratio": ratio, "agrees": agrees}
 
 
-# --- plans, made in parallel, so that the GPU need not wait ---
-
-
-class Plans:
-    """The plans of a stretch's cells, which another process makes one after another. No torch is loaded here."""
-
-    def __init__(self) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-        self._plans: dict[str, Future[dict[str, Any]]] = {}
-
-    def start(self, cells: Sequence[Cell]) -> None:
-        """Start the process, if there is anything to plan."""
-        if cells:
-            # Not forked: a fork would inherit what this process has.
-            self._pool = ProcessPoolExecutor(1, get_context("spawn"))
-            self._plans = {cell.name: self._pool.submit(_plan, cell) for cell in cells}
-
-    def wait(self, cell: Cell, seconds: float) -> dict[str, Any]:
-        """Return the plan of a cell. Raises RuntimeError if there is none, or not within `seconds`."""
-        try:
-            return self._plans[cell.name].result(seconds)
-        except Exception as error:
-            raise RuntimeError(f"no plan of {cell.name}: {error!r}; python -m resireduce plan makes one") from None
-
-    def stop(self) -> None:
-        """Make no more plans."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _plan(cell: Cell) -> dict[str, Any]:
-    planned: dict[str, Any] = load("benchmarks.training.plan_of_cell:plan_of")(cell)
-    return planned
-
-
-def plan_anew(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell's `record`, from other code or without a plan, with the plan that this code makes.
-
-    Measured values stay unchanged. Imports torch, and takes a few seconds for the largest models.
-    """
-    planned = _plan(Cell(**record["cell"]))
-    return record | {"planned": planned, "agreement": [compare(rank, planned) for rank in record["ranks"]]}
-
-
 # --- one step ---
 
 
@@ -137,20 +89,16 @@ LOG_CHARACTERS = 6000
 """Characters kept from the end of a failed command's output."""
 FOLDERS = re.compile(r"""(?<![\w.:/])/(?:[^\s/"':]+/)+""")
 """The folders of an absolute path."""
-MOST_TIMES = 4.0
-"""A step that takes this many times its estimate on a GPU is stopped as hanging: the others need the time."""
 
 
-def do(step: Step, plans: Plans, seconds: float, most_times: float = MOST_TIMES) -> dict[str, Any]:
+def do(step: Step, seconds: float) -> dict[str, Any]:
     """Do a step within `seconds` and return its record; only a signal ends more than the step."""
     started = time.monotonic()
-    limit = min(seconds, most_times * step.estimated_seconds)
-    record: dict[str, Any] = {"name": step.name, "estimated_seconds": step.estimated_seconds}
-    record["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    record: dict[str, Any] = {"name": step.name, "date": datetime.now(UTC).isoformat(timespec="seconds")}
     record |= {"cell": step.cell.to_dict()} if step.cell else {"command": list(step.command)}
     try:
         with tempfile.TemporaryDirectory(prefix="resireduce-gpu-check-") as folder:
-            record |= _train(step, plans, Path(folder), limit) if step.cell else _command(step, Path(folder), limit)
+            record |= _train(step, Path(folder), seconds) if step.cell else _command(step, Path(folder), seconds)
     except Exception as error:
         record |= {"status": "error", "reason": f"{type(error).__name__}: {error}"}
     return without_folders(record | {"wall_seconds": time.monotonic() - started})
@@ -165,10 +113,9 @@ def without_folders(value: Any) -> Any:
     return FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
-def _train(step: Step, plans: Plans, folder: Path, seconds: float) -> dict[str, Any]:
+def _train(step: Step, folder: Path, seconds: float) -> dict[str, Any]:
     """Train and measure a cell, and compare it with its plan."""
     assert step.cell is not None
-    ends_at = time.monotonic() + seconds
     outcomes = launch(step.cell, folder, None, find_root(), seconds)
     said = overall(outcomes)
     ranks = [outcome.to_dict() for outcome in outcomes]
@@ -177,12 +124,8 @@ def _train(step: Step, plans: Plans, folder: Path, seconds: float) -> dict[str, 
             rank.get("memory", {}).pop(name, None)
     record: dict[str, Any] = {"status": said.status, "reason": said.reason, "ranks": ranks}
     if said.status == "ok":
-        record |= {"planned": None, "agreement": []}
-        try:
-            record["planned"] = planned = plans.wait(step.cell, ends_at - time.monotonic())
-            record["agreement"] = [compare(rank, planned) for rank in ranks]
-        except RuntimeError as error:  # the measurement counts without a plan
-            record["reason"] = str(error)
+        planned = load("benchmarks.training.plan_of_cell:plan_of")(step.cell)
+        record |= {"planned": planned, "agreement": [compare(rank, planned) for rank in ranks]}
     return record
 
 
@@ -208,10 +151,7 @@ def was_interrupted(record: dict[str, Any]) -> bool:
 def line(record: dict[str, Any]) -> str:
     """Return one line for the screen."""
     head = f"{record['name']}: {record['status']}, {record['wall_seconds']:.0f} s"
-    head += f" (estimate {record['estimated_seconds']:.0f} s)"
-    if record["status"] != "ok":
-        return f"{head}: {record['reason']}"
-    if not record.get("agreement"):
+    if record["status"] != "ok" or not record.get("agreement"):
         return f"{head}: {record['reason']}" if record["reason"] else head
     total_bytes = record["ranks"][0]["memory"]["total_bytes"]
     return f"{head}: model states {total_bytes / 2**20:.1f} MiB, {disagreement(record) or 'as planned'}"
@@ -223,6 +163,9 @@ FINISHED = ("ok", "oom", "diverged")
 """Statuses that say something about the step; others are worth another try."""
 MARGIN_SECONDS = 10.0
 """Reserved at the end of a stretch to stop its last step and write its results."""
+STEP_SECONDS = 360.0
+"""Seconds after which a step on a GPU is stopped as hanging: the others need the time."""
+NOT_RUN = "no time was left; run the next stretch"
 
 
 def code_of(group: str) -> str:
@@ -251,18 +194,12 @@ class Stretch:
     code: Callable[[str], str] = code_of
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Records of steps, by name."""
-    not_run: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Read the files of earlier stretches."""
         self._codes = {group: self.code(group) for group in GROUPS}
         self.records = {record["name"]: record for values in read_files(self.folder) for record in values["cases"]}
-        self._started = time.monotonic()
-
-    @property
-    def left(self) -> float:
-        """Seconds until the last step must have ended."""
-        return self.seconds - MARGIN_SECONDS - (time.monotonic() - self._started)
+        self._ends_at = time.monotonic() + self.seconds - MARGIN_SECONDS
 
     def todo(self) -> list[Step]:
         """Return the steps to do, in the order of this stretch."""
@@ -279,35 +216,18 @@ class Stretch:
 
     def run(self) -> None:
         """Do all steps that there is time for."""
-        todo, on_gpu = self.todo(), self.device.get("uuid") is not None
-        plans = Plans()
-        try:
-            plans.start([step.cell for step in todo if step.cell])
-            for number, step in enumerate(todo, start=1):
-                if not self._begin(step, number, len(todo)):
-                    continue
-                record = do(step, plans, self.left, MOST_TIMES if on_gpu else math.inf)
-                self._keep(step, record)
-                self.say(line(record))
-                if was_interrupted(record):
-                    return
-        finally:
-            plans.stop()
-
-    def _begin(self, step: Step, number: int, count: int) -> bool:
-        """Return whether a step can be done now; if not, note the reason."""
-        self.not_run.pop(step.name, None)
-        if step.estimated_seconds > self.left:
-            self.not_run[step.name] = (
-                f"might take {step.estimated_seconds:.0f} s, of which {max(0.0, self.left):.0f} s were left; "
-                "run the next stretch"
-            )
-        if step.name in self.not_run:
-            self.say(f"{step.name}: not run: {self.not_run[step.name]}")
-            self._save(step.group)
-            return False
-        self.say(f"{step.name}: {number} of {count}, about {step.estimated_seconds:.0f} s; {self.left:.0f} s are left")
-        return True
+        todo, most = self.todo(), STEP_SECONDS if self.device.get("uuid") else float("inf")
+        for number, step in enumerate(todo, start=1):
+            left = self._ends_at - time.monotonic()
+            if left <= 0:
+                self.say(f"{len(todo) - number + 1} steps: {NOT_RUN}")
+                return
+            self.say(f"{step.name}: {number} of {len(todo)}; {left:.0f} s are left")
+            record = do(step, min(left, most))
+            self._keep(step, record)
+            self.say(line(record))
+            if was_interrupted(record):
+                return
 
     def _keep(self, step: Step, record: dict[str, Any]) -> None:
         earlier = self.records.get(step.name, {})
@@ -325,7 +245,7 @@ class Stretch:
             "group": group,
             "provenance": self.source | self.device,
             "cases": [self.records[name] for name in names if name in self.records],
-            "not_run": {name: self.not_run[name] for name in names if name in self.not_run},
+            "not_run": {name: NOT_RUN for name in names if name not in self.records},
         }
         save_json(finite(values), self.folder / f"{group}.json")
 
@@ -344,21 +264,3 @@ def read_files(folder: Path) -> Iterator[dict[str, Any]]:
             continue
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ConfigError(f"output: {path} cannot be read ({error}); move it away") from None
-
-
-def schedule(steps: Sequence[Step], seconds: float) -> list[tuple[int, Step]]:
-    """Return each step with its estimated stretch, counted from 1. Raises ConfigError if a step does not fit in one."""
-    waiting = list(steps)
-    found: dict[str, int] = {}
-    number = 0
-    while waiting:
-        number, left, later = number + 1, seconds - MARGIN_SECONDS, list[Step]()
-        for step in waiting:
-            if step.estimated_seconds <= left:
-                found[step.name], left = number, left - step.estimated_seconds
-            else:
-                later.append(step)
-        if len(later) == len(waiting):
-            raise ConfigError(f"seconds: {seconds:g} is not enough for {later[0].name}, {later[0].estimated_seconds:g}")
-        waiting = later
-    return [(found[step.name], step) for step in steps]

@@ -12,7 +12,7 @@ from benchmarks.analysis.write import to_markdown
 from benchmarks.core.files import finite, save_json, save_text
 from benchmarks.core.provenance import provenance
 from benchmarks.doctor.gpu.steps import GROUPS, MODELS, memory_cells
-from benchmarks.doctor.gpu.stretch import ALLOCATED, FINISHED, code_of, plan_anew, read_files, rung_bytes
+from benchmarks.doctor.gpu.stretch import ALLOCATED, FINISHED, code_of, read_files, rung_bytes
 from resireduce.errors import ConfigError
 
 # --- a table for each group beside memory ---
@@ -137,12 +137,12 @@ READING = (
 )
 
 
-def merge(folders: Sequence[Path], output: Path, replan: bool = False) -> Iterator[str]:
+def merge(folders: Sequence[Path], output: Path) -> Iterator[str]:
     """Merge the stretches below `folders` into a folder of `output` for each device; yield their tables.
 
     If several files have a step, the last successful result counts, or else the last one. Besides the groups' files,
-    summary.json and summary.md are written. `replan`: compare memory with this code's plan, not with the plan made when
-    it was measured. Raises ConfigError, with one line, if there are no results or they are damaged.
+    summary.json and summary.md are written. Raises ConfigError, with one line, if there are no results or they are
+    damaged.
     """
     names = sorted({path.parent.name for one in folders for group in GROUPS for path in one.glob(f"*/{group}.json")})
     if not names:
@@ -153,8 +153,6 @@ def merge(folders: Sequence[Path], output: Path, replan: bool = False) -> Iterat
     for name in names:
         groups = _groups([one / name for one in folders])
         try:
-            if replan and "memory" in groups:
-                groups["memory"]["cases"] = [_planned(case) for case in groups["memory"]["cases"]]
             values, text = _summary(groups)
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(
@@ -207,10 +205,6 @@ def _summary(groups: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
     texts = [to_markdown(_table(rows, sources), holes), *other_tables(records)]
     missing = {hole.name: f"{hole.status}: {hole.reason}" for hole in holes}
     return {"memory": rows, "missing": missing, "provenance": sources}, "\n".join(texts)
-
-
-def _planned(case: dict[str, Any]) -> dict[str, Any]:
-    return plan_anew(case) if case["status"] == "ok" else case
 
 
 def _baseline(record: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
