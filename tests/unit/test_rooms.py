@@ -2,11 +2,8 @@
 
 import ast
 import re
-from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 from tests.unit.test_dependencies import what_is_heavy
 
@@ -77,11 +74,6 @@ def test_there_are_these_rooms_and_nothing_beside_them() -> None:
     assert {path.name for path in SUITE.iterdir() if (path / "__init__.py").is_file()} == MAY_KNOW.keys()
 
 
-def test_no_two_modules_have_one_name() -> None:
-    names = Counter(path.name for path in MODULES.values() if path.name not in LOOSE)
-    assert [name for name, count in names.items() if count > 1] == []
-
-
 def test_only_training_loads_torch() -> None:
     assert what_is_heavy([name for name in MODULES if room_of(name) != "training"]) == ""
 
@@ -114,17 +106,3 @@ def test_the_page_names_every_package_or_all_its_modules_and_every_module_at_the
     missing = {str(path) for path in modules if not {str(path), f"{path.parts[0]}/"} & named}
     assert missing == set()
     assert [name for name in named - {"resireduce/"} if not (ROOT / "resireduce" / name).exists()] == []
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("benchmarks.core.cell", "from benchmarks.data import cifar"),
-        ("benchmarks.core.cell", "def f():\n    import benchmarks.launching.run"),
-        ("benchmarks.launching.run", "if TYPE_CHECKING:\n    from benchmarks.training.trainer import Trainer"),
-        ("benchmarks.analysis.table", "from benchmarks.images.engine import engine"),
-        ("benchmarks.images.engine", "from benchmarks.rig.own_engine import held"),
-    ],
-)
-def test_a_trespass_is_seen(module: str, source: str) -> None:
-    assert len(trespasses(module, source)) == 1

@@ -40,19 +40,6 @@ def test_distances_are_those_of_the_formulas() -> None:
     assert apart == pytest.approx((20, 1), rel=0.01), "no value in common"
 
 
-def test_distances_are_symmetric_and_do_not_depend_on_units() -> None:
-    one, other = quantiles(normal(0)), quantiles(normal(1, 2.0, 0.1))
-    assert distances(one, other) == pytest.approx(distances(other, one))
-    assert distances(1e-6 * one, 1e-6 * other) == pytest.approx(distances(one, other))
-
-
-def test_zeros_have_no_distance_and_a_density() -> None:
-    zeros = torch.zeros(100)
-    assert distances(quantiles(zeros), quantiles(zeros)) == (0.0, 0.0)
-    group = describe({"a": zeros, "b": zeros}, Grouping((("a", "b"),)))["groups"][0]
-    assert sum(group["densities"][0]) * 2 * LIMIT / BINS == pytest.approx(1)
-
-
 def test_groups_are_told_apart_from_one_another() -> None:
     residuals = {f"{kind}{i}": normal(10 * i + kind, (1, 5)[kind]).view(100, -1) for kind in (0, 1) for i in range(3)}
     found = describe(residuals, Grouping((("00", "01", "02"), ("10", "11", "12"))))

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.analysis.charts.draw import draw_all
-from benchmarks.analysis.charts.states_chart import PANELS, POINTS, moments_chart
+from benchmarks.analysis.charts.states_chart import POINTS, moments_chart
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.page.page import render_page
 from benchmarks.analysis.tables.memory_table import moments
 from benchmarks.core.cell import Cell
 from benchmarks.core.rank_memory import BANDS, pack_moments
@@ -83,18 +81,3 @@ def test_the_figure_has_a_panel_for_each_setting_and_its_fullest_moment_in_it(ru
             heights[row["at"]] = heights.get(row["at"], 0) + row["mib"]
         assert max(heights.values()) == pytest.approx(record["peak_states_bytes"] / 2**20, abs=0.01)
         assert f"{record['peak_states_bytes'] / 2**20:,.2f} MiB" in panel
-
-
-def test_a_figure_has_so_many_panels_at_most() -> None:
-    cells = [Cell(model="vgg-digits", gradients="streamed", density=1 / (n + 2)) for n in range(PANELS + 3)]
-    table = moments(run_of(cells, {cell: followed(cell, 30) for cell in cells}))
-    (rows,) = moments_chart(table.drawn)["datasets"].values()  # type: ignore[arg-type, index]
-    assert len({row["panel"] for row in rows}) == PANELS < len(table.records)
-
-
-def test_the_page_shows_the_picture_where_there_is_one(run: Run) -> None:
-    table = moments(run)
-    page = render_page(run, [table], draw_all([table]))
-    figure = page[page.index('id="figure-moments"') :]
-    assert 'aria-label="Memory over one step figure"' in figure and "<svg" in figure
-    assert "gradients, averages" in figure and "bytes at most" in figure

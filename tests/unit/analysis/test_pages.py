@@ -12,7 +12,6 @@ from benchmarks.__main__ import COMMANDS, MEASURES, main
 from benchmarks.analysis import labels
 from benchmarks.analysis.results_page import PAGE, REFERENCE, TEMPLATE, render
 from benchmarks.analysis.statistics import interval
-from resireduce.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 MARK = re.compile(r"([0-9][0-9.,]*)( %)?<!-- = (\S+) (\w+) (.*?): (\S+) -->")
@@ -96,23 +95,6 @@ def test_the_command_writes_the_page_and_check_says_where_it_differs(
     assert said.startswith(f"{PAGE}:{line}\n") and "measured: | no compression | 9.000 (" in said
     assert main(["pages", "--root", str(project)]) == 0 and (project / "docs/systems.svg").exists()
     assert main(["pages", "--root", str(project), "--check"]) == 0
-
-
-@pytest.mark.parametrize("wrong", ["9", [], None, {}], ids=str)
-def test_a_value_that_is_no_number_is_one_clear_error(project: Path, wrong: Any) -> None:
-    edit(project, "beside", sent_bytes=wrong)
-    with pytest.raises(ConfigError, match=r"results.md.j2: results/reference has values of no use .* restore it"):
-        render(project)
-
-
-def test_measurements_that_cannot_be_read_are_one_clear_error(project: Path) -> None:
-    (project / REFERENCE / "slow-links.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"slow-links.json cannot be read"):
-        render(project)
-    (project / REFERENCE / "links.json").unlink()
-    (project / REFERENCE / "slow-links.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"values of no use|cannot be read"):
-        render(project)
 
 
 def test_what_no_gpu_has_measured_is_not_in_the_table(project: Path) -> None:

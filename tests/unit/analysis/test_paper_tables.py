@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from benchmarks.analysis.write import to_csv, to_latex, to_markdown
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
-from benchmarks.core.record import CellResult
 from tests.full_set import make_full_set
 from tests.full_size import make_full_result
 from tests.records import make_result
@@ -95,15 +93,6 @@ def test_without_results_every_row_says_how_to_fill_it(name: str) -> None:
         assert record["part"] in paper_parts()
     assert "snakemake --profile slurm --config part=" in table.all_notes[-1]
     assert to_csv(table).count("not run") and "not run" in to_markdown(table, [])
-
-
-def test_tables_2_to_4_have_the_papers_shape() -> None:
-    shapes = {"table2": (4, 2), "table3": (4, 4), "table4": (4, 4)}
-    for name, (models, lines) in shapes.items():
-        records = PAPER_TABLES[name](EMPTY).records
-        assert len({record["model"] for record in records}) == models
-        assert len({record["line"] for record in records}) == lines
-        assert all(record["published"] is not None for record in records)
 
 
 # --- the whole matrix, with holes ---
@@ -223,18 +212,10 @@ def folder(tmp_path: Path) -> Path:
 REDUCED = Cell(model="resnet50", scheme="w+2d", world_size=64)
 
 
-def test_all_is_well_before(folder: Path) -> None:
-    assert len(load_run(folder).cells) == 2 * len(SEEDS), "a cell that a config has twice is one"
-    assert table2_record(folder)["measured_n"] == len(SEEDS)
-
-
 @pytest.mark.parametrize(
     ("change", "status"),
     [
         ({"metric": float("nan")}, "broken"),
-        ({"schema_version": 99}, "broken"),
-        ({"total_bytes": 1}, "broken"),
-        ({"cell": Cell(model="resnet50", scheme="w+2d", world_size=64, seed=1).to_dict()}, "broken"),
         ({"status": "diverged", "reason": "loss is nan"}, "diverged"),
     ],
 )
@@ -249,15 +230,6 @@ def test_a_missing_seed_is_named(folder: Path) -> None:
     record = table2_record(folder)
     found = (record["measured_n"], record["seeds_wanted"], record["missing"])
     assert found == (len(SEEDS) - 1, len(SEEDS), "not run (seed 2)")
-
-
-def test_mixed_provenance_is_said(folder: Path) -> None:
-    note = "Its records come from different commits"
-    assert not any(note in one for one in PAPER_TABLES["table2"](load_run(folder)).notes)
-    put(folder, REDUCED, provenance={"commit": "f" * 40, "device": "NVIDIA H100"})
-    table = PAPER_TABLES["table2"](load_run(folder))
-    assert any(note in one for one in table.notes)
-    assert line(table, "resnet50", "ResiReduce")["hardware"] == "NVIDIA A100-SXM4-80GB; NVIDIA H100"
 
 
 # --- files ---
@@ -277,11 +249,6 @@ def test_what_the_paper_states_is_an_open_diamond_beside_what_is_measured(paper:
     known = [one for one in table.drawn or [] if one["published"] is not None]
     assert stated and [row["value"] for row in stated] == [one["published"] for one in known]
     assert all(row["gradients"] == "" for row in stated) and SERIES[PUBLISHED][0] == "diamond"
-
-
-@pytest.mark.parametrize("name", ["fig4", "fig10"])
-def test_figures_without_results_are_there(name: str) -> None:
-    assert draw_all([PAPER_TABLES[name](EMPTY)])[name].png.startswith(b"\x89PNG")
 
 
 def latex_words(text: str) -> Iterator[str]:
@@ -307,48 +274,4 @@ def test_latex_is_escaped_and_balanced(name: str, paper: Run) -> None:
             assert len(re.findall(r"(?<!\\)&", row)) == columns
 
 
-def test_latex_of_hostile_words() -> None:
-    table = Table("x", "A & B", "100 % of_it #1", [], ["~^\\", "{$}"], [["a|b<c>", f'"{MINUS}±"']])
-    text = to_latex(table)
-    assert r"A \& B" in text and r"100 \% of\_it \#1" in text
-    assert r"\textasciitilde{}\textasciicircum{}\textbackslash{} & \{\$\} \\" in text
-    assert r"a\textbar{}b\textless{}c\textgreater{} & ''$-$$\pm$'' \\" in text
-
-
 # --- thousands of rows ---
-
-
-def matrix(seeds: int) -> Run:
-    """A run of 28 x seeds settings: seeds are spread over densities."""
-    densities = [round(0.001 * (i + 1), 3) for i in range(seeds)]
-    cells = [
-        Cell(model=model, scheme=scheme, density=density, world_size=8)
-        for model in ("resnet50", "vgg19", "bert-base", "gpt2-medium")
-        for scheme in ("baseline", "none", "a", "w", "d", "2d", "w+2d")
-        for density in densities
-    ]
-    results: dict[Cell, CellResult] = {cell: make_full_result(cell) for cell in cells}
-    return Run(Path("many"), cells, results, {}, [])
-
-
-def calls(run: Run) -> int:
-    """How many Python functions all tables of a run call."""
-    count = 0
-
-    def counted(frame: object, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(counted)
-    try:
-        for make in all_tables().values():
-            make(run)
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-def test_work_grows_with_the_rows_not_with_their_square() -> None:
-    paper_parts()
-    fixed, few, many = calls(EMPTY), calls(matrix(4)), calls(matrix(16))
-    assert many - fixed < 6 * (few - fixed), "four times the settings"

@@ -1,14 +1,13 @@
 """The parts of the page that need no browser."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.analysis.charts.draw import draw_all, with_own_ids
-from benchmarks.analysis.charts.look import INK, MOST, SERIES
-from benchmarks.analysis.charts.rows_chart import accuracy_chart, trade_off_chart
+from benchmarks.analysis.charts.draw import draw_all
+from benchmarks.analysis.charts.look import SERIES
+from benchmarks.analysis.charts.rows_chart import trade_off_chart
 from benchmarks.analysis.charts.states_chart import BOUNDARY, memory_chart
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow
 from benchmarks.analysis.labels import ABSENT, MINUS
@@ -20,10 +19,8 @@ from benchmarks.analysis.page.page import (
     gaps,
     groups_of,
     head_of,
-    leading_number,
     number,
 )
-from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.accuracy import accuracy
 from benchmarks.analysis.tables.memory_table import memory
 from benchmarks.core.cell import Cell
@@ -40,25 +37,6 @@ def run(tmp_path):
     return Run(tmp_path, cells, {cell: make_result(cell) for cell in cells}, {}, [])
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("9.84", 9.84),
-        ("100.0 %", 100),
-        (f"{MINUS}1.16 ± 0.95", -1.16),
-        ("±0.00", 0),
-        ("1,234", 1234),
-        ("2 KiB", 2048),
-        ("1.5 GiB of 3", 1.5 * 2**30),
-        ("oom", None),
-        ("", None),
-        (f"{ABSENT} 3", None),
-    ],
-)
-def test_the_number_that_a_text_begins_with(text, value):
-    assert leading_number(text) == value
-
-
 def test_rows_are_sorted_by_the_raw_values_of_their_record(run):
     table = memory(run)
     (group,) = groups_of(table)
@@ -68,14 +46,6 @@ def test_rows_are_sorted_by_the_raw_values_of_their_record(run):
         [one["normalised"] for one in table.records]
     )
     assert all(row[0].is_text and not row[0].value for row in group.rows)
-
-
-def test_groups_of_which_nothing_is_measured_are_known():
-    records = [{"measured": None}, {"measured": 1.0}, {"measured": None}]
-    body = [["a", "x", ABSENT], ["", "y", "1"], ["b", "z", ABSENT]]
-    table = Table("t", "T", "", records, ["Model", "Line", "Measured"], body, "", 2, (0, 2))
-    assert [(group.name, group.empty) for group in groups_of(table)] == [("a", False), ("b", True)]
-    assert [group.empty for group in groups_of(replace(table, records=[{}] * 3))] == [False, False]
 
 
 def rows_of(specification):
@@ -96,22 +66,6 @@ def test_bars_are_the_shares_of_the_baseline(run):
     assert memory_chart([record | {"normalised": None} for record in table.records]) is None
 
 
-def test_figures_leave_out_what_is_too_much_and_what_means_nothing(run):
-    record = accuracy(run).records[0]
-    many = [record | {"density": 1 / number} for number in range(2, MOST + 7)]
-    rows = rows_of(accuracy_chart(many))
-    assert len({row["label"] for row in rows}) == len(rows) == MOST
-    assert {row["panel"].split("\n")[0] for row in rows} == {"gpt2-bytes, and 5 more: see the table"}
-    assert accuracy_chart([one | {"data": "synthetic"} for one in many]) is None
-    assert len({row["label"] for row in rows_of(accuracy_chart([record] * 3))}) == 3, "of the same name"
-
-
-def test_a_setting_without_a_value_says_why_in_its_row(run):
-    without = {"metric_mean": None, "metric_half_width": None, "seeds": 0, "scheme": "none"}
-    rows = rows_of(accuracy_chart([*accuracy(run).records, accuracy(run).records[0] | without]))
-    assert rows[-1]["why"] == "missing" and "value" not in rows[-1]
-
-
 def test_better_is_higher_where_a_lower_metric_is_better(run):
     worse = [
         one | {"metric_mean": one["metric_mean"] * (1 + number)} for number, one in enumerate(accuracy(run).records)
@@ -129,12 +83,6 @@ def test_exact_values_are_in_the_picture_and_its_bytes_are_the_same_each_time(ru
     for name, rows in ((name, rows_of(one.specification)) for name, one in first.items()):
         shown = [row["tip"] for row in rows if "tip" in row and row.get("view") in (None, BOUNDARY, "metric")]
         assert shown and all(tip.split("\n")[-1] in first[name].svg for tip in shown)
-
-
-def test_ids_in_pictures_are_their_own():
-    svg = '<clipPath id="clip7"/><g clip-path="url(#clip7)"/><clipPath id="clip9"/>clip7'
-    own = '<clipPath id="x-clip0"/><g clip-path="url(#x-clip0)"/><clipPath id="x-clip1"/>clip7'
-    assert with_own_ids(svg, "x") == own
 
 
 def test_every_scheme_has_a_shape_and_a_colour():
@@ -175,26 +123,3 @@ def test_what_is_missing_is_one_list_with_each_command_once(run):
     tables = [memory(empty), replace(accuracy(empty), lacks=(("2 rows of x", "c"), ("3 rows of y", "make b")))]
     found = {gap.command: gap.name for gap in gaps(empty, tables, ledger_of(*"abcd"))}
     assert found == {"make x": cell.name, "c": "Accuracy: 2 rows of x; 1 claim: d", "make b": "Accuracy: 3 rows of y"}
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_have_contrast(scheme):
-    """WCAG 2.2, 1.4.3: 4.5 to 1; and 3 to 1 for marks (1.4.11)."""
-    blocks = re.findall(r":root \{(.*?)\}", (HTML / "page.css").read_text(), re.DOTALL)
-    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]+)", blocks[scheme == "dark"]))
-    for ink in ("ink", "soft", "accent", "warn", "good", "bad"):
-        for ground in ("paper", "tint"):
-            assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
-    for colour in {colour for _, colour in SERIES.values()} - {INK}:
-        assert contrast(colour, colours["paper"]) >= 3, colour
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(colour: str) -> float:
-    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import drawn
-from benchmarks.analysis.charts.rivals_chart import NO_SPOT, contraction_chart, lost_chart
+from benchmarks.analysis.charts.rivals_chart import contraction_chart, lost_chart
 from benchmarks.analysis.labels import ABSENT
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.summaries import rivals_rows, rivals_table
@@ -118,25 +118,3 @@ def test_pictures_have_a_point_for_each_row_that_knows_its_value(folder: Path) -
         texts = drawn("rivals", specification).svg
         assert "topk 0.1<" in texts and "qsgd<" in texts
     assert contraction_chart([]) is lost_chart([]) is None
-
-
-def test_pictures_have_a_panel_for_each_model_with_its_metric(folder: Path) -> None:
-    rows = rivals_rows(load_run(folder))
-    texts = [row | {"model": "gpt2-bytes", "metric_name": "perplexity"} for row in rows]
-    specification = lost_chart([*rows, *texts])
-    assert specification is not None
-    (values,) = specification["datasets"].values()
-    assert list(dict.fromkeys(one["panel"] for one in values)) == ["vgg-digits, accuracy", "gpt2-bytes, perplexity"]
-    assert [one["value"] for one in values[:4]] == [one["value"] for one in values[4:]]
-
-
-def test_of_points_that_lie_together_some_have_names_side_by_side(folder: Path) -> None:
-    (row, *_) = [row for row in rivals_rows(load_run(folder)) if row["compressor"] == "topk"]
-    crowd = [row | {"compressor": name, "scheme": "none"} for name in ("dgc", "gaussian", "redsync", "randomk") * 9]
-    specification = lost_chart([*crowd, row])
-    assert specification is not None
-    (values,) = specification["datasets"].values()
-    spots = [one["spot"] for one in values if one["spot"] != NO_SPOT]
-    assert len(values) == 37 and 2 <= len(spots) == len(set(spots)) < 37
-    (own,) = [one for one in values if one["label"].startswith("topk")]
-    assert own["spot"] != NO_SPOT, "the curve that others are compared with has its names"

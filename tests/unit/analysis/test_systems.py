@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import draw_all, drawn
-from benchmarks.analysis.charts.rivals_chart import NO_SPOT, SPOTS, VIEWS, places, systems_chart
+from benchmarks.analysis.charts.rivals_chart import systems_chart
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page
-from benchmarks.analysis.summaries import links_words, system_texts, systems_rows, systems_table
+from benchmarks.analysis.summaries import links_words, system_texts, systems_rows
 from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
@@ -124,32 +124,6 @@ def test_what_are_no_systems_has_no_table_of_them(systems_folder: Path, config: 
     assert run.results and TABLES["systems"](run).body == []
 
 
-@pytest.mark.parametrize(
-    "observed",
-    [{}, {"contraction": {}}, {"contraction": {"dense_bytes": 1, "points": [{"bytes": "x"}]}}],
-    ids=["nothing", "no steps", "no numbers"],
-)
-def test_the_report_has_systems_that_were_not_observed_without_what_they_sent(
-    systems_folder: Path, observed: dict[str, Any]
-) -> None:
-    titled = {name: {"title": name, **part} for name, part in SYSTEMS.items()}
-    (systems_folder / "config.json").write_text(json.dumps({"parts": titled}))
-    for path in sorted((systems_folder / "cells").glob("*topk*.json")):
-        replace(CellResult.load(path), observations=observed, step_seconds=[]).save(path)
-    table = TABLES["systems"](load_run(systems_folder))
-    by_name = {row[1]: row[2:] for row in table.body}
-    assert by_name["Baseline"][3:6] == ["\N{EN DASH}"] * 3 and by_name["Baseline"][:3] == [
-        "3",
-        "96.50 ± 2.15",
-        "+0.50 ± 1.24",
-    ]
-    specification = systems_chart(table.records)
-    assert specification is not None
-    (points,) = specification["datasets"].values()
-    views = {view: [point["label"] for point in points if point["view"] == view] for view in VIEWS}
-    assert [len(names) for names in views.values()] == [2, 2, 3], "where a value is known"
-
-
 def test_it_is_said_to_what_links_were_slowed_and_where_they_were_not(
     systems_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,41 +140,6 @@ def test_it_is_said_to_what_links_were_slowed_and_where_they_were_not(
     )
     words = "not slowed (1 cell); node1 100Mbit, node2 100Mbit (7 cells)"
     assert f"Links slowed to: {words}" in capsys.readouterr().out
-
-
-def test_a_loss_beyond_its_interval_is_bold(systems_folder: Path) -> None:
-    rows = [row | {"lost_half_width": 0.25} for row in systems_rows(load_run(systems_folder))]
-    assert systems_table(rows).count("**") == 2 and "| **+0.50 ± 0.25** |" in systems_table(rows)
-
-
-def test_a_picture_leaves_out_who_has_few_seeds_beside_the_others(systems_folder: Path) -> None:
-    rows = systems_rows(load_run(systems_folder))
-    few = [row | {"pairs": 1, "title": "Few"} for row in rows[:1]]
-
-    def names(given: list[dict[str, Any]]) -> set[str]:
-        specification = systems_chart(given)
-        assert specification is not None
-        (points,) = specification["datasets"].values()
-        return {point["label"] for point in points}
-
-    assert names(rows + few) == {"No compression", "Baseline", "other"}
-    assert names(few) == {"Few"}, "a run of one seed has a picture, too"
-
-
-def test_names_stand_apart_as_long_as_there_is_room() -> None:
-    points = [(100.0, 100.0)] * 6 + [(150.0, 101.0)]
-    found = places(points, ["a name"] * 7, 400, 270)
-    assert len(set(found[:6])) == 6
-    assert found[0] == 0, "the first has the best place"
-    assert SPOTS[places([(395.0, 100.0)], ["long, much longer than what is beside it"], 400, 270)[0]].align == "right"
-
-
-def test_names_that_would_cover_too_much_are_left_out() -> None:
-    crowd = [(100.0, 100.0)] * 40
-    found = places(crowd, ["a name"] * 40, 400, 270, most=0)
-    named = [spot for spot in found if spot != NO_SPOT]
-    assert 2 <= len(named) == len(set(named)) < 40
-    assert NO_SPOT not in places(crowd, ["a name"] * 40, 400, 270)
 
 
 # --- Learning rates, each setting's own ---

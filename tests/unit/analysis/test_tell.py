@@ -61,9 +61,3 @@ def test_records_that_the_ledger_does_not_count_are_told(folder: Path, capsys: p
     assert main(["summary", "tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 0
     said = capsys.readouterr().err
     assert said.startswith("Note: ") and "These figures count it, the ledger does not count it." in said
-
-
-@pytest.mark.parametrize("command", ["tell", "intervals"])
-def test_an_output_that_is_a_folder_is_named(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main(["summary", command, "--run", str(folder), "--output", str(folder)]) == 2
-    assert f"error: output: {folder} is not a file; give the name of one" in capsys.readouterr().err

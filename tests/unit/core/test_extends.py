@@ -30,48 +30,14 @@ parts:
 """
 MISTAKES = [
     ("extends: none.yaml\nrun: own", "none.yaml: No such file"),
-    ("extends: 3", "extends: 3 is not allowed; give the name of a file"),
-    ("extends: own.yaml", "extends: own.yaml extends 'own.yaml' itself"),
     ("extends: base.yaml\nparts: {one: {matrix: [{model: vgg-digits}]}}", "part 'one' is in base.yaml too"),
-    ("extends: base.yaml\nmatrix: 3", "matrix: 3 is not allowed; give a list"),
-    ("extends: base.yaml\nparts: {two: {matrix: []}}", "part two: matrix: [] is not allowed"),
     ("extends: base.yaml\ndefaults: {modle: vgg-digits}", "defaults key: 'modle' is not known"),
-    ("extends: base.yaml\nmatrix: [3]", "matrix entry 1: 3 is not a mapping"),
     ("run: own\nonly: {seed: 0}", "only: not allowed without extends; name the config"),
-    ("instead: {seed: 0}", "instead: not allowed without extends; name the config"),
     ("extends: base.yaml\nonly: {modle: x}", "only key: 'modle' is not known"),
-    ("extends: base.yaml\nonly: {released: [x]}", "only key: 'released' is not known"),
-    ("extends: base.yaml\nonly: []", "only: [] is not a mapping"),
-    ("extends: base.yaml\nonly: null", "only: None is not a mapping"),
-    ("extends: base.yaml\ninstead: []", "instead: [] is not a mapping"),
-    ("extends: base.yaml\ndefaults: 0", "defaults: 0 is not a mapping"),
-    ('extends: "a\\0b"', "extends: 'a\\x00b' is not allowed; give the name of a file"),
-    ("extends: base.yaml\nonly: 3", "only: 3 is not a mapping"),
     ("extends: base.yaml\ninstead: {modle: x}", "instead key: 'modle' is not known"),
     ("extends: base.yaml\nonly: {seed: 7}", "only: seed: 7 is in no entry of base.yaml; allowed: 0, 1, 3"),
     ("extends: base.yaml\nonly: {model: vgg-digits, seed: 3}", "leaves no cell of base.yaml; give values that one"),
-    ("extends: bad.yaml", "extends: bad.yaml: part two: defaults: 3 is not a mapping"),
 ]
-
-
-def test_long_values_are_not_repeated_as_a_whole(tmp_path: Path) -> None:
-    long = "x" * 5000
-    many = f"extends: base.yaml\nonly: {{model: vgg-digits, seed: {[3] * 2000}}}"
-    for text in (
-        f"extends: {long}",
-        f"extends: base.yaml\nonly: {{model: {long}}}",
-        many,
-        "extends: bad.yaml\nonly: {seed: 7}",
-    ):
-        own = write(tmp_path, text)
-        (tmp_path / "bad.yaml").write_text(f"matrix: [{{model: vgg-digits, seed: [{long}, 0]}}]")
-        with pytest.raises(ConfigError) as caught:
-            read_config(own)
-        assert len(str(caught.value)) < len(str(own)) + 500
-    (tmp_path / "bad.yaml").write_text(f"extends: {long}")
-    (tmp_path / "own.yaml").write_text("extends: bad.yaml")
-    with pytest.raises(ConfigError, match=r"bad.yaml extends 'x{199}\.\.\. itself"):
-        read_config(tmp_path / "own.yaml")
 
 
 def write(folder: Path, own: str) -> Path:

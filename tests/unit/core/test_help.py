@@ -2,14 +2,11 @@
 
 import errno
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import COMMANDS, GROUPS, MEASURES, main
-from benchmarks.core.paths import ROOT
 from tests.records import make_result, save_run
 
 
@@ -27,11 +24,6 @@ def test_every_command_is_listed_once_below_its_group(capsys: pytest.CaptureFixt
     }
     assert len(COMMANDS) == sum(map(len, GROUPS.values())) <= 15
     assert re.findall(r"^  (\S+)", shown(capsys, "measure"), re.MULTILINE)[: len(MEASURES)] == list(MEASURES)
-
-
-def test_the_help_of_a_command_keeps_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "What only a GPU can show" in shown(capsys, "measure", "gpu")
-    assert "docs/results.md and its pictures" in shown(capsys, "pages")
 
 
 def test_a_misspelt_command_or_option_is_told_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,23 +54,6 @@ def test_what_is_no_number_is_told_what_is(capsys: pytest.CaptureFixture[str], o
     with pytest.raises(SystemExit):
         main(["simulate", "--most-lost", "a little"])
     assert "argument --most-lost: 'a little' is no number; give one, such as 0.5" in capsys.readouterr().err
-
-
-def test_an_interpreter_without_the_packages_is_told_the_right_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lacking(name: str) -> None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr("benchmarks.__main__.import_module", lacking)
-    assert main(["measure", "states"]) == 1
-    assert "lacks a package; make sets up .venv/bin/python" in capsys.readouterr().err
-
-
-def test_a_command_runs_where_its_output_is_closed() -> None:
-    line = [sys.executable, "-m", "benchmarks", "cells", "--config", "benchmarks/config/smoke.yaml"]
-    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *line], cwd=ROOT, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_full_disk_is_told_with_the_file(

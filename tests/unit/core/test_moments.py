@@ -34,12 +34,6 @@ def test_packed_moments_come_back(moments: list) -> None:
     assert found == moments or (len(set(moments)) == 1 and found == moments[:1]), "what never changes is one moment"
 
 
-def test_moments_of_a_large_model_take_little_room() -> None:
-    states = 7 * 2**30
-    moments = [(states, 2 * states, states - i, states // 9 + 7 * i, 10 * i) for i in range(100_000)]
-    assert len(json.dumps({"moments": pack_moments(moments)}, indent=1)) < 15_000
-
-
 def record_of(**change: object) -> CellResult:
     """A record in whose step parameters, optimizer states and residuals stay, and a gradient and a message come."""
     plain = make_result(Cell(model="gpt2-bytes", gradients="streamed")).to_dict()
@@ -75,14 +69,9 @@ def damaged(key: str, value: object) -> dict[str, object]:
     [
         (lambda: [1], r"^moments: \[1\] is not a mapping"),
         (lambda: {"rank": 0}, "^moments: damaged: KeyError: 'bands'"),
-        (lambda: damaged("rank", -1), "^moments: damaged: rank, changes and bands"),
         (lambda: damaged("changes", "many"), "^moments: damaged: rank, changes and bands"),
-        (lambda: damaged("bands", {"parameters": 1}), "^moments: damaged: rank, changes and bands"),
-        (lambda: damaged("messages", [1, 2]), "^moments: damaged: ValueError"),
         (lambda: damaged("messages", [1.5, 0, 0]), "^moments: bands: 3 moments; allowed: 1 to 240, of whole numbers"),
-        (lambda: damaged("messages", "12"), "^moments: bands: 3 moments"),
         (lambda: damaged("bands", {name: [0] * (POINTS + 1) for name in BANDS}), "^moments: bands: 241 moments"),
-        (lambda: damaged("bands", {name: [] for name in BANDS}), "^moments: bands: 0 moments"),
     ],
 )
 def test_damaged_moments_are_refused_in_one_line(moments, message: str) -> None:

@@ -39,15 +39,6 @@ def archive10(tmp_path, **change):
     return write(tmp_path / "from", {"cifar-10-python.tar.gz": tar_gz(members10(**change))})
 
 
-def test_our_files_are_pickles_that_others_read():
-    content = batch(2, seed=1)
-    assert b"cnumpy.core.multiarray\n_reconstruct\n" in content
-    plain, ours = pickle.loads(content, encoding="bytes"), read_pickle(content, "x")
-    assert plain.keys() == ours.keys()
-    assert np.array_equal(plain[b"data"], ours[b"data"])
-    assert plain[b"labels"] == ours[b"labels"]
-
-
 @pytest.mark.parametrize("form", ["archive", "folder", "inner folder", "file"])
 def test_cifar10_in_every_form(tmp_path, form):
     source = archive10(tmp_path)
@@ -67,13 +58,6 @@ def test_cifar10_in_every_form(tmp_path, form):
     assert result.manifest["train_count"] == 15
 
 
-def test_hash_is_of_the_images_whatever_they_came_in(tmp_path):
-    packed = prepared("cifar10", SMALL10, archive10(tmp_path), tmp_path / "a")
-    unpacked = prepared("cifar10", SMALL10, write(tmp_path / "unpacked", members10()), tmp_path / "b")
-    other = prepared("cifar10", SMALL10, archive10(tmp_path, test_batch=batch(3, seed=9)), tmp_path / "c")
-    assert packed.hash == unpacked.hash != other.hash
-
-
 def test_cifar100_has_fine_labels(tmp_path):
     made = {"train": batch(15, 0, 100, "fine_labels"), "test": batch(3, 1, 100, "fine_labels")}
     packed = tar_gz({f"cifar-100-python/{name}": content for name, content in made.items()})
@@ -83,27 +67,15 @@ def test_cifar100_has_fine_labels(tmp_path):
     assert labels.max() > 20
 
 
-def test_arrays_in_order_of_columns_are_turned():
-    values = np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
-    assert np.array_equal(read_pickle(python2_pickle({"data": values}), "x")[b"data"], values)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"test_batch": batch(3, 0, labels=None)}, "test_batch: 'labels' is no list of 3 labels"),
         ({"test_batch": batch(3, 0, labels=[0, 1, 10])}, "test_batch: label 10 is not allowed; allowed: 0 to 9"),
-        ({"test_batch": batch(3, 0, labels=[0, -1, 1])}, "label -1 is not allowed"),
-        ({"test_batch": batch(3, 0, labels=[0, True, 1])}, "label True is not allowed"),
         ({"test_batch": batch(3, 0, labels=[0, 1])}, "no list of 3 labels"),
-        ({"test_batch": batch(3, 0, data=None)}, "'data' is no array of 3072 bytes"),
         ({"test_batch": batch(3, 0, data=np.zeros((3, 3073), np.uint8))}, "'data' is no array of 3072 bytes"),
-        ({"test_batch": batch(3, 0, data=np.zeros((3, 3072), np.float32))}, "is no array of 3072 bytes"),
         ({"test_batch": batch(4, 0)}, "test_batch: 4 images, published are 3"),
-        ({"test_batch": batch(0, 0)}, "test_batch: 0 images, published are 3"),
         ({"data_batch_2": batch(3, 0)[:500]}, "data_batch_2 is no pickle that CIFAR could be"),
-        ({"data_batch_2": b""}, "data_batch_2 is no pickle that CIFAR could be"),
-        ({"data_batch_2": python2_pickle([1, 2])}, "data_batch_2 holds an object of type list"),
     ],
 )
 def test_bad_contents_are_named_in_one_line(tmp_path, change, message):
@@ -111,10 +83,6 @@ def test_bad_contents_are_named_in_one_line(tmp_path, change, message):
         prepared("cifar10", SMALL10, archive10(tmp_path, **change), tmp_path / "root")
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path / "root") == [], "nothing half done is left"
-
-
-def members_with(name: str, content: bytes = b"") -> bytes:
-    return tar_gz(members10() | {name: content})
 
 
 @pytest.mark.parametrize(
@@ -161,13 +129,8 @@ def test_nothing_in_a_pickle_is_executed(tmp_path, kind):
     "content",
     [
         b"cnumpy\nndarray\n(I1000000000000\ntR.",  # a huge array
-        b"cnumpy\ndtype\n}b.",  # a state for a function
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I9\ntcnumpy\ndtype\nI0\nS'xx'\ntb.",
-        b"cnumpy.core.multiarray\n_reconstruct\n(N(I0\ntNtR(I1\n(I-1\ntcnumpy\ndtype\n(S'u1'\ntRI0\nS''\ntb.",
         b"cnumpy\n__builtins__\n.",
-        b"cnumpy\nndarray.__class__\n.",
-        b"Pid\n.",
-        b"(" * 5000 + b"l" * 5000 + b".",
     ],
 )
 def test_odd_pickles_are_refused_in_one_line(content):

@@ -57,17 +57,10 @@ def test_images_that_went_away_are_damage(tmp_path):
     [
         ({"train/n9/a.JPEG": JPEG}, "class 'n9' is in one of train, val only"),
         ({"train/n9/a.JPEG": JPEG, "val/n9/a.JPEG": JPEG}, "4 folders of classes in train, published are 3"),
-        ({"val/n0é京/ILSVRC2012_val_2.JPEG": None, "val/n0é京/a.png": b""}, "val/n0é京 has no file ending in .JPEG"),
         ({"val/n0é京/ILSVRC2012_val_2.JPEG": b""}, "val/n0é京/ILSVRC2012_val_2.JPEG is no JPEG image"),
-        ({"val/n0é京/ILSVRC2012_val_2.JPEG": b"\x89PNG"}, "is no JPEG image"),
     ],
 )
 def test_bad_folders_are_named_in_one_line(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message) as caught:
         prepared("imagenet", SMALL, write(tmp_path / "a", images(**change)), tmp_path / "root")
     assert "\n" not in str(caught.value)
-
-
-def test_a_folder_without_parts_is_not_taken(tmp_path):
-    with pytest.raises(ConfigError, match="has not all files of 'imagenet'; it takes one of: train/CLASS"):
-        prepared("imagenet", SMALL, write(tmp_path / "a", {"train/n1/a.JPEG": JPEG}), tmp_path / "root")

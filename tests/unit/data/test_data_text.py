@@ -40,14 +40,8 @@ def test_squad_is_kept_as_published(tmp_path):
     ("content", "message"),
     [
         (squad(2)[:200], "dev-v1.1.json: the questions are not JSON"),
-        ("", "dev-v1.1.json: the questions are not JSON"),
-        (b"\xff" + squad(2).encode(), "dev-v1.1.json: 'utf-8' codec can't decode byte 0xff"),
         (squad(1), "dev-v1.1.json: 1 questions, published are 2"),
-        (squad(0), "dev-v1.1.json: 0 questions, published are 2"),
         (squad(2, answer_start=3), "'answer_start' is 3, but the context does not have '東京' there"),
-        (squad(2, answer=""), "the context does not have ''"),
-        (squad(2).replace('"q1"', '"q0"'), "question id 'q0' is there 2 times"),
-        (json.dumps({"version": "2.0"}), "the document has no 'data'"),
     ],
 )
 def test_bad_questions_are_named_in_one_line(tmp_path, content, message):
@@ -71,23 +65,12 @@ def test_vocabularies_are_kept_as_published(tmp_path):
     assert {name: (result.folder / name).read_text() for name in gpt2_vocabulary()} == gpt2_vocabulary()
 
 
-def test_openais_names_are_the_hubs(tmp_path):
-    text = gpt2_vocabulary()
-    own = write(tmp_path / "own", {"encoder.json": text["vocab.json"], "vocab.bpe": text["merges.txt"]})
-    hub = write(tmp_path / "hub", text)
-    results = [prepared("gpt2-vocabulary", SMALL_GPT2, source, tmp_path / source.name) for source in (own, hub)]
-    assert results[0].hash == results[1].hash
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (PIECES + "more\n", "vocab.txt: 9 lines, allowed are 8"),
-        ("", "vocab.txt: 1 lines, allowed are 8"),
         (PIECES.replace("the", "東"), "a line is empty or there twice"),
-        (PIECES.replace("the", ""), "a line is empty or there twice"),
         (PIECES.replace("[MASK]", "MASK"), "['[MASK]'] is missing"),
-        (PIECES.encode("utf-16"), "vocab.txt is no text in UTF-8: byte 0"),
     ],
 )
 def test_bad_word_pieces(tmp_path, content, message):
@@ -103,14 +86,9 @@ def numbered(change: dict) -> str:
     ("change", "message"),
     [
         ({"vocab.json": numbered({"x y": 262})}, "vocab.json: it is no mapping of 262 entries"),
-        ({"vocab.json": "[]"}, "vocab.json: it is no mapping of 262 entries"),
-        ({"vocab.json": "{"}, "vocab.json is not JSON"),
         ({"vocab.json": '{"a": 0, "a": 1}'}, "vocab.json is not JSON: key 'a' is there twice"),
         ({"vocab.json": numbered({"th": 0})}, "its numbers are not 0 to 261, each once"),
-        ({"vocab.json": numbered({"th": "1"})}, "an entry has no whole number"),
         ({"merges.txt": "#version: 0.2\nt h\nx y\n"}, "merges.txt, line 3: 'x y' makes no entry of vocab.json"),
-        ({"merges.txt": "t h e\n"}, "merges.txt, line 1: 't h e' makes no entry"),
-        ({"merges.txt": ""}, "merges.txt, line 1: '' makes no entry"),
     ],
 )
 def test_bad_byte_pairs(tmp_path, change, message):
@@ -220,11 +198,6 @@ def test_every_form_gives_the_same_tokens(tmp_path, root, form):
     assert prepared("wikitext-2", SMALL_WIKITEXT, write(tmp_path / "from", FORMS[form]), root).hash == first
 
 
-def test_the_vocabulary_must_be_there(tmp_path):
-    with pytest.raises(ConfigError, match=r"'gpt2-vocabulary' is not prepared in .*data prepare gpt2-vocabulary"):
-        prepared("wikitext-2", SMALL_WIKITEXT, write(tmp_path / "from", FORMS["raw"]), tmp_path)
-
-
 def test_the_vocabulary_is_prepared_first_and_asked_for_before_anything_is_fetched(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.data.vocabularies.GPT2", SMALL_GPT2)
     monkeypatch.setattr("benchmarks.data.wikitext.WIKITEXT_2", SMALL_WIKITEXT)
@@ -251,21 +224,12 @@ def test_wikitext_103_is_read_in_two_parts(tmp_path, root):
 BAD = [
     (raw_files(**{"wiki.valid.raw": b"\xff\n" * 7}), "wiki.valid.raw is no text in UTF-8"),
     (raw_files(**{"wiki.valid.raw": b""}), "validation: 0 rows, 0 tokens; published are 7 rows"),
-    (raw_files(**{"wiki.valid.raw": b"\n" * 7}), "validation: 7 rows, 0 tokens"),
-    (raw_files(**{"wiki.valid.raw": b"a\n" * 8}), "validation: 8 rows, 16 tokens; published are 7 rows"),
     (
         parquet_files(**{"test-00000-of-00001.parquet": parquet(["a"], "line")}),
         "has no column 'text'; its columns: line",
     ),
-    (parquet_files(**{"test-00000-of-00001.parquet": parquet([1], kind=pa.int64())}), "1 in column 'text' is no text"),
     (parquet_files(**{"test-00000-of-00001.parquet": parquet(["a", None])}), "None in column 'text' is no text"),
-    (
-        parquet_files(**{"test-00000-of-00001.parquet": parquet(["a"] * 1000)[:-9]}),
-        "is no parquet file that can be read",
-    ),
-    (parquet_files(**{"test-00000-of-00001.parquet": b""}), "is no parquet file that can be read"),
     ({"wikitext-2-raw-v1.zip": FORMS["zip"]["wikitext-2-raw-v1.zip"][:400]}, "wikitext-2-raw-v1.zip is damaged"),
-    ({"wikitext-2-raw-v1.zip": zipped(raw_files(), "other/")}, "no item named 'wikitext-2-raw/wiki.train.raw'"),
 ]
 
 
@@ -275,13 +239,6 @@ def test_bad_text_is_named_in_one_line(tmp_path, root, files, message):
         prepared("wikitext-2", SMALL_WIKITEXT, write(tmp_path / "from", files), root)
     assert "\n" not in str(caught.value)
     assert not (root / "wikitext-2").exists()
-
-
-def test_damage_inside_a_zip_is_found_while_it_is_read(tmp_path, root):
-    content = bytearray(zipped(raw_files()))
-    content[200] ^= 1
-    with pytest.raises(ConfigError, match=r"wikitext-2-raw-v1.zip is damaged|wiki.train.raw is no text"):
-        prepared("wikitext-2", SMALL_WIKITEXT, write(tmp_path / "x", {"wikitext-2-raw-v1.zip": bytes(content)}), root)
 
 
 def test_a_part_that_is_missing_is_no_form(tmp_path, root):

@@ -16,7 +16,6 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from benchmarks.data import published_weights as weight_names
 from benchmarks.data.published_weights import BERT_BASE, BERT_LARGE, GPT2_LARGE, GPT2_MEDIUM, VIT_LARGE
 from benchmarks.training.models.bert import ANSWERING, _bert
 from benchmarks.training.models.gpt2 import _gpt2
@@ -188,27 +187,6 @@ def test_names_and_shapes_at_full_size(name):
     )
 
 
-def test_names_and_shapes_of_the_full_vit():
-    """The names are the hub's, with the sizes of its configuration."""
-    inner = {"attention.attention.query": 1, "attention.attention.key": 1, "attention.attention.value": 1}
-    inner |= {"attention.output.dense": 1, "intermediate.dense": 4}
-    published = {"embeddings.cls_token": (1, 1, 1024), "embeddings.position_embeddings": (1, 197, 1024)}
-    published |= {"embeddings.patch_embeddings.projection.weight": (1024, 3, 16, 16)}
-    for name in ("embeddings.patch_embeddings.projection.bias", "layernorm.weight", "layernorm.bias"):
-        published[name] = (1024,)
-    published |= {"pooler.dense.weight": (1024, 1024), "pooler.dense.bias": (1024,)}
-    for layer in range(24):
-        start = f"encoder.layer.{layer}."
-        for name, times in inner.items():
-            published |= {f"{start}{name}.weight": (times * 1024, 1024), f"{start}{name}.bias": (times * 1024,)}
-        published |= {f"{start}output.dense.weight": (1024, 4096), f"{start}output.dense.bias": (1024,)}
-        for name in ("layernorm_before", "layernorm_after"):
-            published |= {f"{start}{name}.weight": (1024,), f"{start}{name}.bias": (1024,)}
-    with torch.device("meta"):
-        fitted = VIT_LARGE.fit(weight_names.vit({name: torch.empty(shape) for name, shape in published.items()}))
-    assert [one for one in VIT_LARGE.parameters() if one not in fitted] == ["heads.head.weight", "heads.head.bias"]
-
-
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
@@ -216,14 +194,9 @@ POSITIONS = "bert.embeddings.position_embeddings.weight"
     ("change", "message"),
     [
         ({POSITIONS: torch.zeros(79, 16)}, f"'{POSITIONS}' is torch.float32 of shape (79, 16), allowed is (80, 16)"),
-        ({POSITIONS: torch.zeros(80, 16, dtype=torch.int64)}, f"'{POSITIONS}' is torch.int64 of shape"),
         ({POSITIONS: torch.full((80, 16), torch.nan)}, f"'{POSITIONS}' holds NaN or infinity"),
         ({POSITIONS: None}, f"'{POSITIONS}' of {SMALL_BERT.model} is missing"),
         ({"bert.extra": torch.zeros(1)}, f"'bert.extra' is no parameter of {SMALL_BERT.model}"),
-        (
-            {"bert.embeddings.word_embeddings.weight": torch.zeros(41, 16)},
-            "'bert.embeddings.word_embeddings.weight' is torch.float32 of shape (41, 16), allowed is (48, 16)",
-        ),
     ],
 )
 def test_wrong_weights_are_named_in_one_line(tmp_path, change, message):
@@ -263,9 +236,3 @@ def test_damaged_weights_are_named_in_one_line(tmp_path, name, content):
     with pytest.raises(ConfigError, match=f"{name} cannot be read as weights") as caught:
         prepared("bert-base-weights", SMALL_BERT, write(tmp_path / "from", {name: content}), tmp_path / "root")
     assert "\n" not in str(caught.value)
-
-
-def test_a_pickle_without_names_is_refused(tmp_path):
-    source = saved(tmp_path / "from", [torch.zeros(1)], "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="holds no tensors by name"):
-        prepared("bert-base-weights", SMALL_BERT, source, tmp_path / "root")

@@ -74,10 +74,7 @@ def test_only_chooses_in_the_order_of_the_checks(stand_ins, capsys):
     ("options", "message"),
     [
         (["--only", "gpus"], "error: only: 'gpus' is not known (did you mean 'gpu'?); allowed: disk, driver, "),
-        (["--only", ""], "error: only: '' is not known; allowed: disk, "),
-        (["--only", "gpu,"], "error: only: '' is not known; allowed: disk, "),
         (["--timeout", "0"], "error: timeout: '0' is not allowed; give seconds"),
-        (["--timeout", "soon"], "error: timeout: 'soon' is not allowed; give seconds"),
     ],
 )
 def test_bad_options_are_named_in_one_line(capsys, options, message):
@@ -128,28 +125,8 @@ def test_a_check_that_raises_has_failed_and_the_others_go_on():
     assert found[0][0].detail == "the check itself failed: RuntimeError: no luck" and found[0][0].cure
 
 
-def test_the_facts_are_asked_once(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        checks, "ask", lambda timeout, hide_gpus: asked.append((timeout, hide_gpus)) or Facts(torch="2.13.0")
-    )
-    setting = Setting(False, False, Path("results"), 7.0)
-    list(examine(setting, ["packages", "gpu", "driver", "nvml", "nccl", "limits", "shared-memory"]))
-    assert asked == [(7.0, False)]
-
-
 def test_every_check_is_in_the_page_of_the_docs():
     page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
     table = page.partition("## What it checks")[2].partition("\n## ")[0]
     rows = [line.split("|")[1].strip(" `") for line in table.splitlines() if line.startswith("| `")]
     assert rows == list(CHECKS)
-
-
-def test_cheap_checks_for_real(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("RESIREDUCE_DEVICE", "cpu")
-    main(["doctor", "--only", "home,disk,memory,limits,shared-memory", "--results", str(tmp_path / "runs")])
-    printed = capsys.readouterr().out
-    assert f"ok       home           HOME, {tmp_path}, can be written" in printed
-    assert "the check itself failed" not in printed
-    assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.doctor import rank_checks as gloo
 from benchmarks.doctor import rank_checks as horovod
-from benchmarks.doctor.child import MARK, Ended, Job, judge_ranks, own_environment, run_together
-from benchmarks.doctor.finding import FAILED, FAILURES, NOT_RUN, OK, WARNING, explain, last_words
+from benchmarks.doctor.child import MARK, Ended, Job, judge_ranks, run_together
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, explain, last_words
 from tests.findings import only
 
 SECONDS = 60.0
@@ -77,13 +77,6 @@ def test_reports_are_found_among_other_output():
     assert Ended(0, "nothing").reports() == []
 
 
-def test_ranks_do_not_see_the_place_that_a_launcher_gave_to_the_doctor(monkeypatch):
-    for name in ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
-        monkeypatch.setenv(name, "1")
-    assert not {"SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"} & set(own_environment())
-    assert own_environment(RANK="0")["RANK"] == "0"
-
-
 # --- the judgement ---
 
 
@@ -93,23 +86,15 @@ def test_ranks_do_not_see_the_place_that_a_launcher_gave_to_the_doctor(monkeypat
         ([Ended(0, reports((0, 1, True), (0, 1, True)))], "ranks see a world of 1, not of 2 (2 ranks 0)"),
         ([Ended(0, reports((0, 2, True), (1, 2, False)))], "the sum is wrong on rank 1"),
         ([Ended(0, reports((0, 2, True)))], "1 of 2 ranks came to the end"),
-        ([Ended(0, reports((0, 2, True), (0, 2, True)))], "2 of 2 ranks"),
         ([Ended(None, reports((0, 2, True)))], "not done in time: 1 of 2 ranks came to the end"),
-        ([Ended(None, MET)], "not done in time: all ranks reported"),
         ([Ended(1, MET + "ValueError: at the end\n")], "ValueError: at the end"),
         ([Ended(None, ""), Ended(1, "RuntimeError: Connection refused\n")], "RuntimeError: Connection refused"),
-        ([Ended(-9, "")], "it printed nothing"),
     ],
 )
 def test_ranks_that_did_not_meet_say_how(ended, words):
     finding = judge_ranks("x", "what", ended, 2, "a cure")
     assert finding is not None and finding.status == FAILED and "a cure" in finding.cure
     assert finding.detail.startswith("what: ") and words in finding.detail
-
-
-def test_ranks_that_met_are_no_failure():
-    assert judge_ranks("x", "what", [Ended(0, MET)], 2, "a cure") is None
-    assert judge_ranks("x", "what", [Ended(0, reports((i, 2, True))) for i in (1, 0)], 2, "a cure") is None
 
 
 @pytest.mark.parametrize(
@@ -127,11 +112,6 @@ def test_known_failures_are_explained(output, meaning):
     assert known is not None and known.meaning == meaning
     finding = judge_ranks("x", "what", [Ended(1, output)], 2, "a cure")
     assert finding is not None and meaning in finding.detail and finding.cure == known.cure
-
-
-def test_cures_are_one_line_and_unknown_failures_have_none():
-    assert all("\n" not in known.cure and known.cure for known in FAILURES)
-    assert explain("RuntimeError: something else") is None
 
 
 def test_last_words_are_those_of_the_rank_not_of_its_launcher():

@@ -15,13 +15,11 @@ from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.child import Ended
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.slurm import inside
 from benchmarks.doctor.slurm import inside as cells
 from benchmarks.doctor.slurm import slurm_command as command
 from benchmarks.doctor.slurm import trial as jobs
-from benchmarks.doctor.slurm.inside import look
 from benchmarks.doctor.slurm.judge import judge
-from benchmarks.doctor.slurm.slurm_cluster import Answer, asking, check_accounting
+from benchmarks.doctor.slurm.slurm_cluster import asking, check_accounting
 from benchmarks.doctor.slurm.slurm_cluster import look as look_at
 from benchmarks.doctor.slurm.trial import Submitted, Trial
 from benchmarks.launching.slurm.site import Site
@@ -167,15 +165,6 @@ def test_without_any_account_it_is_said_what_was_tried(programs, doctor):
     assert "Invalid account or account/partition combination" in said and "accounts tried: chemistry" in said
 
 
-def test_a_rejection_that_no_account_cures(programs, doctor):
-    programs.set(
-        "sbatch", 'echo "sbatch: error: Batch job submission failed: Invalid partition name specified" >&2; exit 1'
-    )
-    code, _values, said = doctor()
-    assert code == 1 and "Invalid partition name specified -> see what it allows" in said
-    assert programs.called("sacctmgr") == []
-
-
 def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(programs, doctor, tmp_path):
     programs.cluster(MIXED)
     programs.leave(reports(each=4), when='[[ "$*" == *--partition=gpu* ]]')
@@ -244,30 +233,12 @@ def test_a_controller_that_is_down_or_silent(programs, doctor, body, words):
     assert programs.called("sbatch") == []
 
 
-def test_without_slurm_it_says_where_to_run(monkeypatch, tmp_path, doctor):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    code, _values, said = doctor()
-    assert code == 1 and "scontrol: not on PATH" in said and "on a login node" in said
-
-
-def test_ctrl_c_cancels_the_jobs(programs, monkeypatch):
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("benchmarks.doctor.slurm.slurm_command.wait", interrupted)
-    assert main(["doctor", "--slurm"]) == 130
-    assert programs.called("scancel") == ["7"]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--write", "x.yaml"], "error: write: --write is not allowed without --slurm; add --slurm"),
-        (["--seconds", "5"], "error: seconds: --seconds is not allowed without --slurm"),
         (["--slurm", "--only", "gpu"], "error: only: --only is not allowed with --slurm; leave it out"),
-        (["--slurm", "--seconds", "0"], "error: seconds: '0' is not allowed; give seconds"),
         (["--slurm", "--partition", "gpus"], "error: partition: 'gpus' is not known (did you mean 'gpu'?)"),
-        (["--slurm", "--write", "/dev/null/x"], "error: write: "),
     ],
 )
 def test_options_that_are_not_allowed(programs, capsys, options, message):
@@ -330,22 +301,6 @@ def test_the_doctor_of_a_node_is_passed_on_and_an_image_that_is_not_there_is_not
     assert judged(reports(TRAINED, absent), "container")[-1][0] == NOT_RUN
 
 
-def test_a_runtime_that_the_site_names_must_be_there():
-    trial = Trial("gpu", 2, 2, 2, "gpu", 4000, 10, runtime="apptainer")
-    assert judged(reports(), "container", trial)[0][0] == FAILED
-    values = reports()
-    values["node"]["containers"] = {"docker": "Docker 20"}
-    assert judged(values, "container")[0][:2] == (NOT_RUN, "partition gpu: Docker 20 on node1")
-
-
-def test_containers_are_asked_for_their_version():
-    def ask(line: Any) -> Answer:
-        return Answer(error="podman: no cgroups") if line[0] == "podman" else Answer("version 1\nmore\n")
-
-    found = look(ask, lambda name: name if name != "docker" else None)
-    assert found == {"podman": "podman: no cgroups", "apptainer": "version 1"}
-
-
 def test_other_devices_are_those_by_which_all_reach_the_first_node():
     said = reports()["ranks"]["ranks"]
     assert cells.other_devices(said, None) == ["ib0"]
@@ -370,19 +325,6 @@ def test_a_cell_that_fails_is_tried_with_the_other_device(tmp_path, monkeypatch)
     assert found[0]["reason"] == "error: ranks did not meet"
     cell = json.loads((tmp_path / "torch/cell.json").read_text())
     assert (cell["world_size"], cell["nodes"]) == (4, 2)
-
-
-def test_a_trial_has_the_environment_of_a_job_of_snakemake():
-    given = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SRUN_CPUS_PER_TASK": "1", "SBATCH_ACCOUNT": "x", "PATH": "/bin"}
-    assert inside.environment(given) == {"SLURM_JOB_ID": "7", "PATH": "/bin"}
-
-
-def test_a_user_without_a_name_has_no_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that was started with --user 12345."""
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.getuid", lambda: 12345)
-    assert jobs.accounts(lambda _: Answer("everybody's")) == []
 
 
 def test_accounting_that_does_not_answer_is_a_warning(programs):

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from docker.errors import APIError, ImageNotFound, NotFound
-from requests.exceptions import ConnectionError as RefusedConnection
-from urllib3.exceptions import ProtocolError
 
 from benchmarks.__main__ import main
 from benchmarks.images import build_image as build
@@ -25,7 +23,7 @@ from benchmarks.images.build_image import (
     find_base,
     follow,
 )
-from benchmarks.images.image_command import check_stored, export_oci, export_sif
+from benchmarks.images.image_command import check_stored
 from resireduce.errors import ConfigError
 from tests.unit.launching.test_image_entry import ENTRY
 
@@ -71,14 +69,6 @@ def test_a_failed_step_ends_the_build_with_what_it_said_and_leaves_no_image() ->
     with pytest.raises(BuildError, match=r"(?s)cpu could not be built.*it went wrong here.*returned 1"):
         follow(engine, "cpu", iter([*STEPS, {"error": "the command returned 1"}]))
     assert engine.images.removed == ["cccccccccccc"]  # not the base, nor what an earlier build made
-
-
-def test_of_a_build_by_podman_nothing_is_left_either() -> None:
-    engine, said = client(), ["STEP 1/3: FROM base", "--> aaaaaaaaaaa", "STEP 2/3: RUN true", "--> Using cache 1234"]
-    said += ["STEP 3/3: RUN false", "--> ccccccccccc"]
-    with pytest.raises(BuildError):
-        follow(engine, "cpu", iter([*({"stream": f"{line}\n"} for line in said), {"error": "exit status 1"}]))
-    assert engine.images.removed == ["ccccccccccc"]
 
 
 def steps_until(error: BaseException) -> Iterator[dict[str, str]]:
@@ -130,11 +120,6 @@ def test_a_base_from_a_registry_is_pinned_by_its_digest(monkeypatch: pytest.Monk
     assert pulled == [("debian", "12"), ("debian", PINNED)], "what was built from it before is built from the same"
 
 
-def test_a_base_that_only_the_engine_has_is_pinned_by_its_id() -> None:
-    engine = client(mine=SimpleNamespace(id=ID, attrs={"RepoDigests": []}))
-    assert find_base(engine, "mine") == Base("mine", ID, ID)
-
-
 def test_a_wrong_base_is_one_line_with_what_is_allowed() -> None:
     with pytest.raises(ConfigError, match=r"base: 'nosuch' cannot be had \(no such host\); give one .* 'packages'"):
         find_base(client(), "nosuch")
@@ -172,14 +157,6 @@ def test_packages_that_pip_cannot_have_with_those_hashes_are_one_line(
     assert list((tmp_path / "cache/resireduce/wheels").iterdir()) == []
 
 
-def test_a_broken_file_of_the_toolkit_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "toolkit.deb.json"
-    for text in ("{", "[]", '{"package": "x"}'):
-        path.write_text(text)
-        with pytest.raises(ConfigError, match=r"toolkit\.deb\.json"):
-            fetch_toolkit(path)
-
-
 def test_the_toolkit_is_looked_for_in_the_components_that_its_file_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,19 +176,6 @@ def test_the_toolkit_is_looked_for_in_the_components_that_its_file_names(
     lock.write_text(json.dumps(pin | {"sha256": hashlib.sha256(b"deb").hexdigest()}))
     assert (fetch_toolkit(lock) / "x.deb").read_bytes() == b"deb"
     assert sources[0].endswith("http://archive/debian trixie non-free\n")
-
-
-class Gone:
-    """An engine that takes nothing any more."""
-
-    def remove(self, image: str, noprune: bool) -> None:
-        raise RefusedConnection("('Connection aborted.', ConnectionRefusedError(111))")
-
-
-def test_an_engine_that_is_killed_in_a_step_is_one_error_though_nothing_can_be_removed() -> None:
-    engine: Any = SimpleNamespace(images=Gone())
-    with pytest.raises(BuildError, match="the engine gave up building cpu: Connection broken"):
-        follow(engine, "cpu", steps_until(ProtocolError("Connection broken: IncompleteRead(0 bytes read)")))
 
 
 @pytest.fixture
@@ -243,12 +207,6 @@ def test_only_the_very_image_of_an_entry_is_exported(found: str | None) -> None:
         check_stored(engine, STORED)
 
 
-def test_an_entry_of_another_image_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    STORED.save(tmp_path / "cpu.json")
-    assert main(["image", "export", "cuda12", "--entry", f"{tmp_path}/cpu.json", "--sif", f"{tmp_path}/x.sif"]) == 2
-    assert "is of image 'cpu', not of 'cuda12'" in capsys.readouterr().err
-
-
 def test_an_image_that_is_not_built_and_a_program_that_is_not_there_are_named_with_a_cure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,27 +216,6 @@ def test_an_image_that_is_not_built_and_a_program_that_is_not_there_are_named_wi
     monkeypatch.setattr("benchmarks.images.image_command.engine", lambda: pytest.fail("an engine was started"))
     assert main(["image", "engine", "--", "no-such-program"]) == 2
     assert "command: 'no-such-program' is no program here; give one of PATH" in capsys.readouterr().err
-
-
-def test_a_toolkit_for_an_image_without_cuda_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["image", "build", "cpu", "--toolkit", "nvidia/cuda"]) == 2
-    assert "toolkit: 'nvidia/cuda' is of no use for cpu" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("export", [export_oci, export_sif])
-def test_an_image_is_exported_to_a_path_with_a_colon(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, export: Any
-) -> None:
-    """skopeo, docker and apptainer as a script that is called with files' names only, and writes them."""
-    script = tmp_path / "program"
-    script.write_text("#!/bin/sh\nfor it; do case $it in *archive:/*) exit 1;; esac; done\ntouch image.tar image.sif\n")
-    script.chmod(0o755)
-    monkeypatch.setattr("benchmarks.images.image_command.command", lambda name, wrapped=True: [str(script)])
-    monkeypatch.setenv("DOCKER_HOST", "unix:///x")
-    output = tmp_path / "a:b c/x:y"
-    output.parent.mkdir()
-    export(client(), STORED, output)
-    assert output.exists() and list(output.parent.iterdir()) == [output]
 
 
 def test_two_builds_of_an_image_at_once_make_it_once(

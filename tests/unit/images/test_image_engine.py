@@ -13,7 +13,6 @@ from docker.errors import APIError
 from requests.exceptions import ConnectionError as Refused
 from urllib3.exceptions import ProtocolError
 
-from benchmarks.core.paths import cache_folder
 from benchmarks.images import engine as module
 from benchmarks.images import image_command as cli
 from benchmarks.images.engine import engine, find_running
@@ -45,11 +44,6 @@ def test_podman_is_told_how_to_be_started(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
 
-def test_an_unknown_engine_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"engine: 'dokcer'.*docker, podman"), engine("dokcer"):
-        pass
-
-
 def test_without_an_engine_and_without_root_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "find_running", lambda kind: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "made"))
@@ -57,14 +51,6 @@ def test_without_an_engine_and_without_root_it_says_what_to_do(monkeypatch: pyte
     with pytest.raises(ConfigError, match="only root can start one"), engine():
         pass
     assert not (tmp_path / "made").exists()  # it may be nobody's, who can make none
-
-
-def test_a_folder_too_deep_for_a_socket_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "find_running", lambda kind: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 70)))
-    monkeypatch.setattr(module.os, "geteuid", lambda: 0)
-    with pytest.raises(ConfigError, match="too long for its sockets; set XDG_CACHE_HOME"), engine():
-        pass
 
 
 def test_a_program_that_is_nowhere_is_told_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,13 +61,6 @@ def test_a_program_that_is_nowhere_is_told_with_the_cure(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match="there is no apt-get"):
         tools.command("skopeo")
     assert list((tmp_path / "resireduce/tools").iterdir()) == [tmp_path / "resireduce/tools/.lock"]
-
-
-def test_a_program_of_the_machine_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "skopeo").write_text("#!/bin/sh\n")
-    (tmp_path / "skopeo").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert tools.command("skopeo") == [str(tmp_path / "skopeo")]
 
 
 @pytest.mark.parametrize(("capabilities", "wrapped"), [("1ffffffffff", False), ("1fffeffffff", True)])
@@ -138,26 +117,6 @@ def test_what_a_killed_engine_left_does_not_keep_the_next_from_starting(
     assert not own.pid_file.exists() and not containerd.exists() and pruned == [True]
 
 
-def test_ctrl_c_while_an_engine_starts_leaves_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    started = list[subprocess.Popen[bytes]]()
-    popen = subprocess.Popen
-
-    def remember(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
-        started.append(popen(*arguments, **options))  # type: ignore[call-overload]
-        return started[-1]
-
-    monkeypatch.setattr(own_engine, "command", lambda name: ["sh", "-c", "sleep 60", "sh"])
-    monkeypatch.setattr(own_engine, "answers", lambda address: False)
-    monkeypatch.setattr(own_engine.subprocess, "Popen", remember)
-    monkeypatch.setattr(own_engine.time, "sleep", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        own_engine._start(OwnEngine(tmp_path))
-    assert started[0].returncode == -signal.SIGKILL
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -172,18 +131,6 @@ def test_an_engine_that_goes_away_is_one_line(monkeypatch: pytest.MonkeyPatch, e
     with pytest.raises(ConfigError, match=f"^engine: .*{said}.*look at its log") as raised, engine():
         raise error
     assert "\n" not in str(raised.value) and "http+docker" not in str(raised.value)
-
-
-def test_a_user_without_a_home_is_told_which_variable_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", nowhere)
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification: to be ignored
-    with pytest.raises(ConfigError, match="HOME: this user has none; set it, or XDG_CACHE_HOME"):
-        cache_folder()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "resireduce"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

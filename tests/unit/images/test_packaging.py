@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -119,10 +118,3 @@ def test_every_direct_dependency_is_pinned_within_its_bounds(requirement: Requir
     version = pins().get(canonicalize_name(requirement.name))
     assert version, f"{requirement.name} has no line in constraints.txt"
     assert requirement.specifier.contains(version, prereleases=True)
-
-
-def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
-    folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
-    left_out = pytestconfig.getini("norecursedirs")
-    assert {"library", "ranks", "workflow"} <= folders
-    assert [name for name in folders for pattern in left_out if fnmatchcase(name, pattern)] == []

@@ -2,11 +2,10 @@
 
 import math
 import os
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -20,16 +19,14 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json
 from benchmarks.core.interfaces import address_of, interface_to, rate_limit
 from benchmarks.doctor.slurm.slurm_cluster import asking
-from benchmarks.launching.containers import choose
 from benchmarks.launching.processes import RankProcess, Start
 from benchmarks.launching.slurm import queue
 from benchmarks.launching.slurm import step_task as task
 from benchmarks.launching.slurm.queue import has_failed, lost_nodes
 from benchmarks.launching.slurm.step import Placement, Task, judge, step
-from benchmarks.launching.slurm.working import find_kept, keep, working_folder
+from benchmarks.launching.slurm.working import working_folder
 from benchmarks.training.rank import tcp_store
 from resireduce.errors import ConfigError
-from tests.records import make_result
 
 CELL = Cell(model="vgg-digits")
 
@@ -38,25 +35,12 @@ CELL = Cell(model="vgg-digits")
     ("said", "seconds"),
     [
         ("1:02", 62),
-        ("2:03:04", 7384),
         ("1-00:00:10", 86410),
         ("UNLIMITED", math.inf),
-        ("INVALID", math.inf),
-        ("", math.inf),
     ],
 )
 def test_the_time_that_a_job_has_left(said: str, seconds: float) -> None:
     assert queue.seconds_left(f" {said}\n") == seconds
-
-
-def test_outside_of_a_job_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(ConfigError, match=r"launcher: 'srun' works within a Slurm job only"):
-        queue.job_id()
-    with pytest.raises(ConfigError, match=r"no-such-program: not on PATH"):
-        queue.ask(["no-such-program"])
-    with pytest.raises(ConfigError, match=r"ls /no-such-folder: .*No such file"):
-        queue.ask(["ls", "/no-such-folder"])
 
 
 def test_a_user_s_defaults_for_slurm_s_programs_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +50,6 @@ def test_a_user_s_defaults_for_slurm_s_programs_hide_nothing(monkeypatch: pytest
     monkeypatch.setenv("SLURM_CONF", "ours")
     for said in (queue.ask(["env"]), asking(5)(["env"]).text):
         assert "=mine" not in said and "SLURM_CONF=ours" in said
-
-
-@pytest.mark.parametrize("ask", [queue.ask, choose._ask])
-def test_what_a_program_says_need_not_be_utf_8(ask: Callable[[list[str]], str]) -> None:
-    assert ask(["printf", r"gr\374n"]) == "gr\N{REPLACEMENT CHARACTER}n"
-    with pytest.raises(ConfigError, match="kein Ger\N{REPLACEMENT CHARACTER}t"):
-        ask(["sh", "-c", r"printf 'kein Ger\344t' >&2; exit 1"])
 
 
 @pytest.mark.parametrize(
@@ -251,16 +228,6 @@ def test_a_step_that_is_not_started_says_why(tmp_path: Path, programs: Path) -> 
         assert started[1].complaint() == "srun: error: Unable to create step: Invalid node count"
 
 
-def test_a_step_that_hangs_is_ended(tmp_path: Path, programs: Path) -> None:
-    (programs / "srun").write_text("#!/bin/sh\nexec sleep 100\n")
-    folder = tmp_path / "launch"
-    folder.mkdir()
-    with step(folder, Placement(1, 2), 1, TASK) as started:
-        assert started[0].poll() is None
-        started[0].kill()
-        assert started[0].wait() == -signal.SIGKILL
-
-
 def test_a_cell_is_run_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.launching.slurm.working.WAIT_SECONDS", 0.0)
     output = tmp_path / "cells/x.json"
@@ -279,18 +246,6 @@ def test_a_cell_is_run_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pyt
         assert not list(folder.iterdir())
 
 
-def test_a_record_is_taken_again_only_if_all_that_it_depends_on_is_the_same(tmp_path: Path) -> None:
-    content, file = {"cell": CELL.to_dict(), "code": "abc"}, tmp_path / "kept.json"
-    assert find_kept(None, content) is None and find_kept(file, content) is None
-    result = make_result(CELL)
-    result.provenance["content"] = content
-    keep(result, file)
-    assert find_kept(file, content) == result
-    assert find_kept(file, {**content, "code": "abd"}) is None
-    file.write_text(file.read_text()[:100])
-    assert find_kept(file, content) is None
-
-
 NODE = "NodeName=node1 Arch=x86_64 State={state} Boards=1 SlurmdStartTime={started} OS=Linux 6.1 #1 SMP Debian\n"
 
 
@@ -298,11 +253,9 @@ NODE = "NodeName=node1 Arch=x86_64 State={state} Boards=1 SlurmdStartTime={start
     ("state", "started", "failed"),
     [
         ("IDLE", "2026-01-01T12:00:00", False),
-        ("MIXED", "2026-01-01T12:00:59", False),
         ("IDLE", "2026-01-01T12:02:00", True),
         ("DOWN+NOT_RESPONDING", "2026-01-01T12:00:00", True),
         ("ALLOCATED*", "2026-01-01T12:00:00", True),
-        ("IDLE", "None", False),
     ],
 )
 def test_a_node_has_failed_that_is_down_or_was_started_since(state: str, started: str, failed: bool) -> None:

@@ -11,13 +11,11 @@ import pytest
 
 from benchmarks.doctor import machine_checks as doctor
 from benchmarks.doctor.child import MARK, Ended, Job
-from benchmarks.doctor.finding import NOT_RUN, OK, WARNING
-from benchmarks.launching import launch
+from benchmarks.doctor.finding import OK, WARNING
 from benchmarks.launching.containers import containers
 from benchmarks.launching.containers.runtime import passed
 from benchmarks.launching.launch import starting
 from benchmarks.launching.processes import MALLOC, THRESHOLD, with_malloc
-from benchmarks.launching.slurm import step_task as task
 from benchmarks.training.measure.rank_facts import relevant_environment
 
 GLIBC = sys.platform == "linux" and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
@@ -68,10 +66,6 @@ def test_ranks_in_containers_have_them_too(tmp_path: Path, monkeypatch: pytest.M
     assert passed(seen[0]) == sorted(seen[0]), "all of it reaches the container"
 
 
-def test_every_launcher_starts_ranks_there() -> None:
-    assert launch.starting is task.starting
-
-
 def test_records_say_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in MALLOC.items():
         monkeypatch.setenv(name, value)
@@ -109,14 +103,3 @@ def kept(*nbytes: int):
 def test_a_shell_without_the_settings_is_told_of_them(shell: int, words: str) -> None:
     (found,) = doctor.check_malloc(1.0, {}, kept(shell, 0), "linux")
     assert found.status == OK and words in found.detail
-
-
-def test_another_allocator_is_named() -> None:
-    (found,) = doctor.check_malloc(1.0, {}, kept(128 << 20, 64 << 20), "linux")
-    assert found.status == WARNING and "LD_PRELOAD" in str(found.cure)
-
-
-def test_what_cannot_be_measured_is_not_run() -> None:
-    assert [it.status for it in doctor.check_malloc(1.0, {}, platform="darwin")] == [NOT_RUN]
-    (found,) = doctor.check_malloc(1.0, {}, lambda jobs, _: [Ended(1, "OSError: no malloc\n")], "linux")
-    assert (found.status, found.detail) == (NOT_RUN, "memory was not measured: OSError: no malloc")

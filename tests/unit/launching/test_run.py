@@ -9,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -153,20 +152,6 @@ def test_a_signal_goes_to_the_ranks_and_leaves_an_unfinished_cell(monkeypatch, t
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_signal_that_comes_while_ranks_are_being_started_reaches_them(monkeypatch, tmp_path):
-    start = launch_module._start_all
-
-    def interrupted(*given):
-        for rank, process in enumerate(start(*given)):
-            if rank == 0:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield process
-
-    monkeypatch.setattr(launch_module, "_start_all", interrupted)
-    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "hung")
-    assert {it.reason for it in outcomes} == {"stopped by SIGTERM before it could write a checkpoint; run again"}
-
-
 def test_ranks_that_cannot_meet_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "none0"}
     monkeypatch.setattr(launch_module, "rank_variables", lambda *_: place)
@@ -216,9 +201,7 @@ def test_a_run_that_ends_badly_does_not_replace_a_finished_record(spec, capsys):
     ("output", "message"),
     [
         (".", "output: . is not a file; give the name of one"),
-        ("/dev/null", "output: /dev/null is not a file; give the name of one"),
         ("README.md/x.json", "output: README.md/x.json cannot be written: "),
-        ("/proc/x.json", "output: /proc/x.json cannot be written: "),
     ],
 )
 def test_an_output_that_cannot_be_written_is_named_before_training(spec, capsys, output, message):
@@ -227,21 +210,11 @@ def test_an_output_that_cannot_be_written_is_named_before_training(spec, capsys,
         assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-def test_a_copy_that_cannot_be_kept_is_named_before_training(spec, capsys, tmp_path):
-    assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "x.json"), "--keep", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: keep: {tmp_path} is not a file; give the name of one\n"
-
-
 def test_what_is_read_is_not_written_over(spec, capsys):
     content = spec.read_bytes()
     assert main(["run", "--cell", str(spec), "--output", str(spec)]) == 2
     assert capsys.readouterr().err == f"error: output: {spec} is the file given as --cell; give another one\n"
     assert spec.read_bytes() == content
-
-
-def test_a_file_in_the_place_of_the_checkpoints_is_named_before_training(spec, capsys):
-    assert run(spec, "--checkpoints", str(spec)) == 2
-    assert f"error: checkpoints: {spec} is not a folder; give one" in capsys.readouterr().err
 
 
 def test_a_record_that_cannot_be_written_is_left_elsewhere(spec, tmp_path, monkeypatch, capsys):
@@ -261,15 +234,6 @@ def test_a_record_that_cannot_be_written_is_left_elsewhere(spec, tmp_path, monke
     assert CellResult.load(Path(said.split(" is in ")[1])).status == "timeout"
 
 
-def test_what_the_system_refuses_and_ctrl_c_end_in_one_line(monkeypatch, capsys):
-    ends: list[tuple[BaseException, int]] = [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)]
-    for error, status in ends:
-        monkeypatch.setattr("benchmarks.core.config_reader.read_config", MagicMock(side_effect=error))
-        assert main(["cells", "--config", "any.yaml"]) == status
-        said = capsys.readouterr().err
-        assert said.startswith("error: ") and said.count("\n") == 1
-
-
 def test_a_checkpoint_that_holds_no_weights_is_named_before_training(spec, capsys):
     spec.write_text(json.dumps(Cell(model="gpt2-bytes").to_dict()))
     assert run(spec, "--weights", str(spec)) == 2
@@ -280,9 +244,7 @@ def test_a_checkpoint_that_holds_no_weights_is_named_before_training(spec, capsy
     ("text", "message"),
     [
         ('{"model": "vgg-digits", "model": "gpt2-bytes"}', "key 'model' is there twice"),
-        ("[" * 100_000, "nested too deeply"),
         ("\x00", "is no JSON"),
-        ("", "is no JSON"),
     ],
 )
 def test_a_cell_file_that_is_no_json_is_named_in_one_line(spec, capsys, text, message):
@@ -292,23 +254,7 @@ def test_a_cell_file_that_is_no_json_is_named_in_one_line(spec, capsys, text, me
     assert said.startswith(f"error: cell: {spec} is no JSON: ") and message in said and said.count("\n") == 1
 
 
-def test_a_cell_file_that_is_not_there_is_told_what_is_wanted(tmp_path, capsys):
-    assert run(tmp_path / "none.json") == 2
-    said = capsys.readouterr().err
-    assert 'none.json: No such file or directory; give the JSON of a cell, such as {"model": "vgg-digits"}' in said
-
-
-def test_links_that_go_in_a_circle_are_told_in_one_line(tmp_path, capsys):
-    for name, other in (("a", "b"), ("b", "a")):
-        (tmp_path / name).symlink_to(tmp_path / other)
-    assert run(tmp_path / "a", "--weights", str(tmp_path / "b")) == 2
-    spec = tmp_path / "cell.json"
-    spec.write_text(json.dumps(Cell(model="gpt2-bytes").to_dict()))
-    assert run(spec, "--weights", str(tmp_path / "b")) == 2
-    assert "weights: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
+@pytest.mark.parametrize("value", ["0", "nan", "soon"])
 def test_a_bad_timeout_is_named_in_one_line(spec, capsys, value):
     assert run(spec, f"--timeout={value}") == 2
     assert capsys.readouterr().err == (

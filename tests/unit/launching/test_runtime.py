@@ -149,12 +149,6 @@ def test_what_exists_is_bound_under_its_own_path_and_scratch_if_there_is_one(tmp
     ]
 
 
-def test_a_relative_path_is_made_absolute(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    assert bind_all([], [Path("data")], {}) == (Bind(tmp_path / "data"),)
-
-
 def test_odd_paths_are_quoted_as_csv_or_refused(tmp_path):
     assert Bind(Path("/a:b/c d")).option() == "type=bind,source=/a:b/c d,destination=/a:b/c d,readonly"
     assert Bind(Path("/a,b"), True).option() == 'type=bind,"source=/a,b","destination=/a,b"'

@@ -59,15 +59,6 @@ def test_a_signal_reaches_the_command(how):
         assert process.wait(20) == 7
 
 
-def test_a_signal_that_comes_as_soon_as_the_command_runs_reaches_it():
-    for _ in range(10):
-        command = [*SUPERVISE[:-1], "-S", "-c", WAITS]  # without site packages it is there at once
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            assert process.stdout.readline() == b"up\n"
-            process.terminate()
-            assert process.wait(20) == 7
-
-
 def test_without_a_launcher_the_command_and_what_it_started_end():
     with start(LEAVES_ONE) as process:
         grandchild = int(process.stdout.readline())
@@ -104,12 +95,6 @@ def test_what_an_engine_says_is_shown_and_is_the_reason_if_it_could_not_start(tm
     )
     client.close()
     assert "Unable to find it" in capsys.readouterr().err
-
-
-def test_a_command_that_fails_by_itself_is_no_complaint(tmp_path):
-    client = end(Client(["sh", "-c", "echo Traceback >&2; exit 1"], dict(os.environ), tmp_path / "log"))
-    assert client.complaint() is None
-    client.close()
 
 
 def test_a_client_hands_signals_to_the_command_even_before_it_listens(tmp_path):

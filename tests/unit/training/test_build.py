@@ -16,7 +16,7 @@ from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import PAPER, READMES, WORKLOADS, Schedule
 from benchmarks.core.workloads.recipe import OPTIMIZERS
 from benchmarks.training import build as build_module
-from benchmarks.training.build import build, load_given, load_prepared, make_compressor, make_task, rank_seed
+from benchmarks.training.build import build, load_prepared, make_compressor, make_task, rank_seed
 from benchmarks.training.optimizers import BertAdam, make_optimizer
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.dgc import DGC
@@ -73,24 +73,6 @@ def test_other_weights_are_refused_in_one_line(tmp_path, tensors, message):
     save_weights(tmp_path, {name: torch.zeros(shape) for name, shape in tensors.items()})
     with pytest.raises(ConfigError, match=message) as caught:
         load_prepared(Pair(), "x-weights", tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ({"a": torch.zeros(1)}, 'Error(s) in loading state_dict for Pair: Missing key(s) in state_dict: "body.weight"'),
-        ([1], "Expected state_dict to be dict-like, got "),
-        (b"no archive", ""),
-    ],
-)
-def test_a_file_of_other_weights_is_refused_in_one_line(tmp_path, content, reason):
-    path = tmp_path / "w.pt"
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    with pytest.raises(ConfigError) as caught:
-        load_given(Pair(), path)
-    assert str(caught.value).startswith(f"weights: {path} does not fit: {reason}")
-    assert str(caught.value).endswith("; make them with: python -m benchmarks data pretrain")
     assert "\n" not in str(caught.value)
 
 
@@ -194,13 +176,6 @@ def test_dgc_warms_its_density_up_by_epochs():
     assert [denser.density_at(epoch * steps) for epoch in range(6)] == [0.25, 0.1, 0.1, 0.1, 0.1, 0.1]
     other = make_compressor(small("resnet50", compressor="dgc"), schedule("resnet50"))
     assert other.density_at(0) == 0.01
-
-
-def test_dgc_forms_the_recipes_momentum():
-    cell = small("resnet152-imagenet", compressor="dgc-momentum")
-    compressor = make_compressor(cell, schedule("resnet152-imagenet"))
-    assert (compressor.momentum_factor, compressor.nesterov, compressor.half) == (0.9, True, True)
-    assert not make_compressor(small("resnet50", compressor="dgc-momentum"), schedule("resnet50")).nesterov
 
 
 def test_a_cell_that_forms_momentum_before_compression_decays_weights_with_a_momentum_of_its_own():
@@ -310,15 +285,6 @@ def test_long_warmup_takes_most_of_the_training():
     assert released.learning_rate_at(10_999) == pytest.approx(2.9e-5, rel=0.01)
 
 
-@pytest.mark.parametrize("released", [[], ["long-warmup"]])
-def test_a_cell_asks_for_the_long_warmup(monkeypatch, released):
-    monkeypatch.setitem(MODELS, "bert-base", "tests.unit.training.test_build:Drops")
-    cell = small("bert-base", length=16, steps=40, released=released, compressor="none", scheme="none")
-    with torch.random.fork_rng(devices=[]):
-        trainer = build(cell, LocalCommunicator(), None, Path("data"))
-    assert trainer.schedule.plans_single_rank == bool(released)
-
-
 @pytest.mark.parametrize("released", [[], ["fixed-order"]])
 def test_fixed_order_repeats_the_first_epochs(monkeypatch, released):
     monkeypatch.setitem(MODELS, "gpt2-medium", "tests.unit.training.test_build:Drops")
@@ -345,12 +311,6 @@ def test_wikitext_2_is_read_and_asked_for_in_place_of_103(tmp_path, capsys):
     spec.write_text(json.dumps(Cell(model="gpt2-medium", length=8).to_dict()))
     assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "out.json"), "--data", str(tmp_path)]) == 2
     assert "'wikitext-103' is not prepared" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "model"), [("batch-means", "vgg19"), ("rank-perplexity", "gpt2-large")])
-def test_a_defect_of_the_metric_reaches_the_task(name, model):
-    off, on = (make_task(small(model, released=released), Path("data")) for released in ([], [name]))
-    assert (off.batch_means, on.batch_means) == (False, True)
 
 
 def test_every_defect_has_a_test_here_or_beside_its_task_and_is_documented():

@@ -94,7 +94,7 @@ def trained(watch: bool, **options: object) -> tuple[nn.Module, DistributedOptim
     return model, optimizer
 
 
-@pytest.mark.parametrize("compressor", ["topk", "fp16", "dgc-momentum", "sidco-exp", "randomk"])
+@pytest.mark.parametrize("compressor", ["topk", "dgc-momentum"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_looking_changes_nothing(scheme: str, compressor: str) -> None:
     options = {"scheme": scheme, "compressor": compressor, "gradients": "streamed"}
@@ -112,7 +112,7 @@ def test_a_cell_has_it_in_its_record(own_settings: None) -> None:
     assert [point["step"] for point in points] == [1, 6] and all(0 < point["contraction"] < 1 for point in points)
 
 
-@pytest.mark.parametrize("steps", [12, 160, 200, 840, 10_000])
+@pytest.mark.parametrize("steps", [12, 200, 10_000])
 def test_both_states_of_what_alternates_are_seen(steps: int) -> None:
     watch = Contraction(distributed(nn.Linear(110, 110)), steps)
     looked_at = range(0, steps, watch.every)

@@ -54,24 +54,10 @@ def test_parameter_count(model):
     assert sum(parameter.numel() for parameter in on_meta(model).parameters()) == PARAMETERS[model]
 
 
-def test_the_size_in_table_1_is_that_of_pretraining():
-    assert round(4 * PARAMETERS["bert-base-pretraining"] / 2**20) == 420
-    assert round(4 * PARAMETERS["resnet50-imagenet"] / 2**20, 1) == 97.5
-    assert round(4 * PARAMETERS["vgg19"] / 2**20, 1) == 548.1
-
-
 @pytest.mark.parametrize("model", TORCHVISION)
 def test_names_and_shapes_are_torchvisions(model):
     """So that its weights load."""
     assert hashlib.sha256(layout(on_meta(model)).encode()).hexdigest()[:16] == TORCHVISION[model][1]
-
-
-@pytest.mark.parametrize("model", TORCHVISION)
-def test_names_and_shapes_are_those_of_the_torchvision_that_is_installed(model):
-    models = pytest.importorskip("torchvision.models", reason="torchvision is not needed, and not installed here")
-    with torch.device("meta"):
-        theirs = getattr(models, TORCHVISION[model][0])()
-    assert layout(theirs) == layout(on_meta(model))
 
 
 def test_the_cifar_resnet_keeps_the_image_in_its_first_stage_and_halves_it_then():
@@ -79,13 +65,6 @@ def test_the_cifar_resnet_keeps_the_image_in_its_first_stage_and_halves_it_then(
     x = torch.randn(2, 2, 32, 32)
     assert model.layer1(x).shape == (2, 2, 32, 32)
     assert model.layer3(model.layer2(model.layer1(x))).shape == (2, 8, 8, 8)
-
-
-def test_a_shortcut_without_parameters_is_every_second_pixel_and_zeros():
-    block = BasicBlock(2, 4, stride=2)
-    nn.init.zeros_(block.bn2.weight)
-    x = torch.rand(1, 2, 4, 4)
-    assert torch.equal(block(x), torch.cat((x[:, :, ::2, ::2], torch.zeros(1, 2, 2, 2)), dim=1))
 
 
 def test_a_vision_transformer_sees_patches_in_order():

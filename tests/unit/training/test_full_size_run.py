@@ -4,24 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-import resireduce
 from benchmarks.__main__ import main
-from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
 from benchmarks.core.rank_memory import unpack
 from benchmarks.core.record import CellResult
-from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import PAPER, WORKLOADS
-from benchmarks.training.build import make_task
-from benchmarks.training.optimizers import make_optimizer
-from benchmarks.training.tasks.task import to_device
-from resireduce.comm.local import PretendCommunicator
-from resireduce.planning.memory import ModelStates, measure_states
-from resireduce.planning.optimizers import without_storage
-from resireduce.scheme import load
+from resireduce.planning.memory import ModelStates
 
 CONFIG = read_config(Path(__file__).parents[3] / "benchmarks/config/full-size.yaml")
 CELLS = {cell.model: cell for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")})}
@@ -61,21 +51,3 @@ def test_resnet50_takes_a_step(tmp_path):
     parts = ("parameters", "gradients", "residuals", "optimizer_states")
     check_bytes("resnet50", ModelStates(**{part: getattr(record, f"{part}_bytes") for part in parts}))
     assert len(unpack(record.items)) > 2 * 161, "every tensor is listed, and a record adds up"
-
-
-@pytest.mark.parametrize("model", [model for model in ELEMENTS if model != "resnet50"])
-def test_two_steps_without_storage(monkeypatch, model):
-    # transformers then asks no tensor for its values.
-    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
-    cell: Cell = CELLS[model]
-    task = make_task(cell, Path("data"))
-    with torch.device("meta"):
-        built = load(MODELS[model])()
-    wrapped = make_optimizer(WORKLOADS[model], built)
-    optimizer = resireduce.distribute(built, wrapped, scheme=cell.scheme, backend=PretendCommunicator(1))
-    with without_storage(wrapped, "the recipe's"):
-        for step in range(2):
-            optimizer.zero_grad()
-            task.loss(built, to_device(task.batch(torch.tensor([step])), built)).backward()
-            optimizer.step()
-    check_bytes(model, measure_states(optimizer))

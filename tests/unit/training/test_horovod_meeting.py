@@ -10,17 +10,11 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core import devices
 from benchmarks.core.cell import Cell
-from benchmarks.core.interfaces import address_of
 from benchmarks.training import horovod
 from benchmarks.training.horovod import MEETING, come, make_slots, serving, variables, wait_for
 from resireduce.errors import ConfigError
 
 CELL = Cell(model="vgg-digits", backend="horovod")
-
-
-def test_its_name_says_so() -> None:
-    assert CELL.name == "vgg-digits.topk.baseline.kept.d0.01.s0.horovod"
-    assert Cell.from_dict(json.loads(json.dumps(CELL.to_dict()))) == CELL
 
 
 def test_without_horovod_it_is_refused_before_anything_runs(
@@ -78,13 +72,6 @@ def test_waiting_has_an_end_and_names_who_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
-def test_the_address_is_that_of_the_interface() -> None:
-    assert address_of("lo") == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"GLOO_SOCKET_IFNAME: 'none0' has no IPv4 address on .*; give one of: .*lo"):
-        address_of("none0")
-
-
-@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 def test_a_machine_whose_name_has_no_address_is_refused_before_horovod_crashes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -92,13 +79,3 @@ def test_a_machine_whose_name_has_no_address_is_refused_before_horovod_crashes(
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError, match=r"backend: 'horovod' crashes where the machine's name, nosuch\.invalid, has"):
         horovod.join(tmp_path, 2, seconds=0.05)
-
-
-def test_another_launcher_counts_where_the_suite_has_not_started_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    assert not horovod.is_started_by_another()
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert horovod.is_started_by_another()
-    monkeypatch.setenv("RANK", "1")
-    assert not horovod.is_started_by_another()

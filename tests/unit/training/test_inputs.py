@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from benchmarks.core.cell import Cell
-from benchmarks.training import inputs
-from benchmarks.training.inputs import AT_ONCE, IN_TURN, Collective, Compression, Passes, Silent, copying
+from benchmarks.training.inputs import AT_ONCE, IN_TURN, Collective, Compression, Passes, Silent
 from benchmarks.training.inputs import sample_of as sample
 from resireduce.comm.local import LocalCommunicator
 
@@ -69,12 +68,6 @@ def test_collectives_have_the_sizes_and_the_type_that_are_asked_for() -> None:
         assert ranks.launched == [one for part in parts for one in part] and len(met) == 4
         assert [row["bytes"] for row in rows] == [64, 4096]
         assert all(row["in_turn"] > 0 and row["at_once"] > 0 and row["processor"] >= 0 for row in rows)
-
-
-def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter((10.0, 12.0))
-    monkeypatch.setattr(inputs.time, "perf_counter", lambda: next(clock))
-    assert copying(lambda: None, elements=1000, repeats=6) == 2 * 4 * 1000 * 6 / 2.0
 
 
 def test_silent_ranks_bring_what_each_has_itself() -> None:

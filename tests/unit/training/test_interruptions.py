@@ -2,7 +2,6 @@
 
 import json
 import resource
-import shutil
 import signal
 import time
 from dataclasses import replace
@@ -108,49 +107,16 @@ def test_a_cell_stops_before_its_deadline(tmp_path):
     assert early.reason.endswith(", before it could take one more; run again with a later deadline")
 
 
-def test_looks_cost_little(monkeypatch):
-    """Ranks ask each other once a second, not once a step."""
-    looks = []
-    gather = LocalCommunicator.all_gather
-    monkeypatch.setattr(
-        LocalCommunicator,
-        "all_gather",
-        lambda self, tensor, name, *rest: (
-            looks.append(name) if name.startswith("watch") else None,
-            gather(self, tensor, name, *rest),
-        )[1],
-    )
-    monkeypatch.setattr("benchmarks.training.trainer.Trainer.train_step", lambda *_: 0.5)
-    monkeypatch.setattr("benchmarks.training.trainer.Trainer.result", lambda _: {})
-    run_rank(
-        replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), watch=Watch(Limits(ends_at=1e12), signals=[])
-    )
-    assert 0 < len(looks) < 10
-
-
 SPOILERS = {
     "code": lambda folder: _edit(folder, resireduce="another"),
-    "ranks": lambda folder: _edit(folder, world_size=2),
     "cut off": lambda folder: (folder / "step2.rank0.pt").write_bytes((folder / "step2.rank0.pt").read_bytes()[:999]),
-    "one bit": lambda folder: _flip(folder / "step2.shared.pt"),
     "missing": lambda folder: (folder / "step2.shared.pt").unlink(),
-    "no JSON": lambda folder: (folder / MANIFEST).write_text("{"),
 }
 SAYS = {
     "code": "is of other content (resireduce); the cell starts afresh",
-    "ranks": "is of other content (world_size); the cell starts afresh",
     "cut off": "cannot be read (",
-    "one bit": "cannot be read (",
     "missing": "lacks step2.shared.pt; the cell starts afresh",
-    "no JSON": "cannot be read (",
 }
-
-
-def _flip(file: Path) -> None:
-    """Change one bit in the middle, which is one of a tensor."""
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
 
 
 def _edit(folder: Path, **values: Any) -> None:
@@ -226,14 +192,6 @@ def test_a_deadline_that_is_over_ends_with_a_record_of_an_unfinished_cell(tmp_pa
     assert not output.exists()
 
 
-@pytest.mark.parametrize("option", ["deadline", "checkpoint-every", "timeout"])
-def test_seconds_that_are_none_are_named(tmp_path, capsys, option):
-    (tmp_path / "spec.json").write_text(json.dumps(CELL.to_dict()))
-    line = ["run", "--cell", str(tmp_path / "spec.json"), "--output", str(tmp_path / "x.json"), f"--{option}", "0"]
-    assert main(line) == 2
-    assert capsys.readouterr().err.startswith(f"error: {option}: '0' is not allowed")
-
-
 def test_the_rank_that_was_lost_explains_the_others():
     lost_peer = Outcome(status="error", reason="RuntimeError: gloo", failure={"lost_peer": True})
     killed = Outcome(status="error", reason="rank 1 was killed by SIGKILL")
@@ -246,10 +204,7 @@ def test_the_rank_that_was_lost_explains_the_others():
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"), "oom", 5 * 2**29),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), "oom", 4096),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", None),
-        (MemoryError(), "oom", None),
         (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"), "error", None),
-        (RuntimeError("Horovod has been shut down. This was caused by an exception on one of"), "error", None),
         (ConnectionError("rank 0 waited 9 s in /tmp/x: a rank did not come (1)"), "error", None),
         (ValueError("no such thing"), "error", None),
     ],
@@ -284,16 +239,3 @@ def test_checkpoints_lie_beside_the_records_and_leave_with_the_last(tmp_path):
     folder.mkdir(parents=True)
     remove_checkpoint(folder)
     assert not folder.parent.exists()
-
-
-def test_what_other_cells_do_to_the_folder_of_checkpoints_does_not_matter(tmp_path, monkeypatch):
-    folder = tmp_path / "checkpoints" / CELL.name
-    for others in (lambda path: (path.parent / "another").mkdir(), lambda path: path.parent.rmdir()):
-        folder.mkdir(parents=True)
-        monkeypatch.setattr(
-            "shutil.rmtree", lambda path, ignore_errors, others=others: (Path.rmdir(path), others(path))
-        )
-        remove_checkpoint(folder)
-        assert not folder.exists()
-        monkeypatch.undo()
-        shutil.rmtree(folder.parent, ignore_errors=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmarks.core.registry import MODELS, TASKS
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.training.models.convolutional import POOL, VGG, GridPool, ResNet
+from benchmarks.training.models.convolutional import POOL, VGG, GridPool
 from benchmarks.training.tasks.task import Setting
 from resireduce.grouping import compressible, find_groups
 
@@ -45,12 +45,6 @@ def test_parameter_count_and_no_allocation_on_meta(model):
         built = build(model)
     assert all(parameter.is_meta for parameter in built.parameters())
     assert sum(parameter.numel() for parameter in built.parameters()) == PARAMETERS[model]
-
-
-@pytest.mark.parametrize("model", SMALL)
-def test_same_seed_same_weights(model):
-    first, second = build(model).state_dict(), build(model).state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("model", SMALL)
@@ -97,39 +91,6 @@ def test_transformers_group_every_matrix_of_their_layers(model, kinds):
         built = build(model)
     grouped = sum(built.get_parameter(name).numel() for name in find_groups(built).grouped)
     assert grouped / PARAMETERS[model] > 0.85
-
-
-def test_first_fully_connected_layer_holds_most_of_the_vgg():
-    with torch.device("meta"):
-        built = build("vgg-digits")
-    layers = [module.weight for module in built.classifier if isinstance(module, nn.Linear)]
-    assert layers[0].numel() > PARAMETERS["vgg-digits"] / 2
-    assert len({tuple(layer.shape) for layer in layers}) == len(layers)
-
-
-def test_tied_embedding_is_one_parameter():
-    names = [name for name, _ in build("gpt2-bytes").named_parameters()]
-    assert "transformer.wte.weight" in names
-    assert "lm_head.weight" not in names
-
-
-def test_names_are_torchvisions():
-    names = set(dict(build("resnet-digits").named_parameters()))
-    assert {"conv1.weight", "bn1.bias", "layer2.0.downsample.1.weight", "layer1.2.conv3.weight", "fc.bias"} <= names
-
-
-def test_resnet_halves_the_image_from_the_second_stage_on():
-    model = ResNet(blocks=(1, 1, 1), widths=(4, 8, 8), classes=3, channels=2)
-    assert model(torch.zeros(2, 2, 8, 8)).shape == (2, 3)
-    x = model.relu(model.bn1(model.conv1(torch.zeros(2, 2, 8, 8))))
-    assert x.shape == (2, 4, 8, 8)
-    assert model.layer1(x).shape == (2, 16, 8, 8)
-    assert model.layer2(model.layer1(x)).shape == (2, 32, 4, 4)
-
-
-def test_resnet_stages_must_match():
-    with pytest.raises(ValueError, match="blocks has 2 stages and widths 1"):
-        ResNet(blocks=(1, 1), widths=(4,), classes=3)
 
 
 @pytest.mark.parametrize("model", SMALL)

@@ -27,8 +27,7 @@ from benchmarks.training.tasks.squad_task import (
     windows,
 )
 from benchmarks.training.tasks.task import Setting
-from resireduce.errors import ConfigError
-from tests.prepared import SPECIAL, save_prepared, save_squad
+from tests.prepared import SPECIAL, save_squad
 
 VOCABULARY = ["(", ")", "-", "1895", "1943", "japan", "##ese", "cafe", "the", "##s", "steam", "##ship", "in", ".", "?"]
 LETTERS = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
@@ -55,13 +54,6 @@ def test_tokens_are_lower_case_pieces_that_know_their_characters(tokenizer):
     spelled = [tokenizer.id_to_token(int(number)) for number in text.ids]
     assert spelled == ["the", "cafe", "[UNK]", "in", "japan", "##ese", "[UNK]", "."]
     assert [context[begin:end] for begin, end in text.spans] == ["The", "Café", ",", "in", "JAPAN", "ESE", "漢", "."]
-
-
-@pytest.mark.parametrize("text", ["", " \n ", "\u200b"])
-def test_a_text_without_words_has_no_tokens(tokenizer, text):
-    (empty,) = tokenize(tokenizer, [text])
-    assert empty.ids.shape == (0,)
-    assert empty.spans.shape == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +98,7 @@ def plain_has_most_context(parts: list[tuple[int, int]], number: int, position: 
     return which == number
 
 
-@pytest.mark.parametrize("case", range(100))
+@pytest.mark.parametrize("case", range(20))
 def test_windows_and_most_context_agree_with_a_plain_reading(case):
     chance = random.Random(case)
     tokens, size, stride = chance.randint(1, 90), chance.randint(1, 40), chance.randint(1, 30)
@@ -172,7 +164,7 @@ def plain_best(features, starts, ends) -> tuple[int, int] | None:
     return sorted(candidates, key=lambda one: -one[0])[0][1] if candidates else None
 
 
-@pytest.mark.parametrize("case", range(100))
+@pytest.mark.parametrize("case", range(20))
 def test_the_best_span_agrees_with_a_plain_reading(case):
     generator = np.random.default_rng(case)
     length, tokens = int(generator.integers(40, 120)), int(generator.integers(1, 300))
@@ -245,7 +237,7 @@ WORDS += [
 ]
 
 
-@pytest.mark.parametrize("case", range(100))
+@pytest.mark.parametrize("case", range(20))
 def test_scores_agree_with_an_independent_reading(case):
     chance = random.Random(case)
 
@@ -336,21 +328,3 @@ def test_training_windows_hold_their_answers(squad):
     assert batch["token_type_ids"][marked].gather(1, batch["starts"][marked, None]).all(), "answers are in contexts"
     first = squad.questions.cls
     assert (batch["input_ids"][:, 0] == first).all()
-
-
-def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
-    save_squad(tmp_path, document(1, 5, 1), document(1, 5, 2), [])
-    for path in (tmp_path / "bert-vocabulary").iterdir():
-        path.unlink()
-    (tmp_path / "bert-vocabulary").rmdir()
-    save_prepared("bert-vocabulary", tmp_path, {"vocab.txt": b"[UNK]\n[CLS]\na\n"})
-    with pytest.raises(ConfigError, match=r"'bert-vocabulary' has no \[SEP\]"):
-        Squad(Setting(data="squad", root=tmp_path))
-
-
-def test_many_questions_are_announced_by_rank_0_alone(root, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.training.tasks.squad_task.MANY", 5)
-    for rank, said in (("0", "squad: finding the tokens of 15 questions ...\n"), ("1", "")):
-        monkeypatch.setenv("RANK", rank)
-        Squad(Setting(data="squad", root=root))
-        assert capsys.readouterr().err == said

@@ -57,21 +57,3 @@ def test_samples_are_the_same_each_time_and_depend_on_the_seed(data):
     assert not torch.equal(both, first(make(data, seed=1).batch(torch.tensor([3, 1]))))
     assert re.fullmatch("[0-9a-f]{64}", task.data_hash())
     assert task.data_hash() == make(data).data_hash() != make(data, seed=1).data_hash()
-
-
-def test_random_answers_stand_in_their_contexts():
-    task = make("squad")
-    for index in range(2):
-        question, context, (feature,) = task.questions.question(index)
-        assert question.context[question.starts[0] :].startswith(question.answers[0])
-        first, last = (place - feature.before for place in feature.answer)
-        begin, end = context.spans[first, 0], context.spans[last, 1]
-        assert question.context[begin:end] == question.answers[0]
-
-
-@pytest.mark.parametrize(
-    ("task", "allowed"), [("cifar", "cifar10, cifar100"), ("wikitext", "wikitext-103, wikitext-2")]
-)
-def test_data_of_another_task_are_refused(task, allowed):
-    with pytest.raises(ValueError, match=f"data: 'squad' is not known; allowed: {allowed}"):
-        load(TASKS[task])(Setting(data="squad", synthetic=True))

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.core.registry import TASKS
-from benchmarks.core.workloads import WORKLOADS
-from benchmarks.data.squad import exact_match, f1, normalise, read_squad
+from benchmarks.data.squad import read_squad
 from benchmarks.training.tasks import bytepairs
 from benchmarks.training.tasks.bytepairs import BytePairs, blocks, encode, frequent_pairs, package_files
-from benchmarks.training.tasks.digits import Digits, parse_digits
+from benchmarks.training.tasks.digits import parse_digits
 from benchmarks.training.tasks.questions import (
     FACTS,
     LENGTH,
@@ -30,10 +29,9 @@ from benchmarks.training.tasks.questions import (
     collate,
     make_squad,
     names,
-    words,
 )
 from benchmarks.training.tasks.questions import encode as encode_question
-from benchmarks.training.tasks.task import Setting, chunks, evaluating, sha256, shard
+from benchmarks.training.tasks.task import Setting, shard
 from resireduce.scheme import load
 from tests.unit.training.test_synthetic_tasks import SETTINGS
 from tests.unit.training.test_synthetic_tasks import make as make_synthetic
@@ -79,18 +77,6 @@ def test_data_are_the_same_each_time_and_differ_between_phases(name, tasks):
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_unknown_phase_is_refused(name):
-    with pytest.raises(ValueError, match="phase is 'test', allowed are pretrain, train"):
-        make(name, "test")
-
-
-@pytest.mark.parametrize("name", LOCAL)
-def test_enough_samples_for_all_ranks(name, tasks):
-    sizes = [2 * workload.batch_per_rank for workload in WORKLOADS.values() if workload.task == name]
-    assert len(tasks[name]) >= 10 * max(sizes)
-
-
-@pytest.mark.parametrize("name", LOCAL)
 def test_batch_gathers_the_samples_asked_for(name, tasks):
     task = tasks[name]
     both, second = task.batch(torch.tensor([3, 1])), task.batch(torch.tensor([1]))
@@ -128,33 +114,10 @@ def test_evaluation_leaves_the_model_as_it_was(name, tasks):
     assert torch.equal(model.weight, before["weight"])
 
 
-def test_evaluation_mode_ends_with_an_error_too():
-    model = nn.Linear(1, 1).train()
-    with pytest.raises(KeyError), evaluating(model):
-        assert not model.training
-        assert not torch.is_grad_enabled()
-        raise KeyError
-    assert model.training
-
-
 @given(st.integers(0, 50), st.integers(1, 8))
 def test_shards_cover_each_sample_once(count, world_size):
     parts = [index for rank in range(world_size) for index in shard(count, rank, world_size)]
     assert sorted(parts) == list(range(count))
-
-
-def test_rank_outside_the_world_is_refused():
-    with pytest.raises(ValueError, match="rank is 2, allowed is 0 to 1"):
-        shard(10, 2, 2)
-
-
-def test_chunks_keep_all_indices():
-    assert [list(part) for part in chunks(range(1, 10, 2), 2)] == [[1, 3], [5, 7], [9]]
-
-
-def test_hash_sees_boundaries():
-    assert sha256([b"ab", b"c"]) != sha256([b"a", b"bc"])
-    assert sha256([b"ab", b"c"]) == sha256([b"ab", b"c"])
 
 
 # Digits
@@ -195,8 +158,6 @@ def test_good_digits_are_scaled_to_one():
         (row(pixels=63), "64 columns, allowed are 64 pixels and a label"),
         (row(pixel="17"), r"pixels in \[17, 17\], allowed is \[0, 16\]"),
         (row(label="10"), "labels other than the integers 0 to 9"),
-        (row(label="1.5"), "labels other than the integers 0 to 9"),
-        (row(pixel="x"), "could not convert"),
     ],
 )
 def test_bad_digits_are_refused(text, message):
@@ -264,20 +225,6 @@ def test_perplexity_is_weighted_by_symbols(tasks):
     assert task.metrics_from(torch.tensor([3 * math.log(5.0), 3.0]))[task.metric] == pytest.approx(5.0)
 
 
-def test_missing_package_is_named():
-    with pytest.raises(ValueError, match="package 'no-such-package', which is not installed") as caught:
-        package_files("no-such-package")
-    assert "\n" not in str(caught.value)
-
-
-def test_text_packages_are_pinned():
-    from pathlib import Path
-
-    pinned = (Path(__file__).parents[3] / "constraints.txt").read_text().splitlines()
-    names = {line.partition("==")[0] for line in pinned}
-    assert set(bytepairs.PACKAGES.values()) | {"scikit-learn"} <= names
-
-
 # Questions: the format
 
 
@@ -303,18 +250,11 @@ def test_good_document_is_read():
     ("text", "message"),
     [
         ("{", "are not JSON"),
-        ("[]", "the document has no 'data'"),
         ('{"data": {}}', "the document: 'data' is {}, allowed is a JSON value of type list"),
-        ('{"data": [{"title": "t"}]}', "article 0 has no 'paragraphs'"),
         (json.dumps(document(context=None)), "article 0, paragraph 0 has no 'context'"),
-        (json.dumps(document(question=3)), "question 'q1': 'question' is 3"),
-        (json.dumps(document(id=None)), "article 0, paragraph 0 has no 'id'"),
         (json.dumps(document(answers=[])), "question 'q1' has an empty list of 'answers'"),
         (json.dumps(document(answer_start=11)), "question 'q1': 'answer_start' is 11"),
-        (json.dumps(document(answer_start=-1)), "question 'q1': 'answer_start' is -1"),
-        (json.dumps(document(answer_start=True)), "'answer_start' is True"),
         (json.dumps(document(text="")), "the context does not have ''"),
-        (json.dumps({"data": document()["data"] * 2}), "question id 'q1' is there 2 times"),
     ],
 )
 def test_bad_document_is_refused_in_one_line(text, message):
@@ -337,40 +277,7 @@ def test_made_documents_are_squad_and_right(domain):
         assert subject in sentence.split(), "the answer stands in a sentence on the subject that is asked about"
 
 
-def test_domains_share_no_name():
-    assert set(names("lives")).isdisjoint(names("towns"))
-
-
-def test_maker_refuses_wrong_input():
-    with pytest.raises(ValueError, match="domain is 'x', allowed are lives, towns"):
-        make_squad("x", 1, 0)
-    with pytest.raises(ValueError, match="sentences is 1, allowed are 2 and more"):
-        make_squad("lives", 1, 0, sentences=1)
-
-
 # Questions: the scores
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("The Cat, a  dog!", "cat dog"), ("An end.", "end"), ("theatre", "theatre"), ("U.S.A.", "usa"), ("  ", "")],
-)
-def test_normalisation(text, expected):
-    assert normalise(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("prediction", "answer", "exact", "score"),
-    [
-        ("the red house", "Red house.", 1, 1.0),
-        ("red", "red house", 0, 2 * 1 * 0.5 / 1.5),
-        ("red red house", "red house", 0, 2 * (2 / 3) * 1 / (5 / 3)),
-        ("blue", "red house", 0, 0.0),
-    ],
-)
-def test_scores(prediction, answer, exact, score):
-    assert exact_match(prediction, answer) == exact
-    assert f1(prediction, answer) == pytest.approx(score)
 
 
 def test_best_span_against_trying_all():
@@ -432,10 +339,6 @@ def test_tokens_point_back_into_the_context(tasks):
     assert task.test["input_ids"].ne(1).all(), "every word is in the vocabulary"
 
 
-def test_vocabulary_fits_the_model():
-    assert len(build_vocabulary()) == len(words()) + 4 <= 768
-
-
 def encode_one(context: str, text: str, start: int):
     qas = [{"id": "q", "question": "who ?", "answers": [{"text": text, "answer_start": start}]}]
     (question,) = read_squad(json.dumps({"data": [{"paragraphs": [{"context": context, "qas": qas}]}]}))
@@ -445,12 +348,3 @@ def encode_one(context: str, text: str, start: int):
 def test_answer_inside_a_word_is_refused():
     with pytest.raises(ValueError, match="question 'q': the answer 'om' begins or ends inside a word"):
         encode_one("in Rome", "om", 4)
-
-
-def test_context_that_is_too_long_is_refused():
-    with pytest.raises(ValueError, match=f"question 'q' has 10[0-9] tokens, allowed are {LENGTH}: shorten its context"):
-        encode_one("rome " * 100, "rome", 0)
-
-
-def test_digits_train_on_the_same_samples_in_both_phases():
-    assert torch.equal(Digits(Setting(phase="pretrain")).source.labels, Digits(Setting()).source.labels)

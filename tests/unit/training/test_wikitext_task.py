@@ -75,7 +75,7 @@ def test_batches_of_rows_shorter_than_a_block_give_none():
     assert block_starts(np.array([0, 7, 7, 16, 40]), 8).tolist() == [7, 16, 24, 32]
 
 
-@pytest.mark.parametrize("case", range(100))
+@pytest.mark.parametrize("case", range(20))
 def test_perplexity_agrees_with_numpy(tmp_path, case):
     generator = np.random.default_rng(case)
     edges = [0, *np.sort(generator.integers(0, 60, 3)).tolist(), 75]
@@ -108,7 +108,7 @@ def test_loss_is_the_mean_over_predicted_tokens(tmp_path):
     assert task.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("edges", [[0, 50, 99], [1, 100], [0, 60, 50, 100], [100]])
+@pytest.mark.parametrize("edges", [[0, 50, 99], [0, 60, 50, 100]])
 def test_files_of_another_format_are_refused(tmp_path, edges):
     with pytest.raises(ConfigError, match=r"the train tokens in .* are not as prepared; prepare them again"):
         make(tmp_path, train=(100, edges))
