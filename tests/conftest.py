@@ -11,7 +11,7 @@ from hypothesis import settings
 sys.path.append(f"{sys.prefix}/optimizers")
 
 # The same examples on every run and machine; a slow machine is no failure.
-settings.register_profile("suite", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("suite")
 
 

@@ -154,11 +154,11 @@ def trained(communicator: LocalCommunicator, momentum: float, **options: object)
     return found, kept
 
 
-ROWS = [(scheme, "residual") for scheme in SCHEMES] + [(scheme, "compensated") for scheme in ("w", "d", "2d", "w+2d")]
+ROWS = [(scheme, "residual", MOMENTUM) for scheme in SCHEMES] + [("w+2d", "residual", 0.0)]
+ROWS += [("w", "compensated", 0.0), ("d", "compensated", MOMENTUM), ("2d", "compensated", 0.0)]
 
 
-@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
-@pytest.mark.parametrize(("scheme", "norms"), ROWS)
+@pytest.mark.parametrize(("scheme", "norms", "momentum"), ROWS)
 def test_training_is_what_the_formulas_say(scheme: str, norms: str, momentum: float) -> None:
     x, residuals = expected(scheme, momentum, norms)
     options = {"norms": norms} if norms != "residual" else {}

@@ -75,14 +75,14 @@ def test_all_ranks_skip_a_step_in_which_one_overflows(gradients: str, compressor
         before, _, _ = scaled(communicator, start, {}, steps=2, **options)
         after, _, _ = scaled(communicator, start, {2: 1}, steps=3, **options)
         assert same(before, after), "parameters are as before the step"
-        model, optimizer, scaler = scaled(communicator, start, {2: 1}, **options)
+        model, optimizer, scaler = scaled(communicator, start, {2: 1}, steps=4, **options)
         states = [tensor for tensor in optimizer.residual_state_dict().values() if tensor.is_floating_point()]
         assert all(tensor.isfinite().all() for tensor in states)
         return model, after, scaler.get_scale(), optimizer.steps
 
     (first, skipped, scale, steps), (second, *_) = LocalWorld(2).run(rank)
     assert same(first, second) and not same(first, skipped) and scale == SCALE / 2
-    assert steps == 5, "the step that was skipped is taken again"
+    assert steps == 3, "the step that was skipped is taken again"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -124,7 +124,11 @@ OPTIMIZERS: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
     (lambda: of("SGD", OTHER, lr=0.1), {}, r"not the model's; .* make the optimizer after whatever replaces"),
     (lambda: of("LBFGS"), {}, r"optimizer: LBFGS .* use one"),
     (lambda: of("LBFGS"), KEPT, r"optimizer: LBFGS .* use one"),
-    (lambda: of("SGD", lr=0.1, momentum=0.9), {"compressor": "signum"}, "Signum corrects momentum and is not allowed"),
+    (
+        lambda: of("SGD", lr=0.1, momentum=0.9),
+        {"compressor": "dgc-momentum"},
+        r"DGCMomentum corrects momentum .* give SGD with momentum=0, .*DGCSGD, or .*'dgc'",
+    ),
     (lambda: of("AdamW"), {"compressor": "signum"}, "Signum corrects momentum and is not allowed"),
     (lambda: MODEL, {}, "optimizer: the object of type Net is not allowed; give an object"),
     (lambda: torch.optim.SGD, {}, "optimizer: the class SGD is not allowed; give an object"),

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from tests.covering import in_turn
 from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]
-LIFETIMES = [{}, {"gradients": "kept"}]
+LIFETIMES: list[dict[str, object]] = [{}, {"gradients": "kept"}]
 SETTINGS = [
     {"compressor": "none", "scheme": "none"},
     {"scheme": "none"},
@@ -62,7 +61,8 @@ def trained(communicator: Communicator, model: nn.Module, join: Join, batch: int
     return model
 
 
-@pytest.mark.parametrize(("options", "lifetime", "batch"), in_turn(SETTINGS, LIFETIMES, [1, 3]), ids=str)
+@pytest.mark.parametrize(("lifetime", "batch"), zip(LIFETIMES, (1, 3), strict=True), ids=str)
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_views_of_others_gradients_are_not_changed(
     options: dict[str, object], lifetime: dict[str, object], batch: int
 ) -> None:

@@ -1,6 +1,5 @@
 """DGC in full: what its momentum correction, masking, warm-up and half precision must do."""
 
-import copy
 import math
 
 import numpy as np
@@ -8,16 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-import resireduce
-from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC, PAPER_WARMUP, DGCMomentum, DGCSimple
 from resireduce.compressors.topk import TopK
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError
 from resireduce.pieces import generator, share
-from resireduce.plan import plan
-from resireduce.planning.memory import measure_states
-from tests.worlds import Net, distributed, same, seeded, train, train_world
+from tests.worlds import distributed
 
 
 def lines() -> nn.Module:
@@ -151,32 +145,3 @@ def test_the_simple_form_follows_its_rule(n: int, density: float, rounds: int) -
         expected = by_the_rule(flat.numpy(), flat[places].abs().numpy(), density, rounds)
         if len(expected):
             assert DGCSimple(density, rounds=rounds).select(flat, "w", step).tolist() == expected.tolist()
-
-
-def test_streamed_is_kept_with_momentum_correction_and_velocities_are_counted() -> None:
-    options = {"scheme": "w+2d", "compressor": "dgc-momentum", "steps": 6}
-    kept, streamed = (train_world(2, seeded(Net), gradients=g, **options) for g in ("kept", "streamed"))
-    assert same(kept[0][0], streamed[1][0]) and same(streamed[0][0], streamed[1][0])
-    states = measure_states(streamed[0][1])
-    assert states.optimizer_states == states.parameters
-    planned = plan(Net, scheme="w+2d", compressor="dgc-momentum")
-    assert planned["optimizer_states"] == planned["parameters"]
-
-
-def test_training_goes_on_with_the_velocities_that_were_saved() -> None:
-    options = {"compressor": "dgc-momentum", "optimizer": "sgd"}
-    _, stopped = train(LocalCommunicator(), seeded(Net), steps=3, **options)
-    saved = copy.deepcopy(stopped.residual_state_dict())
-    _, fresh = train(LocalCommunicator(), seeded(Net), steps=0, **options)
-    fresh.load_residual_state_dict(saved)
-    assert any(name.startswith("momentum.") and t.any() for name, t in fresh.residual_state_dict().items())
-    assert all(torch.equal(saved[name], tensor) for name, tensor in fresh.residual_state_dict().items())
-
-
-@pytest.mark.parametrize("wrapped", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
-def test_momentum_is_not_applied_twice(wrapped: type[torch.optim.Optimizer]) -> None:
-    model = seeded(Net)
-    with pytest.raises(
-        ConfigError, match=r"DGCMomentum corrects momentum .* give SGD with momentum=0, .*DGCSGD, or .*'dgc'"
-    ):
-        resireduce.distribute(model, wrapped(model.parameters()), compressor="dgc-momentum", backend="local")

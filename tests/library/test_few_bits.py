@@ -11,7 +11,7 @@ from torch import Tensor
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.dense import Block4, Block8
 from resireduce.compressors.quantized import Natural, TernGrad
-from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD
+from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD, Signum
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient
 
@@ -109,6 +109,10 @@ def test_the_majority_decides_and_a_tie_is_positive(world_size: int, dtype: torc
 
     payloads = [SignSGD().compress(one / 3, "w", 0) for one in signs]
     assert torch.equal(SignSGD().combine_(torch.empty_like(expected), payloads, 1 / world_size), expected)
+
+
+def test_signum_without_a_factor_is_signsgd() -> None:
+    assert Signum(0).momentum is None and build_compressor("signum", 0.1) == Signum(0.9)
 
 
 def test_a_tensor_of_zeros_does_not_vote() -> None:

@@ -1,5 +1,7 @@
 """Residuals in the host's memory: the same training, with none of them on the device between two steps."""
 
+from itertools import cycle
+
 import pytest
 import torch
 
@@ -8,13 +10,14 @@ from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states
 from resireduce.residuals.stored import Blocks, Hosted, Plain
 from resireduce.scheme import GRADIENTS, SCHEMES
-from tests.covering import in_turn
 from tests.worlds import Net, loss_of, residuals, same, seeded, train, train_world
 
 DTYPES = [None, "bfloat16", "int4"]
 
 
-@pytest.mark.parametrize(("scheme", "residual_dtype", "gradients"), in_turn(SCHEMES, DTYPES, GRADIENTS))
+@pytest.mark.parametrize(
+    ("scheme", "residual_dtype", "gradients"), zip(SCHEMES, cycle(DTYPES), cycle(GRADIENTS), strict=False)
+)
 def test_where_residuals_are_held_changes_nothing(scheme: str, residual_dtype: str | None, gradients: str) -> None:
     options = {"scheme": scheme, "gradients": gradients, "residual_dtype": residual_dtype, "steps": 4}
     near, _ = train_world(2, seeded(Net), **options)[0]

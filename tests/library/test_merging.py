@@ -125,7 +125,7 @@ def omgs_by_definition(arrivals: Arrivals) -> Groups:
     return groups
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(60))
 def test_a_rule_is_its_definition(seed: int) -> None:
     arrivals = make(seed, 1 + seed % 30)
     count = len(arrivals.ready)
@@ -195,7 +195,7 @@ def test_what_is_merged_is_sent_as_its_authors_send_it() -> None:
 # --- beside all groupings ---
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(33))
 def test_the_optimum_is_the_best_of_all_groupings(seed: int) -> None:
     arrivals = make(seed, 2 + seed % 11)
     best = min(finish(arrivals, groups) for groups in every_grouping(len(arrivals.ready)))
@@ -247,7 +247,7 @@ def test_all_tensors_are_sent_once_in_order_and_cases_do_not_mix(name: str, coun
 def slower_than_both(name: str, cost: Callable[[Arrivals, Groups], float]) -> list[float]:
     """Ratios to the better of none and one message, in those of random cases in which a rule loses to it."""
     found = []
-    for seed in range(1000):
+    for seed in range(400):
         arrivals = make(seed, 2 + seed % 40)
         better = min(cost(arrivals, groups_of(other, arrivals)) for other in ("none", "one"))
         ratio = cost(arrivals, groups_of(name, arrivals)) / better
@@ -280,7 +280,7 @@ def test_omgs_loses_to_none_where_it_overlooks_the_compression_of_what_it_waits_
 
 def test_how_often_and_how_much_omgs_loses() -> None:
     lost = slower_than_both("omgs", finish_merged_first)
-    assert 0 < len(lost) < 300 and max(lost) < 1.1
+    assert 0 < len(lost) < 120 and max(lost) < 1.1
 
 
 # --- what cannot be ---

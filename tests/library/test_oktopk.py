@@ -15,8 +15,7 @@ from resireduce.comm.local import LocalCommunicator, LocalWorld, PretendCommunic
 from resireduce.contrib.oktopk import OkTopK, is_due
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from resireduce.plan import plan
-from tests.worlds import Net, reloaded, same
+from tests.worlds import reloaded, same
 
 SIZE = 12_000
 OFTEN = {"local_every": 5, "global_every": 7, "regions_every": 4}
@@ -290,11 +289,6 @@ def test_what_is_selected_stays_below_the_bound() -> None:
     assert planned.nbytes == 8 * (k + k) + 8 * 4, "a plan reckons with a step in which everything is found"
 
 
-def test_what_is_remembered_is_planned_to_the_byte() -> None:
-    planned, without = (plan(Net, world_size=4, compressor=name) for name in ("ok-topk", "topk"))
-    assert planned["residuals"] - without["residuals"] == 7 * 8 * (3 + 3 + 5)
-
-
 def test_an_average_is_not_lost_where_a_sum_is_beyond_half_precision() -> None:
     def rank(communicator: Communicator) -> Tensor:
         model = Given(torch.float16)
@@ -309,19 +303,6 @@ def test_an_average_is_not_lost_where_a_sum_is_beyond_half_precision() -> None:
 
 
 # --- other ways to train ---
-
-
-def test_streamed_is_kept() -> None:
-    ways = ({"gradients": "kept"}, {"gradients": "streamed"})
-
-    def rank(communicator: Communicator, way: dict[str, object]) -> list[Tensor]:
-        model, optimizer = distributed(communicator, **way)
-        found = [average(model, optimizer, drawn(communicator.rank, step)) for step in range(9)]
-        return [*found, *(held(optimizer, name) for name in ("residual", "mine", "common", "starts"))]
-
-    whole, *others = (LocalWorld(2).run(lambda one, way=way: rank(one, way)) for way in ways)  # type: ignore[misc]
-    for theirs in others:
-        assert all(torch.equal(a, b) for i in range(2) for a, b in zip(whole[i], theirs[i], strict=True))
 
 
 def test_states_of_another_number_of_ranks_are_shared_out_and_regions_found_anew() -> None:

@@ -23,7 +23,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient
 from resireduce.plan import plan
 from tests.tensors import tensors
-from tests.worlds import Net, reloaded, same, seeded, train, train_world
+from tests.worlds import Net, reloaded, same, seeded, train
 
 SHAPES = {"a": (130, 90), "b": (64, 20, 9), "c": (5001, 2)}
 """A matrix, a kernel, and one that hardly shrinks. None is a whole number of chunks."""
@@ -226,15 +226,6 @@ def test_bytes_that_are_sent_are_those_of_all_rounds() -> None:
         assert planned.nbytes == compressor.compress(grad, "w", 0).nbytes
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_what_is_remembered_is_planned_to_the_byte(gradients: str) -> None:
-    options = {"scheme": "w+2d", "gradients": gradients}
-    planned, without = (plan(Net, world_size=2, compressor=name, **options) for name in ("powersgd", "topk"))
-    compressed = {"first": 600, "up": 72, "down": 144}
-    held = [compressed[layer] for layer in ("first", *["up", "down"] * 3)]
-    assert planned["residuals"] - without["residuals"] == sum(4 * 2 * columns for columns in held)
-
-
 def test_a_gradient_that_no_residual_takes_up_is_planned_to_wait() -> None:
     flight = {scheme: plan(Net, compressor="powersgd", scheme=scheme)["in_flight"] for scheme in ("baseline", "w+2d")}
     held = sum(p.nbytes for name, p in Net().named_parameters() if p.dim() > 1 and "head" not in name)
@@ -346,30 +337,6 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_leaves_its_r
         assert all(torch.equal(held[name], before[name]) for name in held if name.startswith("compressor."))
 
     LocalWorld(2).run(rank)
-
-
-@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
-def test_an_autocast_around_the_backward_pass_rounds_nothing_of_it(compressor: Compressor) -> None:
-    trained = []
-    for within in (False, True):
-        model, optimizer = distributed(LocalCommunicator(), compressor=compressor)
-        for step in range(2):
-            optimizer.zero_grad()
-            loss = model(drawn(0, step))
-            with torch.autocast("cpu", torch.bfloat16, enabled=within):
-                loss.backward()
-                optimizer.step()
-        trained.append(model)
-    assert same(*trained)
-
-
-@pytest.mark.parametrize("options", [{"residual_dtype": "int8"}, {"scheme": "none"}, {"warm_up_steps": 2}], ids=str)
-@pytest.mark.parametrize("compressor", ["powersgd", "l1-chunks"])
-def test_streamed_is_kept_and_ranks_agree(compressor: str, options: dict[str, object]) -> None:
-    start, options = seeded(Net), {"compressor": compressor, "steps": 4, "scheme": "baseline"} | options
-    (kept, _), _ = train_world(2, start, gradients="kept", **options)
-    (streamed, _), (second, _) = train_world(2, start, gradients="streamed", **options)
-    assert same(kept, streamed) and same(streamed, second) and not same(kept, start)
 
 
 # --- chunks ---

@@ -43,12 +43,6 @@ def test_what_comes_back_from_several_pieces_is_what_was_stored(kind: str) -> No
     assert nbytes == sum(tensor.nbytes for tensor in stored.tensors().values())
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("float8_e4m3", 8), ("int8", 8), ("int4", 4)])
-def test_bits_an_element(kind: str, bits: int) -> None:
-    stored = build(kind, (1000, BLOCK))
-    assert sum(tensor.nbytes for tensor in stored.tensors().values()) == 1000 * BLOCK * bits / 8 + 1000 * 4
-
-
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_integers_are_unbiased_and_repeat_themselves(kind: str) -> None:
     stored, value, before = build(kind, (5, 100)), values((5, 100)), torch.get_rng_state()
