@@ -28,6 +28,13 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 }
 
 
+KINDS = (
+    "none", "topk", "randomk", "threshold", "dgc-momentum", "sidco-gp", "fp16", "qsgd", "signsgd", "powersgd", "ok-topk"
+)  # fmt: skip
+"""A compressor of each kind: summed or gathered, in equal sizes or not, with a draw, a velocity, a memory, a vote,
+rounds or an exchange. What is done with messages needs no others."""
+
+
 class Block(nn.Module):
     """Two equal-shaped matrices in each block: groups across blocks."""
 

@@ -12,7 +12,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for
 
-STEPS = 24
+STEPS = 16
 WORLD_SIZE = 2
 
 

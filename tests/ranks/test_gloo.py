@@ -11,10 +11,9 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import NonFiniteGradient
-from resireduce.scheme import COMPRESSORS
-from tests.covering import CROSSED, lifetimes
+from resireduce.scheme import GRADIENTS
 from tests.processes import Checks, all_equal, check_collectives_between, on_processes
-from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
+from tests.worlds import KINDS, OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
 
 def check_ddp(communicator: Communicator) -> None:
@@ -39,11 +38,10 @@ def check_ddp(communicator: Communicator) -> None:
 def check_lifetimes(communicator: Communicator) -> None:
     """Streamed = kept, ranks agree, and gloo = the local world (of two ranks: more are summed in another order)."""
     start = seeded(Net)
-    others = [("baseline", name) for name in COMPRESSORS if name in CROSSED or communicator.world_size == 2]
-    for scheme, compressor in (("w+2d", "topk"), *others):
+    for scheme, compressor in (("w+2d", "topk"), *(("baseline", name) for name in KINDS)):
         options = {"scheme": scheme, "compressor": compressor, "steps": 3}
-        *kept, streamed = (train(communicator, start, gradients=one, **options)[0] for one in lifetimes(compressor))
-        assert all(same(one, streamed) for one in kept) and all_equal(streamed) and not same(streamed, start)
+        kept, streamed = (train(communicator, start, gradients=one, **options)[0] for one in GRADIENTS)
+        assert same(kept, streamed) and all_equal(streamed) and not same(streamed, start)
         if communicator.world_size == 2:
             local = train_world(2, start, gradients="streamed", **options)
             assert same(local[0][0], streamed)
@@ -155,7 +153,7 @@ def check_staged(communicator: Communicator) -> None:
     assert same(train(copying, start, **options)[0], direct)
 
 
-CHECKS = (
+CHECKS: tuple[Checks, ...] = (
     check_ragged,
     check_exchange,
     check_staged,
@@ -168,17 +166,13 @@ CHECKS = (
 )
 
 
-@pytest.mark.parametrize("checks", CHECKS)
-def test_two_processes(checks: Checks) -> None:
-    on_processes(2, checks)
-
-
-def check_all_but_ddp(communicator: Communicator) -> None:
+def check_all(communicator: Communicator) -> None:
     """More than two ranks are summed in another order than DistributedDataParallel's buckets."""
     for check in CHECKS:
-        if check is not check_ddp:
+        if check is not check_ddp or communicator.world_size == 2:
             check(communicator)
 
 
-def test_four_processes() -> None:
-    on_processes(4, check_all_but_ddp)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_processes(world_size: int) -> None:
+    on_processes(world_size, check_all)

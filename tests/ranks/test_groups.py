@@ -102,18 +102,6 @@ def check_that_options_may_be_process_groups(communicator: Communicator) -> None
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
 
 
-def test_four_processes() -> None:
-    on_processes(4, check_that_half_the_ranks_train_together)
-
-
-def test_two_processes() -> None:
-    on_processes(2, check_that_groups_are_used_again)
-
-
-def test_an_optimizer_that_holds_a_process_group() -> None:
-    on_processes(2, check_that_options_may_be_process_groups)
-
-
 def test_a_program_that_starts_torch_distributed_twice(tmp_path: Path) -> None:
     for name in ("one", "two"):
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/{name}", rank=0, world_size=1)
@@ -139,5 +127,15 @@ def check_that_no_rank_waits_within_the_backward_pass(communicator: Communicator
     check_collectives_between(optimizer, model, model if communicator.rank else [*model[:4], model[5]])
 
 
-def test_two_processes_with_messages_of_unequal_sizes() -> None:
-    on_processes(2, check_that_no_rank_waits_within_the_backward_pass)
+def checks_of_two(communicator: Communicator) -> None:
+    check_that_groups_are_used_again(communicator)
+    check_that_options_may_be_process_groups(communicator)
+    check_that_no_rank_waits_within_the_backward_pass(communicator)
+
+
+def test_two_processes() -> None:
+    on_processes(2, checks_of_two)
+
+
+def test_four_processes() -> None:
+    on_processes(4, check_that_half_the_ranks_train_together)

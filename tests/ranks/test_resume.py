@@ -3,36 +3,19 @@
 import multiprocessing
 import random
 import time
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 import torch
 
+from resireduce.scheme import GRADIENTS, SCHEMES
 from tests.ranks import resumed
 
-ROWS = [
-    ("baseline", "topk", "streamed", None),
-    ("baseline", "topk", "kept", None),
-    ("none", "topk", "streamed", None),
-    ("a", "topk", "streamed", None),
-    ("w", "topk", "streamed", None),
-    ("w", "dgc", "kept", "int4"),
-    ("member", "topk", "streamed", None),
-    ("d", "topk", "streamed", None),
-    ("2d", "topk", "kept", "int8"),
-    ("w+2d", "topk", "streamed", None),
-    ("w+2d", "topk", "streamed", "int4"),
-    ("w+2d", "topk", "streamed", "bfloat16"),
-    ("w+2d", "dgc-momentum", "streamed", None),
-    ("partial", "randomk", "streamed", "float8_e4m3"),
-    ("baseline", "randomk", "streamed", None),
-    ("baseline", "threshold", "streamed", None),
-    ("baseline", "dgc-simple", "streamed", None),
-    ("baseline", "fp16", "kept", None),
-    ("baseline", "qsgd", "streamed", None),
-    ("baseline", "qsgd-max", "streamed", "int8"),
-]
-"""Scheme, compressor, lifetime and precision of twenty trainings, each of which is killed at another step."""
+COMPRESSORS = ("topk", "dgc", "randomk", "threshold", "dgc-momentum", "qsgd-max", "sidco-exp")
+DTYPES = (None, "int4", "bfloat16", "int8", "float8_e4m3")
+ROWS = [*zip(SCHEMES, cycle(COMPRESSORS), cycle(GRADIENTS), cycle(DTYPES), strict=False)]
+"""Scheme, compressor, lifetime and precision of trainings, each of which is killed at another step."""
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

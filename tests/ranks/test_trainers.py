@@ -120,22 +120,11 @@ def check_own_loop(communicator: Communicator) -> None:
     assert same(model, other) and all_equal(model) and not same(model, seeded(Net))
 
 
-def check_recipes(communicator: Communicator) -> None:
-    checks = (check_snippets, check_norms, check_resumed, check_second_training, check_second_trainer)
-    run_checks(communicator, checks)
+def check_all(communicator: Communicator) -> None:
+    check_own_loop(communicator)
+    recipes = (check_snippets, check_norms, check_resumed, check_second_training, check_second_trainer)
+    run_checks(communicator, (*recipes, check_forgotten, check_wrapped))
 
 
-def check_mistakes(communicator: Communicator) -> None:
-    run_checks(communicator, (check_forgotten, check_wrapped))
-
-
-def test_a_loop_in_distributed_data_parallel_on_two_processes() -> None:
-    on_processes(2, check_own_loop)
-
-
-def test_recipes_on_two_processes() -> None:
-    on_processes(2, check_recipes)
-
-
-def test_mistakes_on_two_processes() -> None:
-    on_processes(2, check_mistakes)
+def test_two_processes() -> None:
+    on_processes(2, check_all)

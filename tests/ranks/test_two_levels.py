@@ -1,4 +1,4 @@
-"""Two levels of ranks between processes, over gloo: 2 nodes x 2 ranks, and 2 x 4."""
+"""Two levels of ranks between processes, over gloo: 2 nodes x 2 ranks."""
 
 import os
 from collections.abc import Callable
@@ -48,8 +48,7 @@ def check_lifetimes(communicator: Communicator) -> None:
         kept, _ = train(communicator, start, gradients="kept", **options)  # type: ignore[arg-type]
         streamed, _ = train(communicator, start, gradients="streamed", **options)  # type: ignore[arg-type]
         assert same(kept, streamed) and all_equal(streamed) and not same(streamed, start)
-        if communicator.world_size == 4:
-            assert same(train_world(4, start, gradients="streamed", **options)[0][0], streamed)
+        assert same(train_world(4, start, gradients="streamed", **options)[0][0], streamed)
 
 
 def check_half_precision(communicator: Communicator) -> None:
@@ -124,11 +123,6 @@ def check_that_groups_are_used_again(communicator: Communicator) -> None:
     third.close()
 
 
-def checks_of_four(communicator: Communicator) -> None:
-    for check in (*CHECKS, check_how_nodes_are_given):
-        check(communicator)
-
-
 CHECKS: tuple[Callable[[Communicator], None], ...] = (
     check_the_definition,
     check_lifetimes,
@@ -137,12 +131,14 @@ CHECKS: tuple[Callable[[Communicator], None], ...] = (
     check_collectives_of_the_user,
     check_a_hierarchy_that_one_rank_was_given_alone,
     check_that_groups_are_used_again,
+    check_how_nodes_are_given,
 )
 
 
+def check_all(communicator: Communicator) -> None:
+    for check in CHECKS:
+        check(communicator)
+
+
 def test_two_nodes_of_two_ranks() -> None:
-    on_processes(4, checks_of_four)
-
-
-def test_two_nodes_of_four_ranks() -> None:
-    on_processes(8, check_the_definition)
+    on_processes(4, check_all)
