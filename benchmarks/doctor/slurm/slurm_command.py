@@ -1,14 +1,14 @@
 """`doctor --slurm`: examine the cluster, try its partitions, and propose or write the site file."""
 
 import argparse
+import fcntl
 import math
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from benchmarks.doctor.slurm.slurm_cluster import (
     check_settings,
     look,
 )
-from benchmarks.doctor.slurm.trial import TRIAL, Rejected, Submitted, Trial, cancel, command, plan, script, submit, wait
+from benchmarks.doctor.slurm.trial import LOCK, TRIAL, Submitted, Trial, cancel, plan, script, submit, wait
 from benchmarks.launching.slurm.site import DEFAULT_FILE, SITE_FILE, Site, site_file
 from resireduce.errors import ConfigError, choose
 
@@ -49,19 +49,6 @@ RETRIES = 4
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A partition whose job did not fail, with the results."""
-
-    partition: Partition
-    account: str | None = None
-    """The account that was needed."""
-    interface: str | None = None
-    """The network device that cells were given; None if they found it themselves."""
-    trained: bool = False
-    """Whether a cell has trained, which shows that `interface` is right."""
-
-
-@dataclass(frozen=True)
 class Proposal:
     """Values for the site file; everything else in it stays unchanged."""
 
@@ -72,28 +59,28 @@ class Proposal:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def propose(tried: Sequence[Tried], chosen: Sequence[str], current: Site, tries: int) -> Proposal:
+def propose(tried: Sequence[Partition], chosen: Sequence[str], current: Site, tries: int) -> Proposal:
     """Return the values that the site file should have.
 
     Args:
-        tried: at least one; each has a shape.
+        tried: those whose job did not fail, at least one; each has a shape.
         chosen: partitions that the user named; the first has priority.
         current: the present values of the site file.
         tries: how often a job may be tried, each time with more memory.
     """
     main = _main(tried, chosen)
-    shape = _shape(main.partition)
-    types = {kind for one in tried for kind in one.partition.gpu_types}
+    shape = _shape(main)
+    types = {kind for one in tried for kind in one.gpu_types}
     site = _site(shape, len(types) > 1, tries)
-    longest = max(one.partition.max_minutes for one in tried)
+    longest = max(one.max_minutes for one in tried)
     if longest < current.longest_minutes:
         site |= {"longest_minutes": int(longest)}
     if longest < current.minutes:
         site |= {"minutes": int(longest)}
-    site |= {"account": main.account} if main.account else {}
-    site |= {"interface": main.interface} if main.trained and main.interface != current.interface else {}
-    notes = _notes(main, tried)
-    return Proposal({one.partition.name: limits(one.partition) for one in tried}, site, main.partition.name, notes)
+    others = [one.name for one in tried if _shape(one).gpus != shape.gpus]
+    gpus = f"{shape.gpus} GPUs of a node" if shape.gpus else "no GPUs"
+    notes = [f"{', '.join(others)} differs: site has the {gpus} of {main.name}"] if others else []
+    return Proposal({one.name: limits(one) for one in tried}, site, main.name, notes)
 
 
 def limits(partition: Partition) -> dict[str, Any]:
@@ -125,13 +112,13 @@ def _shape(partition: Partition) -> Shape:
     return shape
 
 
-def _main(tried: Sequence[Tried], chosen: Sequence[str]) -> Tried:
+def _main(tried: Sequence[Partition], chosen: Sequence[str]) -> Partition:
     """Return the first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
 
-    def rank(one: Tried) -> tuple[int, bool, bool, int]:
-        name, shape = one.partition.name, _shape(one.partition)
-        order = -chosen.index(name) if name in chosen else -len(chosen)
-        return order, shape.gpus > 0, one.partition.is_default, shape.nodes * max(1, shape.gpus)
+    def rank(one: Partition) -> tuple[int, bool, bool, int]:
+        shape = _shape(one)
+        order = -chosen.index(one.name) if one.name in chosen else -len(chosen)
+        return order, shape.gpus > 0, one.is_default, shape.nodes * max(1, shape.gpus)
 
     return max(tried, key=rank)
 
@@ -149,19 +136,6 @@ def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
     found["cpus_per_rank"] = max(1, min(MOST_CPUS, cpus))
     once = int(shape.memory_mb * SHARE) // ranks
     found["memory_mb_per_rank"] = max(once // tries, min(once, LEAST_MB))
-    return found
-
-
-def _notes(main: Tried, tried: Sequence[Tried]) -> list[str]:
-    """Return notes on what a reader of the file would not expect."""
-    shape = _shape(main.partition)
-    gpus = f"{shape.gpus} GPUs of a node" if shape.gpus else "no GPUs"
-    others = [one.partition.name for one in tried if _shape(one.partition).gpus != shape.gpus]
-    found = [f"{', '.join(others)} differs: site has the {gpus} of {main.partition.name}"] if others else []
-    accounts = {one.partition.name: one.account for one in tried if one.account != main.account}
-    if accounts:
-        shown = ", ".join(f"{name}: {account or 'none'}" for name, account in accounts.items())
-        found.append(f"other accounts worked elsewhere ({shown}); site has one, {main.account or 'the default'}")
     return found
 
 
@@ -197,8 +171,8 @@ def plans(partitions: Sequence[Partition], chosen: Sequence[str], site: Site) ->
         if isinstance(trial, Finding):
             untried.append(trial)
         else:
-            own = replace(trial, runtime=site.runtime, image=site.image, interface=site.interface)
-            found.append((partition, own))
+            named = {name: getattr(site, name) for name in ("runtime", "image", "interface", "account")}
+            found.append((partition, replace(trial, **named)))
     return found, untried
 
 
@@ -206,10 +180,9 @@ def try_out(
     trials: Sequence[Planned],
     chosen: Sequence[str],
     folder: Path,
-    account: str | None,
     ask: Ask,
     limit_seconds: float,
-    tried: list[Tried],
+    tried: list[Partition],
 ) -> Iterator[list[Finding]]:
     """Yield the findings on each partition; those that did not fail are added to `tried`.
 
@@ -217,20 +190,22 @@ def try_out(
         trials: the jobs.
         chosen: partitions that the user named.
         folder: for the jobs, on a disk that all nodes see.
-        account: that of the site file, tried if one is needed.
         ask: runs Slurm's programs.
         limit_seconds: for all jobs together; jobs that have not ended by then are cancelled.
         tried: receives the results.
     """
-    jobs, rejected = list[tuple[Partition, Trial, Submitted]](), list[tuple[Trial, Rejected]]()
+    jobs, rejected = list[tuple[Partition, Trial, Submitted]](), list[tuple[Trial, str]]()
     with ExitStack() as stack:
         stack.callback(lambda: cancel([job for _, _, job in jobs], ask))
         for partition, trial in trials:
             place = folder / trial.partition
             save_json(asdict(trial), place / TRIAL)
             save_text(script(place), place / "job.sh")
-            job = submit(partial(command, trial, place), trial.partition, ask, account)
-            if isinstance(job, Rejected):
+            lock = stack.enter_context((place / LOCK).open("w"))
+            with suppress(OSError):  # a disk without locks, of which the job tells
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            job = submit(trial, place, ask)
+            if isinstance(job, str):
                 rejected.append((trial, job))
             else:
                 jobs.append((partition, trial, job))
@@ -238,18 +213,11 @@ def try_out(
         begin = time.monotonic()
         wait([job for _, _, job in jobs], ask, limit_seconds, lambda text: to_stderr(f"... {text}"))
         for partition, trial, job in jobs:
-            yield _judge(partition, trial, job, folder / trial.partition, time.monotonic() - begin, tried)
-
-
-def _judge(
-    partition: Partition, trial: Trial, job: Submitted, place: Path, waited_seconds: float, tried: list[Tried]
-) -> list[Finding]:
-    reports = load(place)
-    found = judge(trial, job, reports, place, waited_seconds)
-    if all(finding.status != FAILED for finding in found):
-        worked = [it for it in reports.get("cells", ()) if it["status"] == "ok" and it["backend"] == "torch"]
-        tried.append(Tried(partition, job.account, worked[0]["interface"] if worked else None, bool(worked)))
-    return found
+            place = folder / trial.partition
+            found = judge(trial, job, load(place), place, time.monotonic() - begin)
+            if all(finding.status != FAILED for finding in found):
+                tried.append(partition)
+            yield found
 
 
 # --- the command ---
@@ -266,7 +234,7 @@ class Examination:
 
     findings: list[Finding] = field(default_factory=list)
     """The findings that `examine` has yielded, added by its caller."""
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[Partition] = field(default_factory=list)
     proposal: Proposal | None = None
     written: str | None = None
 
@@ -311,7 +279,7 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     with _folder(state) as folder:
         trials, untried = plans(inventory.partitions, args.partition, current)
         yield untried
-        yield from try_out(trials, args.partition, folder, current.account, ask, limit, state.tried)
+        yield from try_out(trials, args.partition, folder, ask, limit, state.tried)
     yield _site_file(args, state, before, current)
 
 

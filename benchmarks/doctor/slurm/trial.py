@@ -1,12 +1,11 @@
 """The jobs that try out partitions: what each asks for, its submission, and the wait for all of them."""
 
-import getpass
 import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.core.paths import ROOT
@@ -21,7 +20,7 @@ MOST_RANKS = 128
 """Most tasks in all; a cell cannot have more."""
 RANK_MB = 2000
 """Memory of a rank in MB: torch's, with a reserve."""
-TRIAL, LOG = "trial.json", "job.log"
+TRIAL, LOG, LOCK = "trial.json", "job.log", "lock"
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ class Trial:
     image: str | None = None
     interface: str | None = None
     """The network device named by the site."""
+    account: str | None = None
+    """The account named by the site."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -70,13 +71,13 @@ def plan(partition: Partition) -> Trial | Finding:
     )
 
 
-def command(trial: Trial, folder: Path, account: str | None) -> Sequence[str]:
+def command(trial: Trial, folder: Path) -> Sequence[str]:
     """Return the sbatch command for a trial; all nodes see `folder`, which holds its script and its log."""
     options = [f"--job-name={JOB_NAME}", f"--partition={trial.partition}", f"--time={trial.minutes}", "--no-requeue"]
     options += [f"--nodes={trial.nodes}", f"--ntasks-per-node={trial.tasks_per_node}", "--cpus-per-task=1"]
     options += [f"--mem={trial.memory_mb}", f"--output={folder / LOG}", f"--chdir={ROOT}", "--export=ALL"]
     options += [f"--gres={trial.gres}:{trial.gpus}"] if trial.gpus else []
-    options += [f"--account={account}"] if account else []
+    options += [f"--account={trial.account}"] if trial.account else []
     return ["sbatch", "--parsable", *options, str(folder / "job.sh")]
 
 
@@ -102,12 +103,6 @@ NEVER = (
 """Reasons of pending jobs that do not go away by themselves."""
 GONE = "GONE"
 """The state of a job that squeue no longer knows because it has ended."""
-MOST_ACCOUNTS = 5
-ACCOUNT_WORDS = ("account", "association")
-"""Words in a rejection that another account may cure."""
-
-Command = Callable[[str | None], Sequence[str]]
-"""Returns the sbatch command for an account."""
 
 
 @dataclass
@@ -116,7 +111,6 @@ class Submitted:
 
     number: str
     partition: str
-    account: str | None = None
     state: str = "PENDING"
     reason: str = "None"
     nodes: str = ""
@@ -139,45 +133,21 @@ class Submitted:
         return f"job {self.number} in {self.partition}: {self.state.lower()}{why}{where}"
 
 
-@dataclass
-class Rejected:
-    """The messages of sbatch: first without an account, then with each account that was tried."""
+def submit(trial: Trial, folder: Path, ask: Ask) -> Submitted | str:
+    """Submit a job; return the message of sbatch if it refuses it.
 
-    error: str
-    tried: list[str] = field(default_factory=list)
-
-
-def submit(command: Command, partition: str, ask: Ask, known: str | None) -> Submitted | Rejected:
-    """Submit a job without an account; if that is rejected for its account, try those that the user has.
-
-    Args:
-        command: returns the sbatch command for an account.
-        partition: the job's partition.
-        ask: runs Slurm's programs.
-        known: the account in the site file, tried before others.
+    The output of --parsable has the job's number in the last line that is a number, perhaps with a semicolon and the
+    cluster's name. Sites print other lines, too.
     """
-    answer = ask(command(None))
-    if answer.error is None:
-        return _submitted(answer.text, partition)
-    rejected = Rejected(answer.error)
-    if not any(word in answer.error.lower() for word in ACCOUNT_WORDS):
-        return rejected
-    for account in dict.fromkeys(([known] if known else []) + accounts(ask)):
-        rejected.tried.append(account)
-        if (answer := ask(command(account))).error is None:
-            return _submitted(answer.text, partition, account)
-    return rejected
-
-
-def accounts(ask: Ask) -> list[str]:
-    """Return the user's accounts from the accounting data base; none if it does not answer, or the user has no name."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # in a container that was started with a number alone
-        return []
-    line = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={name}"]
-    answer = ask([*line, "format=Account"])
-    return [] if answer.error else list(dict.fromkeys(answer.text.split()))[:MOST_ACCOUNTS]
+    answer = ask(command(trial, folder))
+    if answer.error is not None:
+        return answer.error
+    lines = answer.text.strip().splitlines()
+    number = next((line for line in reversed(lines) if re.fullmatch(r"\d+(;\S+)?", line.strip())), None)
+    if number is None:
+        return f"sbatch --parsable printed no job number: {answer.text.strip()!r}"
+    banner = "\n".join(line for line in lines if line is not number)
+    return Submitted(number.strip().split(";")[0], trial.partition, banner=banner)
 
 
 def wait(jobs: Sequence[Submitted], ask: Ask, seconds: float, say: Callable[[str], None]) -> None:
@@ -214,16 +184,3 @@ def _update(jobs: Sequence[Submitted], ask: Ask) -> None:
             _, job.state, job.reason, job.nodes = lines[number]
         else:
             job.state, job.reason = GONE, ""
-
-
-def _submitted(text: str, partition: str, account: str | None = None) -> Submitted | Rejected:
-    """Return the job of which `text`, the output of --parsable, tells the number.
-
-    It is the last line that is a number, perhaps with a semicolon and the cluster's name. Sites print other lines, too.
-    """
-    lines = text.strip().splitlines()
-    number = next((line for line in reversed(lines) if re.fullmatch(r"\d+(;\S+)?", line.strip())), None)
-    if number is None:
-        return Rejected(f"sbatch --parsable printed no job number: {text.strip()!r}")
-    banner = "\n".join(line for line in lines if line is not number)
-    return Submitted(number.strip().split(";")[0], partition, account, banner=banner)

@@ -1,7 +1,7 @@
 """The doctor of a cluster: what it makes of Slurm's words, without a Slurm."""
 
 import math
-import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +14,8 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
 from benchmarks.doctor.slurm import slurm_cluster as settings
-from benchmarks.doctor.slurm import trial_rank as rank
 from benchmarks.doctor.slurm.slurm_cluster import Inventory, Partition, Shape, gpus, look
-from benchmarks.doctor.slurm.slurm_command import Tried, fill, propose, text_of, tries_of
+from benchmarks.doctor.slurm.slurm_command import fill, propose, text_of, tries_of
 from benchmarks.doctor.slurm.trial import Trial, command, plan
 from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import job_resources
@@ -29,8 +28,8 @@ def inventory(outputs: dict[str, str]) -> Inventory:
     return look(answering(outputs))
 
 
-def tried(outputs: dict[str, str], *names: str) -> list[Tried]:
-    return [Tried(it) for it in inventory(outputs).partitions if it.name in names]
+def tried(outputs: dict[str, str], *names: str) -> list[Partition]:
+    return [it for it in inventory(outputs).partitions if it.name in names]
 
 
 def named(outputs: dict[str, str], name: str) -> Partition:
@@ -100,17 +99,17 @@ def test_a_job_takes_two_nodes_and_all_their_gpus():
     trial = plan(named(SMALL, "gpu"))
     assert isinstance(trial, Trial)
     assert (trial.nodes, trial.tasks_per_node, trial.gpus, trial.gres, trial.minutes) == (2, 2, 2, "gpu", 10)
-    line = command(trial, Path("/run"), "physics")
+    line = command(replace(trial, account="physics"), Path("/run"))
     assert {"--gres=gpu:2", "--nodes=2", "--ntasks-per-node=2", "--account=physics", "--no-requeue"} <= set(line)
     assert line[2].startswith("--job-name=resireduce-doctor")
-    assert not [word for word in command(trial, Path("/run"), None) if word.startswith("--account")]
+    assert not [word for word in command(trial, Path("/run")) if word.startswith("--account")]
 
 
 def test_a_job_without_gpus_and_one_on_a_single_node():
     cpus, old = plan(named(CPUS, "batch")), plan(named(MIXED, "old"))
     assert isinstance(cpus, Trial) and isinstance(old, Trial)
     assert (cpus.nodes, cpus.tasks_per_node, cpus.gpus) == (2, 2, 0)
-    assert not [word for word in command(cpus, Path("/run"), None) if "gres" in word]
+    assert not [word for word in command(cpus, Path("/run")) if "gres" in word]
     assert (old.nodes, old.gpus) == (1, 2)
 
 
@@ -168,16 +167,6 @@ def test_the_site_describes_the_partition_that_was_chosen():
     assert any("cpu, gpu differs" in note for note in chosen.notes)
 
 
-def test_accounts_and_interfaces_only_where_they_are_needed():
-    (gpu,) = tried(SMALL, "gpu")
-    plain = propose([Tried(gpu.partition, trained=True)], [], Site(), 5).site
-    assert "account" not in plain and "interface" not in plain
-    told = propose([Tried(gpu.partition, "physics", "ib0", True)], [], Site(), 5).site
-    assert (told["account"], told["interface"]) == ("physics", "ib0")
-    wrong = propose([Tried(gpu.partition, None, None, True)], [], Site(interface="eth9"), 5).site
-    assert wrong["interface"] is None
-
-
 def test_what_a_user_has_set_stays(tmp_path):
     text = "partitions: {gpu: {max_tasks: 9, max_nodes: 1}, mine: {max_nodes: 3}}\nsite: {minutes: 7}\n"
     path, _ = write(tmp_path, SMALL, "gpu", text=text)
@@ -186,25 +175,3 @@ def test_what_a_user_has_set_stays(tmp_path):
     assert values["partitions"]["mine"] == {"max_nodes": 3}
     assert values["site"]["minutes"] == 7 and values["site"]["gpus_per_node"] == 2
     assert Site.load(path).minutes == 7
-
-
-# --- the tasks of a job ---
-
-
-def test_two_nodes_see_each_others_files_locks_and_addresses(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank, "MEET_SECONDS", 20.0)
-    devices = {"here": "127.0.0.1", "nowhere": "127.0.0.1.1"}
-    found = {"host": "a", "devices": devices, "route": "here"}
-    leader = threading.Thread(target=rank.lead, args=(tmp_path, 2, found))
-    leader.start()
-    followed = rank.follow(tmp_path, 1, {"host": "b", "devices": devices})
-    leader.join(5)
-    assert not leader.is_alive(), "it waits for nobody else"
-    assert followed["seen"] and followed["lock"] == rank.HELD and followed["first_route"] == "here"
-    assert followed["reached"] == {"here": True, "nowhere": False}
-
-
-def test_a_node_that_nobody_answers_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank, "MEET_SECONDS", 0.1)
-    assert rank.follow(tmp_path, 1, {}) == {"seen": False}
-    rank.lead(tmp_path, 2, {"host": "a", "devices": {}, "route": None})  # comes to its end

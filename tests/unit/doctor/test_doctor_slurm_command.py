@@ -1,11 +1,13 @@
 """The doctor of a cluster as a command, with stand-ins for Slurm's programs; and how it judges what jobs leave."""
 
+import fcntl
 import json
 import re
 import stat
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.child import Ended
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.slurm import inside as cells
+from benchmarks.doctor.slurm import inside
 from benchmarks.doctor.slurm import slurm_command as command
 from benchmarks.doctor.slurm import trial as jobs
 from benchmarks.doctor.slurm.judge import judge
@@ -26,29 +28,19 @@ from benchmarks.launching.slurm.site import Site
 from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
 
 TRIAL = Trial("gpu", 2, 2, 2, "gpu", 4000, 10)
-CELL = {"backend": "torch", "interface": None, "runtime": "none", "world_size": 4, "status": "ok"}
-TRAINED = CELL | {"reason": None, "process_group": "gloo", "device_name": "cpu"}
-LEADER = {"content": "abc", "devices": {"eth0": "10.0.0.1", "ib0": "10.1.0.1"}, "route": "eth0"}
-FOLLOWER = {
-    **{"content": "abc", "devices": {"eth0": "10.0.0.2", "ib0": "10.1.0.2"}, "route": "eth0", "first_route": "eth0"},
-    **{"seen": True, "round_trip_seconds": 0.2, "lock": "held", "reached": {"eth0": True, "ib0": True}},
-}
+CELL = {"backend": "torch", "runtime": "none", "world_size": 4, "status": "ok", "reason": None}
+PLACED = {"process_group": "gloo", "device": "cpu", "ranks_per_host": {"node1": 2, "node2": 2}}
+TRAINED = CELL | PLACED | {"visible_gpus": ["0,1"] * 4}
 INVALID_ACCOUNT = (
     "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
 )
 OF_NODE = {"check": "home", "status": OK, "detail": "HOME can be written", "cure": None}
 
 
-def reports(*cells: dict[str, Any], each: int = 2, **changes: Any) -> dict[str, Any]:
-    """What a job on two nodes leaves where all is well; `rank0={...}` changes what that rank says."""
-    said = []
-    for number in range(2 * each):
-        place = {"rank": number, "local_rank": number % each, "host": f"node{number // each + 1}"}
-        own = {0: LEADER, each: FOLLOWER}.get(number, {}) | changes.get(f"rank{number}", {})
-        said.append(place | {"visible_gpus": ",".join(map(str, range(each)))} | own)
-    node = {"host": "node1", "seconds_left": 600.0, "unlimited": False, "limit_error": None, "containers": {}}
-    ranks = {"ranks": said, "count": 2 * each, "error": None}
-    return deepcopy({"node": node, "ranks": ranks, "doctor": [OF_NODE], "cells": list(cells) or [TRAINED]})
+def reports(*cells: dict[str, Any], **node: Any) -> dict[str, Any]:
+    """What a job on two nodes leaves where all is well; `locked=False` changes what its first node says."""
+    first = {"host": "node1", "locked": True, "seconds_left": 600.0, "unlimited": False, "limit_error": None} | node
+    return deepcopy({"node": first, "doctor": [OF_NODE], "cells": list(cells) or [TRAINED]})
 
 
 class Programs:
@@ -75,9 +67,7 @@ class Programs:
         """Jobs end in this state and leave these reports, when a condition on the options of sbatch holds."""
         for name, value in values.items():
             (self.folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
-        copy = (
-            "for part in node ranks doctor cells; do [ ! -e $HERE/$part.json ] || cp $HERE/$part.json ${last%/*}; done"
-        )
+        copy = "for part in node doctor cells; do [ ! -e $HERE/$part.json ] || cp $HERE/$part.json ${last%/*}; done"
         otherwise = f'echo "{INVALID_ACCOUNT}" >&2; exit 1'
         self.set("sbatch", f"for last; do :; done; if {when}; then {copy}; echo 7; else {otherwise}; fi")
         self.set("squeue", f'echo "7|{state}|None|node[1-2]"')
@@ -116,7 +106,7 @@ def statuses(values: dict[str, Any], check: str) -> list[str]:
 def test_a_cluster_where_all_works(programs, doctor, tmp_path):
     code, values, said = doctor()
     assert code == 0 and values["counts"][FAILED] == 0
-    for check in ("slurm", "profile", "job", "ranks", "gres", "shared-folder", "locks", "network", "cell", "home"):
+    for check in ("slurm", "profile", "job", "ranks", "gres", "locks", "cell", "home"):
         assert OK in statuses(values, check), check
     assert values["site"]["gpus_per_node"] == 2 and list(values["partitions"]) == ["gpu"] and values["written"] is None
     assert "... job 7 in gpu: completed on node[1-2]" in said and "gpus_per_node: 2" in said
@@ -130,7 +120,7 @@ def test_every_check_is_in_the_page_of_the_docs(programs, doctor):
     rows = {name for names in first for name in re.findall(r"`([\w-]+)`", names)}
     horovod, container = TRAINED | {"backend": "horovod"}, TRAINED | {"runtime": "podman"}
     programs.cluster(MIXED)
-    programs.leave(reports(TRAINED, horovod, container, each=4))
+    programs.leave(reports(TRAINED, horovod, container))
     _, values, _ = doctor("--partition", "gpu")
     assert {it["check"] for it in values["findings"]} - {"home"} == rows
 
@@ -148,26 +138,10 @@ def test_the_file_is_written_only_where_that_is_asked_for(programs, doctor, tmp_
     assert path.with_suffix(".yaml.old").read_text(encoding="utf-8") == first + "# mine\n"
 
 
-def test_an_account_that_is_needed_is_found_and_said(programs, doctor, tmp_path):
-    programs.leave(reports(), when='[[ "$*" == *--account=physics* ]]')
-    programs.set("sacctmgr", "printf 'chemistry\\nphysics\\n'")
-    code, _values, said = doctor("--write", str(tmp_path / "partitions.yaml"))
-    assert code == 0 and Site.load(tmp_path / "partitions.yaml").account == "physics"
-    assert "account physics, which is needed" in said
-    assert ["--account" in line for line in programs.called("sbatch")] == [False, True, True]
-
-
-def test_without_any_account_it_is_said_what_was_tried(programs, doctor):
-    programs.leave(reports(), when="false")
-    programs.set("sacctmgr", "echo chemistry")
-    code, values, said = doctor()
-    assert code == 1 and statuses(values, "job") == [FAILED] and statuses(values, "site") == [NOT_RUN]
-    assert "Invalid account or account/partition combination" in said and "accounts tried: chemistry" in said
-
-
 def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(programs, doctor, tmp_path):
     programs.cluster(MIXED)
-    programs.leave(reports(each=4), when='[[ "$*" == *--partition=gpu* ]]')
+    of_four = TRAINED | {"ranks_per_host": {"g1": 4, "g2": 4}, "visible_gpus": ["0,1,2,3"] * 8}
+    programs.leave(reports(of_four), when='[[ "$*" == *--partition=gpu* ]]')
     code, values, said = doctor("--write", str(tmp_path / "partitions.yaml"))
     assert code == 0 and sorted(statuses(values, "job")) == [NOT_RUN, NOT_RUN, NOT_RUN, OK]
     assert list(values["partitions"]) == ["gpu"] and "it is left out" in said
@@ -258,73 +232,67 @@ def judged(values: dict[str, Any], check: str, trial: Trial = TRIAL) -> list[tup
 
 
 @pytest.mark.parametrize(
-    ("change", "check", "status", "words"),
+    ("values", "check", "status", "words"),
     [
-        ({"rank3": {"host": "node1"}}, "ranks", FAILED, "not evenly on 2 nodes: 3 on node1, 1 on node2"),
-        ({"rank1": {"visible_gpus": "1"}}, "gres", FAILED, "rank 1 on node1 has CUDA_VISIBLE_DEVICES=1"),
-        ({"rank1": {"visible_gpus": None}}, "gres", FAILED, "CUDA_VISIBLE_DEVICES=None"),
-        ({"rank2": {"content": "other"}}, "shared-folder", FAILED, "node1 abc, node2 other"),
-        ({"rank2": {"seen": False}}, "shared-folder", FAILED, "not seen on node2"),
-        ({"rank2": {"round_trip_seconds": 80.0}}, "shared-folder", WARNING, "80.0 s"),
-        ({"rank2": {"lock": "not held"}}, "locks", WARNING, "is not seen on node2"),
-        ({"rank2": {"lock": "no locks"}}, "locks", WARNING, "cannot be had on node2"),
-        ({"rank2": {"reached": {"eth0": False, "ib0": True}}}, "network", WARNING, "interface: ib0"),
-        ({"rank2": {"reached": {"eth0": False, "ib0": False}}}, "network", WARNING, "ask which network"),
-        ({"rank2": {"route": None, "no_route": "no route from b to a"}}, "network", WARNING, "no route from b to a"),
+        (reports(TRAINED | {"ranks_per_host": {"node1": 3, "node2": 1}}), "ranks", FAILED, "3 on node1, 1 on node2"),
+        (
+            reports(TRAINED | {"visible_gpus": ["0,1", "1", "0", "0"]}),
+            "gres",
+            FAILED,
+            "rank 1 has CUDA_VISIBLE_DEVICES=1",
+        ),
+        (reports(TRAINED | {"visible_gpus": [None] * 4}), "gres", FAILED, "CUDA_VISIBLE_DEVICES=None"),
+        (reports(locked=False), "locks", WARNING, "is not seen on node1"),
+        (reports(limit_error="squeue: no answer"), "time-limit", WARNING, "squeue: no answer"),
+        (reports(CELL | {"status": "error", "reason": "ranks did not meet"}), "cell", FAILED, "ranks did not meet"),
     ],
 )
-def test_what_ranks_say_is_judged(change, check, status, words):
-    ((found, detail, cure),) = judged(reports(**change), check)
+def test_what_a_job_says_is_judged(values, check, status, words):
+    ((found, detail, cure),) = judged(values, check)
     assert found == status and words in f"{detail} -> {cure}"
 
 
-def test_ranks_that_are_missing():
-    values = reports()
-    values["ranks"] = {"ranks": values["ranks"]["ranks"][:3], "count": 4, "error": "srun: error: Task launch failed"}
-    assert judged(values, "ranks")[0][:2] == (
-        FAILED,
-        "partition gpu: 3 of 4 tasks of srun came to their end: srun: error: Task launch failed",
-    )
+def test_a_refusal_is_quoted_and_the_account_of_the_site_is_used(programs, doctor, monkeypatch, tmp_path):
+    programs.leave(reports(), when="false")
+    code, values, said = doctor()
+    assert code == 1 and statuses(values, "job") == [FAILED] and statuses(values, "site") == [NOT_RUN]
+    assert "Invalid account or account/partition combination" in said and "sacctmgr show user" in said
+    site = tmp_path / "site.yaml"
+    site.write_text("partitions: {}\nsite: {account: physics}\n")
+    doctor("--write", str(site))
+    assert ["--account=physics" in line for line in programs.called("sbatch")] == [False, True]
 
 
-def test_another_network_device_is_the_cure_of_a_cell_that_trained_with_it():
-    bad = TRAINED | {"status": "error", "reason": "ranks did not meet"}
-    first, second = judged(reports(bad, TRAINED | {"interface": "ib0"}), "cell")
-    assert first[0] == WARNING and first[2] == "interface: ib0 in slurm/partitions.yaml" and second[0] == OK
-    ((status, _, _),) = judged(reports(bad), "cell")
-    assert status == FAILED
+def test_a_cell_is_started_as_cells_are_and_its_words_are_kept(tmp_path, monkeypatch):
+    def run(line: list[str], seconds: float) -> Ended:
+        if "podman" in line:
+            return Ended(1, "error: ranks did not meet\n")
+        record = {"status": "ok", "reason": None, "provenance": PLACED}
+        Path(line[line.index("--output") + 1]).write_text(json.dumps(record))
+        return Ended(0, "")
+
+    monkeypatch.setattr(inside, "run", run)
+    monkeypatch.setattr(inside, "find_spec", lambda name: None)
+    found = list(inside.train_cells(tmp_path, replace(TRIAL, runtime="podman", interface="ib0")))
+    assert [(it["runtime"], it["status"]) for it in found] == [("none", "ok"), ("podman", "error")]
+    assert found[1]["reason"] == "error: ranks did not meet" and found[0]["ranks_per_host"] == PLACED["ranks_per_host"]
+    cell = json.loads((tmp_path / "torch-none/cell.json").read_text())
+    assert (cell["world_size"], cell["nodes"]) == (4, 2)
+    assert json.loads((tmp_path / "torch-none/site.yaml").read_text())["site"]["interface"] == "ib0"
+
+
+def test_a_lock_of_another_process_is_seen(tmp_path):
+    path = tmp_path / "lock"
+    assert not inside.is_locked(path)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert inside.is_locked(path)
 
 
 def test_the_doctor_of_a_node_is_passed_on_and_an_image_that_is_not_there_is_not_run():
     assert judged(reports(), "home") == [(OK, "partition gpu, node1: HOME can be written", "")]
     absent = TRAINED | {"runtime": "apptainer", "status": "error", "reason": "error: image: x.sif is not there"}
     assert judged(reports(TRAINED, absent), "container")[-1][0] == NOT_RUN
-
-
-def test_other_devices_are_those_by_which_all_reach_the_first_node():
-    said = reports()["ranks"]["ranks"]
-    assert cells.other_devices(said, None) == ["ib0"]
-    assert cells.other_devices(said, "ib0") == [None]
-    said[2]["reached"]["ib0"] = False
-    assert cells.other_devices(said, None) == []
-
-
-def test_a_cell_that_fails_is_tried_with_the_other_device(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "find_spec", lambda name: None)
-
-    def run(line: list[str], seconds: float, **more: str) -> Ended:
-        site = json.loads(Path(line[line.index("--site") + 1]).read_text())["site"]
-        record = {"status": "ok", "reason": None, "provenance": {"process_group": "gloo", "device": "cpu"}}
-        if site["interface"] == "ib0":
-            Path(line[line.index("--output") + 1]).write_text(json.dumps(record))
-            return Ended(0, "")
-        return Ended(1, "error: ranks did not meet\n")
-
-    found = list(cells.train_cells(tmp_path, TRIAL, reports()["ranks"]["ranks"], run))
-    assert [(it["interface"], it["status"]) for it in found] == [(None, "error"), ("ib0", "ok")]
-    assert found[0]["reason"] == "error: ranks did not meet"
-    cell = json.loads((tmp_path / "torch/cell.json").read_text())
-    assert (cell["world_size"], cell["nodes"]) == (4, 2)
 
 
 def test_accounting_that_does_not_answer_is_a_warning(programs):
