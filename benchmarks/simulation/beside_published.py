@@ -11,7 +11,8 @@ from benchmarks.analysis.table import Table
 from benchmarks.core.paths import ROOT
 from benchmarks.simulation.cluster import find_cluster
 from benchmarks.simulation.model_layers import Layers, layers_of
-from benchmarks.simulation.step_time import Settings, simulate
+from benchmarks.simulation.results import simulate
+from benchmarks.simulation.step_time import Settings
 from benchmarks.simulation.wire import Case
 
 FILE = ROOT / "benchmarks/simulation/published.yaml"

@@ -15,7 +15,8 @@ from benchmarks.simulation.beside_measured import measured_table, read_measured,
 from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster, find_cluster
 from benchmarks.simulation.model_layers import layers_of, recorded_seconds
-from benchmarks.simulation.step_time import Result, Settings, fastest_first, simulate
+from benchmarks.simulation.results import PLANNERS, Result, fastest_first, simulate
+from benchmarks.simulation.step_time import Settings
 from benchmarks.simulation.views import best_merged, table, write_files
 from benchmarks.simulation.what_pays import Key, answers, is_supported, records_in, sentences, supported
 from benchmarks.simulation.wire import HIERARCHIES, Case, grid, read_micro
@@ -41,9 +42,10 @@ def checked(args: argparse.Namespace) -> list[Cluster]:
     for cluster in clusters:
         for count in args.ranks or [cluster.ranks]:
             integer("ranks", cluster.check_ranks(count), 2, MOST_RANKS)
-    for name, known in (("rules", RULES), ("levels", HIERARCHIES), ("compressors", COMPRESSORS), ("schemes", SCHEMES)):
+    known = {"rules": RULES | PLANNERS, "levels": HIERARCHIES, "compressors": COMPRESSORS, "schemes": SCHEMES}
+    for name, names in known.items():
         for one in getattr(args, name):
-            choose(name, one, known)
+            choose(name, one, names)
     choose("gradients", args.gradients, GRADIENTS)
     integer("top", args.top, 1, 10**6)
     for name, least in (("ragged_largest", 1.0), ("most_lost", 0.0)):
@@ -91,7 +93,8 @@ def _add_combinations(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compressors", nargs="+", metavar="NAME", default=usual, help="default: all but threshold")
     parser.add_argument("--densities", type=float, nargs="+", metavar="D", default=DENSITIES, help=shares)
     parser.add_argument("--schemes", nargs="+", metavar="NAME", default=["baseline"], help="default: baseline")
-    parser.add_argument("--rules", nargs="+", metavar="NAME", default=list(RULES), help=f"default: {', '.join(RULES)}")
+    rules = f"default: {', '.join(RULES)}; beside these: the planners {' and '.join(PLANNERS)}"
+    parser.add_argument("--rules", nargs="+", metavar="NAME", default=list(RULES), help=rules)
     parser.add_argument("--levels", nargs="+", default=list(HIERARCHIES), help="default: flat and node")
 
 

@@ -1,17 +1,16 @@
 """The time of training steps, many cases at once: arrays of cases, streams that serve messages, and results."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from benchmarks.analysis.grouping import grouped
 from benchmarks.simulation.cluster import Paths, paths
 from benchmarks.simulation.model_layers import Layers
-from benchmarks.simulation.wire import FLOAT_BYTES, Case, Curve, Key, Work, works
+from benchmarks.simulation.wire import FLOAT_BYTES, Case, Curve, Key, Work
 from resireduce.merging.rules import RULES, Array, Arrivals, Ends, Rule
 
 # --- Cases as arrays: one row per case, one column per tensor, in the order of gradients ---
@@ -336,62 +335,3 @@ def _in_halves(
     later = {"communicate": (scattered - half, scattered), "all-gather": (gathered - half, gathered)}
     busy = busy | later | {"next forward": (forward - layers, forward)}
     return Timed(ends, MappingProxyType(busy), computed, step, step - computed - rows.forward - rows.update)
-
-
-# --- All cases of a grid ---
-
-
-NUMBERS_AT_ONCE = 300_000
-"""Cases x tensors of a chunk, small enough for its arrays to stay in the processor's caches."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """The simulated results of one case; nothing was measured."""
-
-    case: Case
-    step_seconds: float
-    exposed_seconds: float
-    """The part of the step outside of forward pass, backward pass and update."""
-    messages: int
-    sent_bytes: float
-    """Bytes that a rank sends in messages; by node, those of all its ranks."""
-    basis: str
-    """Source of the compression times."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values: those of the case, with its cluster's name, and its results."""
-        case = asdict(self.case) | {"cluster": self.case.cluster.name}
-        own = {name: value for name, value in vars(self).items() if name != "case"}
-        return case | own
-
-
-def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
-    """Return the results of `cases`, in order. Raises ConfigError for a model of which too little is known."""
-    found: list[Result | None] = [None] * len(cases)
-    count = max(1, NUMBERS_AT_ONCE // len(settings.layers.names))
-    known = works(cases, settings.layers, settings.micro)
-    for rule, places in grouped((case.rule, place) for place, case in enumerate(cases)).items():
-        for start in range(0, len(places), count):
-            chosen = places[start : start + count]
-            some = [cases[place] for place in chosen]
-            rows = rows_of(some, settings, known)
-            times = timed(rows, merged(rows, RULES[rule]), RULES[rule])
-            sent = rows.nbytes.sum(axis=-1)
-            messages = (in_message(rows.nbytes, times.ends) > 0).sum(axis=-1)  # those that are not empty
-            for number, (place, case) in enumerate(zip(chosen, some, strict=True)):
-                work = known[case.cluster.device, case.compressor, case.density, case.scheme]
-                step, exposed = float(times.step[number]), float(times.exposed[number])
-                found[place] = Result(case, step, exposed, int(messages[number]), float(sent[number]), work.basis)
-    return [one for one in found if one is not None]
-
-
-def fastest_first(results: Iterable[Result]) -> list[Result]:
-    """Return `results` ordered by step time; equal ones, to a millionth, by number of messages."""
-    return sorted(results, key=lambda one: (float(f"{one.step_seconds:.6e}"), one.messages))
-
-
-def one_step(case: Case, settings: Settings) -> Timed:
-    """Return the step of one case, with the busy times of its streams."""
-    rows = rows_of([case], settings, works([case], settings.layers, settings.micro))
-    return timed(rows, merged(rows, RULES[case.rule]), RULES[case.rule])

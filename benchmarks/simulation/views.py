@@ -11,7 +11,8 @@ from benchmarks.analysis.labels import TIMES
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.files import finite, save_json, save_text, writable
-from benchmarks.simulation.step_time import COMPUTING, Result, Settings, Timed, one_step
+from benchmarks.simulation.results import Result, one_step
+from benchmarks.simulation.step_time import COMPUTING, Settings, Timed
 from benchmarks.simulation.wire import LOSSLESS, Case
 from resireduce.merging.rules import RULES
 from resireduce.scheme import COMPRESSORS
@@ -35,11 +36,13 @@ def table(results: Sequence[Result], all_results: Sequence[Result]) -> Table:
 
 
 def best_merged(ordered: Sequence[Result]) -> list[Result]:
-    """Return the first of the `ordered` results for each cluster, ranks, compressor, density, scheme and levels."""
+    """Return the first of the `ordered` results for each cluster, ranks, compressor, density, scheme and levels, and
+    for each planner."""
     found: dict[tuple[Any, ...], Result] = {}
     for one in ordered:
         case = one.case
-        key = (case.cluster.name, case.ranks, _compressor(case), case.hierarchy)
+        planner = None if case.rule in RULES else case.rule
+        key = (case.cluster.name, case.ranks, _compressor(case), case.hierarchy, planner)
         found.setdefault(key, one)
     return list(found.values())
 
@@ -56,7 +59,8 @@ def fastest_dense(results: Sequence[Result]) -> dict[tuple[str, int], float]:
 
 def name_of(case: Case) -> str:
     """Return the name of a case among others of its cluster: compressor, density, scheme, rule and levels."""
-    return ", ".join([_compressor(case), f"merged {case.rule}", *(["by node"] * (case.hierarchy == "node"))])
+    how = "merged" if case.rule in RULES else "planned by"
+    return ", ".join([_compressor(case), f"{how} {case.rule}", *(["by node"] * (case.hierarchy == "node"))])
 
 
 def _compressor(case: Case) -> str:
@@ -83,7 +87,7 @@ def pieces(case: Case, settings: Settings) -> list[dict[str, Any]]:
     of other streams is exposed if neither the backward pass nor layers of the next forward pass hide it.
     """
     times = one_step(case, settings)
-    halves, places = RULES[case.rule].in_halves, np.flatnonzero(times.ends[0])
+    halves, places = "next forward" in times.busy, np.flatnonzero(times.ends[0])
     forward, _ = settings.layers.seconds(case.cluster.device, settings.compute_seconds)
     update, step = settings.layers.update_seconds(case.cluster.device), float(times.step[0])
     shift = 0.0 if halves else forward

@@ -14,7 +14,8 @@ from benchmarks.analysis.labels import TIMES
 from benchmarks.core.record import CellResult, try_load
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.model_layers import Layers
-from benchmarks.simulation.step_time import Result, Settings, fastest_first, simulate
+from benchmarks.simulation.results import Result, fastest_first, simulate
+from benchmarks.simulation.step_time import Settings
 from benchmarks.simulation.views import fastest_dense, name_of
 from benchmarks.simulation.wire import LOSSLESS, Case, grid, payload_of
 from resireduce.errors import ConfigError

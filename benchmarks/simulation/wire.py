@@ -41,10 +41,14 @@ class Case:
         """Whether the combination can be built and does not repeat another one.
 
         Halves of an all-reduce need dense gradients and flat ranks; payloads that ranks make in rounds travel alone;
-        one node, or one rank per node, has no levels.
+        one node, or one rank per node, has no levels. Planners choose between a compressor and none, and use the levels
+        that there are.
         """
         dense = self.compressor == LOSSLESS
         nodes_and_ranks = self.cluster.ranks_per_node > 1 and self.ranks > self.cluster.ranks_per_node
+        if self.rule not in RULES:
+            compressed = self.compressor not in (LOSSLESS, "fp16") and not COMPRESSORS[self.compressor].in_rounds
+            return compressed and (self.hierarchy == "node") == nodes_and_ranks
         halves = not RULES[self.rule].in_halves or (dense and self.hierarchy == "flat")
         alone = self.rule == "none" or not COMPRESSORS[self.compressor].in_rounds
         return halves and alone and (self.hierarchy == "flat" or nodes_and_ranks)

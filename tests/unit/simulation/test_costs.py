@@ -14,7 +14,8 @@ from benchmarks.core.record import CellResult
 from benchmarks.core.registry import MODELS
 from benchmarks.simulation.cluster import Link, all_gather, all_reduce, paths, presets, reduce_scatter
 from benchmarks.simulation.model_layers import layers_of, recorded_seconds
-from benchmarks.simulation.step_time import Settings, rows_of, simulate
+from benchmarks.simulation.results import simulate
+from benchmarks.simulation.step_time import Settings, rows_of
 from benchmarks.simulation.what_pays import needed_bytes, supported
 from benchmarks.simulation.wire import (
     BUCKET_BYTES,

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
-from benchmarks.simulation.step_time import simulate
+from benchmarks.simulation.results import simulate
 from benchmarks.simulation.what_pays import break_even_bandwidth, break_even_density
 from benchmarks.simulation.wire import Case, grid
 from resireduce.checks import check_merge

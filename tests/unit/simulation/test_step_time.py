@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulation.step_time import (
-    Result,
-    Rows,
-    Settings,
-    fastest_first,
-    merged,
-    one_step,
-    rows_of,
-    simulate,
-    timed,
-)
+from benchmarks.simulation.results import Result, fastest_first, one_step, simulate
+from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
 from benchmarks.simulation.views import pieces
 from benchmarks.simulation.wire import Case, Curve, works
 from resireduce.merging.rules import RULES
@@ -183,7 +174,7 @@ def test_the_same_cases_in_any_company_have_the_same_results(monkeypatch: pytest
         for cluster, compressor, rule, hierarchy in product((slow, fast), ("none", "topk"), SHARED, ("flat", "node"))
     ]
     together = simulate(cases, given_settings)
-    monkeypatch.setattr("benchmarks.simulation.step_time.NUMBERS_AT_ONCE", 9)
+    monkeypatch.setattr("benchmarks.simulation.results.NUMBERS_AT_ONCE", 9)
     alone = simulate(cases, given_settings)
     assert [one.case for one in together] == cases
     assert [one.step_seconds for one in together] == pytest.approx([one.step_seconds for one in alone], rel=1e-12)
