@@ -115,7 +115,7 @@ def distribute(
             have come. None: consecutive ones of at most 25 MiB, and of a 32nd of all together. none: each is one, and
             leaves as soon as it is ready. one: all, at the end of the backward pass. hybrid: like one, with all dense
             tensors in one all-reduce too, as in AD-Topk, where `dense` names more than small tensors
-            (`resireduce.partial_selection` chooses them). A number: consecutive tensors of at most so many bytes
+            (`grouping.partial_selection` chooses them). A number: consecutive tensors of at most so many bytes
             together, as a rank sends them. mg-wfbp, omgs, optimal, rgmerge-style: what these rules choose by the times
             of the slowest rank and of the link, measured in the first steps and kept in `optimizer.costs`; the choice
             may differ from run to run.

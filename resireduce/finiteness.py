@@ -1,14 +1,14 @@
 """Checks whether gradients are finite: each at once or, where the host would wait for a device, once per step."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from cmath import isfinite
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from resireduce import private
 from resireduce.errors import NonFiniteGradient
-from resireduce.kernels.norms import is_finite
-from resireduce.kernels.on_gpu import in_triton
+from resireduce.kernels.native import in_triton
 
 AT_ONCE = ("cpu", "meta")
 """Types of devices on which the host need not wait for an answer."""
@@ -34,8 +34,7 @@ class Finiteness:
         if self.checks_at_once(grad):
             check_finite(grad, name)
         elif grad.numel():
-            self._noted[name, len(self._noted)] = fine = zero_unless_finite_(grad)
-            self._asked.append(fine)
+            self._noted.append(([name], zero_unless_finite_(grad).view(1)))
 
     def check_together_(self, packed: Tensor, gradients: Mapping[str, Tensor]) -> None:
         """Check several `gradients`, by the names of their tensors, as `check_` does where it does not raise.
@@ -44,18 +43,13 @@ class Finiteness:
         """
         there = {name: grad for name, grad in gradients.items() if grad.numel()}
         if there:
-            self._asked.append(zero_unless_finite_(packed))
-            self._note(there, torch.stack(private.norm_of_each([*there.values()], torch.inf)) < torch.inf)
+            zero_unless_finite_(packed)
+            fine = torch.stack(private.norm_of_each([*there.values()], torch.inf)) < torch.inf
+            self._noted.append(([*there], fine))
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
         """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0."""
-        fine = spoilt.eq(0)
-        self._asked.append(fine.all())
-        self._note(names, fine)
-
-    def _note(self, names: Iterable[str], fine: Tensor) -> None:
-        for name, one in zip(names, fine.unbind(), strict=True):
-            self._noted[name, len(self._noted)] = one
+        self._noted.append((names, spoilt.eq(0)))
 
     def checks_at_once(self, grad: Tensor) -> bool:
         """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
@@ -63,19 +57,27 @@ class Finiteness:
 
     def failure(self) -> NonFiniteGradient | None:
         """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""
-        noted, asked = self._noted, self._asked
+        noted = self._noted
         self.restart()
-        if not asked or all(_read(asked)):
+        if not noted:
             return None
-        spoilt = [name for (name, _), fine in zip(noted, _read([*noted.values()]), strict=True) if not fine]
-        return NonFiniteGradient(_text(spoilt[0], "nothing of it was sent"))
+        fine = torch.cat([one.to(noted[0][1].device, torch.bool) for _, one in noted]).tolist()  # the host waits once
+        names = (name for names, _ in noted for name in names)
+        spoilt = next((name for name, is_fine in zip(names, fine, strict=True) if not is_fine), None)
+        return None if spoilt is None else NonFiniteGradient(_text(spoilt, "nothing of it was sent"))
 
     def restart(self) -> None:
         """Forget which gradients have been noted in this step, whether they were finite or not."""
-        self._asked: list[Tensor] = []
-        """For each question whether all was finite."""
-        self._noted: dict[tuple[str, int], Tensor] = {}
-        """For each gradient, in the order in which they came, by name and number, whether it was finite."""
+        self._noted: list[tuple[Sequence[str], Tensor]] = []
+        """Names of tensors, in the order in which gradients came, and which of these were finite: 1-D."""
+
+
+def is_finite(x: Tensor) -> bool:
+    """Return whether no element of `x` is NaN or infinite; True without storage. The host waits for the device of `x`.
+
+    A finite sum proves it, and is cheaper than the largest magnitude, which is computed if the sum is not finite.
+    """
+    return x.is_meta or isfinite(x.sum().item()) or isfinite(torch.linalg.vector_norm(x, torch.inf).item())
 
 
 def check_finite(grad: Tensor, name: str) -> None:
@@ -92,18 +94,12 @@ def refusal(name: str) -> str:
 def zero_unless_finite_(grad: Tensor) -> Tensor:
     """Fill `grad` with zeros if it is not finite; return whether it was: 0-D bool or int32. The host does not wait."""
     if in_triton(grad):
-        from resireduce.kernels.gpu import norms
+        from resireduce.kernels.gpu import one_pass
 
-        return norms.zero_unless_finite_(grad)
+        return one_pass.zero_unless_finite_(grad)
     fine = torch.linalg.vector_norm(grad, torch.inf) < torch.inf  # NaN is not less either
     grad.masked_fill_(fine.logical_not(), 0.0)
     return fine
-
-
-def _read(answers: Sequence[Tensor]) -> list[float]:
-    """Return the numbers in 0-D tensors, on one device, for which the host waits once."""
-    numbers: list[float] = torch.stack([answer.to(answers[0].device) for answer in answers]).tolist()
-    return numbers
 
 
 def _text(name: str, done: str) -> str:

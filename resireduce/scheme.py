@@ -28,9 +28,9 @@ class Listed:
 
 
 COMPRESSORS = {
-    "none": Listed("resireduce.compressors.dense:NoCompression", selects=False),
+    "none": Listed("resireduce.compressors.base:NoCompression", selects=False),
     "topk": Listed("resireduce.compressors.topk:TopK", selects=True),
-    "randomk": Listed("resireduce.compressors.randomk:RandomK", selects=True),
+    "randomk": Listed("resireduce.compressors.topk:RandomK", selects=True),
     "threshold": Listed("resireduce.compressors.thresholds:Threshold", selects=False),
     "dgc": Listed("resireduce.compressors.dgc:DGC", selects=True),
     "dgc-simple": Listed("resireduce.compressors.dgc:DGCSimple", selects=True),
@@ -41,7 +41,7 @@ COMPRESSORS = {
     "sidco-exp": Listed("resireduce.compressors.thresholds:SIDCo", selects=True),
     "sidco-gp": Listed("resireduce.compressors.thresholds:SIDCoPareto", selects=True),
     "sidco-gamma": Listed("resireduce.compressors.thresholds:SIDCoGamma", selects=True),
-    "fp16": Listed("resireduce.compressors.dense:Fp16", selects=False),
+    "fp16": Listed("resireduce.compressors.quantized:Fp16", selects=False),
     "qsgd": Listed("resireduce.compressors.quantized:QSGD", selects=False),
     "qsgd-max": Listed("resireduce.compressors.quantized:QSGDMax", selects=False),
     "adtopk": Listed("resireduce.compressors.adtopk:ADTopK", selects=True),
@@ -57,8 +57,8 @@ COMPRESSORS = {
     "onebit": Listed("resireduce.compressors.signs:OneBit", selects=False),
     "terngrad": Listed("resireduce.compressors.quantized:TernGrad", selects=False),
     "natural": Listed("resireduce.compressors.quantized:Natural", selects=False),
-    "block8": Listed("resireduce.compressors.dense:Block8", selects=False),
-    "block4": Listed("resireduce.compressors.dense:Block4", selects=False),
+    "block8": Listed("resireduce.compressors.quantized:Block8", selects=False),
+    "block4": Listed("resireduce.compressors.quantized:Block4", selects=False),
     "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False, in_rounds=True),
     "l1-chunks": Listed("resireduce.compressors.chunked:L1Chunks", selects=True, in_rounds=True),
     "ok-topk": Listed("resireduce.contrib.oktopk:OkTopK", selects=True, in_rounds=True),

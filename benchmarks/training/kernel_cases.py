@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.training.measure_rank import in_turn, now
+from resireduce.compressors.base import Sum
 from resireduce.compressors.topk import TopK
 from resireduce.finiteness import zero_unless_finite_
-from resireduce.kernels import submatrix
-from resireduce.kernels.gpu import blocks, bucket, norms, self_check
-from resireduce.kernels.gpu import submatrix as crossing
-from resireduce.kernels.selection import by_keys, compress_topk_, message_places
+from resireduce.kernels.gpu import bucket, one_pass, self_check
+from resireduce.kernels.selection import by_keys
 from resireduce.pieces import generator
+from resireduce.residuals import matrix
 from resireduce.residuals.stored import Blocks
 
 SIZES, TINY = (1 << 16, 1 << 20, 25 << 20, 100 << 20), (1500,)
@@ -34,25 +34,34 @@ def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
         f"select, density {DENSITY:g}": (lambda x: (select_plainly(x, k),), lambda x: (bucket.select(x, k),)),
         "finite": (
             lambda x: (zero_unless_finite_(x), x),
-            lambda x: (norms.zero_unless_finite_(x).to(torch.bool), x),
+            lambda x: (one_pass.zero_unless_finite_(x).to(torch.bool), x),
         ),
-        f"top-k of a bucket, density {DENSITY:g}": (_of_bucket(compress_topk_), _of_bucket(bucket.compress_topk_)),
+        f"top-k of a bucket, density {DENSITY:g}": (_of_bucket_plainly, _of_bucket),
         **_crossing(source),
         **(_added(indices) if source.dtype == torch.float32 else {}),
         **{f"{kind}: {name}": pair for kind in ("int8", "int4") for name, pair in _codes(kind, numel, source)},
     }
 
 
-def _of_bucket(compress_: Callable[..., Tensor]) -> Way:
-    """Return a way to add gradients to residuals, and take out the largest of each of several tensors."""
+def _parts(x: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return gradients and residuals of several tensors: `x` backwards, and in its own memory."""
+    gradients = x.flip(0).tensor_split(min(TENSORS, 1 + x.numel() // LEAST))
+    return gradients, x.tensor_split(len(gradients))
 
-    def compressed(x: Tensor) -> tuple[Tensor, ...]:
-        gradients = x.flip(0).tensor_split(min(TENSORS, 1 + x.numel() // LEAST))
-        ks = [max(1, int(DENSITY * one.numel())) for one in gradients]
-        message = torch.empty(message_places(tuple(ks), x.dtype)[1], dtype=torch.uint8, device=x.device)
-        return compress_(gradients, x.tensor_split(len(gradients)), ks, message), message, x
 
-    return compressed
+def _of_bucket(x: Tensor) -> tuple[Tensor, ...]:
+    """Add gradients to residuals, and take out the largest of each of several tensors, by the kernels."""
+    gradients, residuals = _parts(x)
+    ks = [max(1, int(DENSITY * one.numel())) for one in gradients]
+    message = torch.empty(bucket.message_places(tuple(ks), x.dtype)[1], dtype=torch.uint8, device=x.device)
+    bucket.compress_topk_(gradients, residuals, ks, message)
+    return message, x
+
+
+def _of_bucket_plainly(x: Tensor) -> tuple[Tensor, ...]:
+    """Do so by plain torch."""
+    message, _, _ = TopK(DENSITY).take_from_sums_([Sum(*two) for two in zip(*reversed(_parts(x)), strict=True)])
+    return message, x
 
 
 def _crossing(source: Tensor) -> dict[str, tuple[Way, Way]]:
@@ -75,12 +84,12 @@ def _crossing(source: Tensor) -> dict[str, tuple[Way, Way]]:
         return added
 
     def cut(x: Tensor) -> tuple[Tensor, ...]:
-        crossing.cut_crossing_into(into, x.view(shape), rows, columns)
+        one_pass.cut_crossing_into(into, x.view(shape), rows, columns)
         return (into.clone(),)
 
     return {
-        "add a crossing": (add(submatrix.add_crossing_), add(crossing.add_crossing_)),
-        "cut a crossing": (lambda x: (submatrix.cut_crossing(x.view(shape), rows, columns),), cut),
+        "add a crossing": (add(matrix.add_crossing_), add(one_pass.add_crossing_)),
+        "cut a crossing": (lambda x: (matrix.cut_crossing(x.view(shape), rows, columns),), cut),
     }
 
 
@@ -110,7 +119,7 @@ def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[W
     plain.set_(source, generator(source.device, "stored"))
 
     def encoded(x: Tensor) -> tuple[Tensor, ...]:
-        blocks.encode(x, drawn, own.codes, own.scales, bits)
+        one_pass.encode(x, drawn, own.codes, own.scales, bits)
         return own.codes.clone(), own.scales.clone()
 
     def encoded_plainly(x: Tensor) -> tuple[Tensor, ...]:
@@ -118,7 +127,7 @@ def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[W
         return _stored(codes, bits), scales
 
     yield "encode", (encoded_plainly, encoded)
-    decoded = blocks.decode_add_
+    decoded = one_pass.decode_add_
     yield "decode", (lambda x: (plain.add_to_(x),), lambda x: (decoded(x, plain.codes, plain.scales, bits) or x,))
 
 

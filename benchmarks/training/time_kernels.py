@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import save_json
-from resireduce.kernels.on_gpu import SWITCH
+from resireduce.kernels.native import GPU_SWITCH
 
 INTERPRET = "TRITON_INTERPRET"
 
@@ -29,9 +29,9 @@ def measured(device: str, tiny: bool) -> dict[str, Any]:
         return {"triton": None, "rows": []}
     if device == "cpu":
         os.environ[INTERPRET] = "1"  # read when kernels are defined, that is, imported
-    os.environ[SWITCH] = "0"  # so that plain torch uses no kernels
+    os.environ[GPU_SWITCH] = "0"  # so that plain torch uses no kernels
     from benchmarks.training.kernel_cases import rows
-    from resireduce.kernels.gpu.language import triton
+    from resireduce.kernels.gpu.one_pass import triton
 
     return {"triton": triton.__version__, "rows": list(rows(torch.device(device), tiny))}
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Selecting, State
-from resireduce.compressors.topk import SparseCompressor, TopK
+from resireduce.compressors.thresholds import reaching
+from resireduce.compressors.topk import SparseCompressor, TopK, largest_without_zeros
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, check_count, is_number
-from resireduce.kernels.selection import largest_magnitudes
-from resireduce.kernels.thresholds import reaching
 from resireduce.pieces import pieces, share
 
 NARROW = (torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -67,10 +66,6 @@ class ADTopKInterleaved(ADTopK):
 
     turns: ClassVar[int] = 2
 
-    always: tuple[str, ...] = ()
-    """Substrings of the names of tensors that are always sent all-dimension. The released code has ("fc",), the name of
-    a layer in some models; here no name has a meaning unless it is given."""
-
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the payload of this step's turn: all-dimension with places in rows, or top-k with int32 indices."""
         source = name, step
@@ -85,11 +80,9 @@ class ADTopKInterleaved(ADTopK):
         return self._in_turn(payload.source).add_(dense, payload, scale)
 
     def _in_turn(self, source: tuple[str, int] | None) -> ADTopK | TopK:
-        """Return what compresses the tensor of that name, with the rank behind its last slash, in that step."""
+        """Return what compresses in that step."""
         assert source is not None
-        name = source[0].rpartition("/")[0] or source[0]
-        takes_rows = source[1] % 2 == 0 or any(part in name for part in self.always)
-        return ADTopK(self.density) if takes_rows else TopK(self.density)
+        return TopK(self.density) if source[1] % 2 else ADTopK(self.density)
 
 
 def _rows(shape: torch.Size) -> tuple[int, int, int]:
@@ -151,7 +144,6 @@ class ADTopKThreshold(Selecting, SparseCompressor):
     """Our choice: the released code compares the threshold with itself."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
         for field, least in (("warm_up", 0), ("every", 1), ("steps", 1)):
             check_count(field, getattr(self, field), least, "steps", or_none=field == "steps")
@@ -164,8 +156,7 @@ class ADTopKThreshold(Selecting, SparseCompressor):
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of the k largest without zeros, as at the start: int64, ascending."""
-        indices = largest_magnitudes(flat, share(self.density, flat.numel()))
-        return indices if flat.is_meta else indices[flat[indices] != 0]
+        return largest_without_zeros(flat, share(self.density, flat.numel()))
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
         """Return this step's payload: the k largest, which update `state`, what reaches it, or all-dimension top-k."""

@@ -99,9 +99,6 @@ class Compressor(ABC):
     has_rounds: ClassVar[bool] = False
     """Whether ranks make payloads together, in rounds: `agree` asks for sums."""
 
-    source_feeds_back: ClassVar[bool] = True
-    """Whether its paper or released code keeps what is not sent (error feedback); here the scheme decides that."""
-
     @property
     def exact(self) -> bool:
         """Whether the values sent are the gradient's own, so that sent + error = gradient bit for bit."""
@@ -237,7 +234,6 @@ class Selecting(Compressor):
     """Share of the elements to send, as a target or an upper limit, in (0, 1]."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a density outside (0, 1]."""
         check_share("density", self.density)
 
     @classmethod
@@ -284,3 +280,26 @@ class Agreeing(Compressor):
         except StopIteration as made:
             payload: Payload = made.value
             return payload
+
+
+@dataclass(frozen=True)
+class NoCompression(Compressor):
+    """The gradient itself travels, in its own memory, and is summed in place by an all-reduce.
+
+    Source: No compression: what DistributedDataParallel does.
+    """
+
+    collective: ClassVar[Collective] = "all_reduce"
+    lossless: ClassVar[bool] = True
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return the gradient as its own payload, which shares the memory of `grad`."""
+        return Payload.pack(grad.view(-1), like=grad)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x payload to `dense`; return `dense`."""
+        return dense.add_(payload.buffer.view(payload.shape), alpha=scale)
+
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """Set `grad` to zero and return it. The payload may share its memory, and then cannot be used any more."""
+        return grad.zero_()

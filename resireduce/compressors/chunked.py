@@ -10,7 +10,8 @@ from resireduce.compressors.base import Agreeing, Inexact, Rounds, Selecting, St
 from resireduce.core.payload import Payload
 from resireduce.errors import check_count
 from resireduce.kernels.codes import pack_codes, unpack_codes
-from resireduce.pieces import pieces, share, slices
+from resireduce.kernels.norms import norms_of_blocks
+from resireduce.pieces import share, slices
 
 ROWS = 64
 """Chunks that are processed at once."""
@@ -32,7 +33,6 @@ class Chunked(Selecting, Inexact):
     """Elements of a chunk, 2 or more."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a density or a chunk that cannot be used."""
         super().__post_init__()
         check_count("chunk", self.chunk, 2, "elements")
 
@@ -102,14 +102,13 @@ class L1Chunks(Agreeing, Selecting):
     """Elements of a chunk."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
         check_count("size", self.size, 1, "elements")
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
         """Sum the norms of the chunks of `grad` over all ranks; return the values of the chunks that follow."""
         flat = grad.view(-1)
-        norms = yield self._norms(flat)
+        norms = yield norms_of_blocks(flat, self.size, 1, torch.promote_types(flat.dtype, torch.float32))
         count = share(self.density, len(norms))
         chunks = norms.sort(descending=True, stable=True).indices[:count].sort().values
         places, inside = self._places(chunks, flat.numel())
@@ -128,17 +127,6 @@ class L1Chunks(Agreeing, Selecting):
         places, _ = self._places(payload.known, dense.numel())  # what fills up is zero
         dense.view(-1).index_add_(0, places, payload.buffer.to(dense.dtype), alpha=scale)
         return dense
-
-    def _norms(self, flat: Tensor) -> Tensor:
-        dtype = torch.promote_types(flat.dtype, torch.float32)
-        norms = torch.zeros(-(-flat.numel() // self.size), dtype=dtype, device=flat.device)
-        whole = flat.numel() // self.size * self.size
-        for piece in pieces(whole, self.size):
-            chunks = slice(piece.start // self.size, piece.stop // self.size)
-            torch.linalg.vector_norm(flat[piece].view(-1, self.size), 1, dim=1, dtype=dtype, out=norms[chunks])
-        if whole < flat.numel():
-            norms[-1] = torch.linalg.vector_norm(flat[whole:], 1, dtype=dtype)
-        return norms
 
     def _places(self, chunks: Tensor, numel: int) -> tuple[Tensor, Tensor]:
         """Return the flat indices of all elements of `chunks`, and which are inside the tensor; others are clamped."""

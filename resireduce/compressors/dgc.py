@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Momentum, Selecting
+from resireduce.compressors.thresholds import few_reaching, reaching
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.errors import ConfigError, check_count, check_share, is_count, is_number
 from resireduce.kernels.selection import largest_magnitudes
-from resireduce.kernels.thresholds import few_reaching, reaching
 from resireduce.pieces import generator, one_of_each, share
 
 SAMPLE = 0.01
@@ -49,7 +49,6 @@ class DGC(Selecting, SparseCompressor):
     """Steps of each stage; one epoch in the paper."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
         if not isinstance(self.warmup, tuple):
             raise ConfigError(f"warmup: {self.warmup!r} is not allowed; give a tuple of densities")
@@ -110,19 +109,14 @@ class DGCMomentum(DGC):
         return cls(density, half=True)
 
 
-SIMPLE_SAMPLE = 0.01
-"""Share of the elements that the threshold is estimated from."""
-
-
 @dataclass(frozen=True)
 class DGCSimple(Selecting, SparseCompressor):
     """Sends what reaches a threshold estimated from a sample: about density x n elements.
 
     The sample is drawn with replacement. While more than 1.3 x density x n elements pass the threshold, it is raised by
-    30 per cent; while fewer than 0.7 x density x n pass, it is lowered by 30 per cent; at most `rounds` times. All that
-    then pass are sent, however many: a step of 30 per cent may jump over the range, and where most magnitudes are
-    equal, most are sent. A plan assumes density x n. If nothing passes, the elements of the largest magnitude are sent;
-    zeros are never sent. Optimizer, momentum and residual work as with top-k.
+    30 per cent; while fewer than 0.7 x density x n pass, it is lowered by 30 per cent; at most `rounds` times: such a
+    step may jump over the range, and where most magnitudes are equal, most are sent. A plan assumes density x n. If
+    nothing passes, the elements of the largest magnitude are sent; zeros are never sent.
 
     Source: The simplified DGC that benchmarks of compressors use: Xu et al., "GRACE", ICDCS 2021; the ResiReduce paper.
     """
@@ -133,7 +127,6 @@ class DGCSimple(Selecting, SparseCompressor):
     """How often the threshold is changed at most: 10 in GRACE, 2 in the code released with the ResiReduce paper."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
         check_count("rounds", self.rounds)
 
@@ -143,22 +136,18 @@ class DGCSimple(Selecting, SparseCompressor):
         if flat.is_meta:
             return torch.empty(share(self.density, n), dtype=torch.int64, device=flat.device)
         fewest, most = 0.7 * n * self.density, 1.3 * n * self.density
-        candidates = few_reaching(flat, threshold, int(most))
         for _ in range(self.rounds):
-            if candidates is not None and len(candidates) >= fewest:
-                break
-            threshold = threshold * (1.3 if candidates is None else 0.7)
             candidates = few_reaching(flat, threshold, int(most))
-        if candidates is None:
-            return reaching(flat, threshold)
-        if len(candidates) or not flat.any():
-            return candidates
-        return reaching(flat, torch.linalg.vector_norm(flat, torch.inf))
+            if candidates is not None and len(candidates) >= fewest:
+                return candidates
+            threshold = threshold * (1.3 if candidates is None else 0.7)
+        found = reaching(flat, threshold)
+        return found if len(found) else reaching(flat, torch.linalg.vector_norm(flat, torch.inf))
 
     def _estimate(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the first threshold, 0-D: the smallest of the top share of the sample."""
-        samples = share(SIMPLE_SAMPLE, flat.numel())
+        samples = share(SAMPLE, flat.numel())
         source = generator(flat.device, name, step)
         positions = torch.randint(flat.numel(), (samples,), generator=source, device=flat.device)
-        top = torch.topk(flat[positions].abs(), share(SIMPLE_SAMPLE * self.density, flat.numel()), sorted=False).values
+        top = torch.topk(flat[positions].abs(), share(SAMPLE * self.density, flat.numel()), sorted=False).values
         return top.min()

@@ -51,16 +51,11 @@ class PowerSGD(Agreeing, Inexact):
 
     rank: int = 2
     """Columns of each matrix, at most the smaller side of the gradient."""
-    warm_start: bool = True
-    """Whether Q is what the last step has sent, which each rank remembers; otherwise it is drawn anew in each step."""
     min_compression_rate: float = 2.0
     """How many times larger than its payload a tensor must be; others are sent dense, and have no residual."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting that cannot be used."""
         check_count("rank", self.rank, 1, "columns")
-        if not isinstance(self.warm_start, bool):
-            raise ConfigError(f"warm_start: {self.warm_start!r} is not allowed; give True or False")
         if not is_number(self.min_compression_rate) or self.min_compression_rate <= 0:
             raise ConfigError(
                 f"min_compression_rate: {self.min_compression_rate!r} is not allowed; give a number greater than 0"
@@ -75,14 +70,18 @@ class PowerSGD(Agreeing, Inexact):
         """Return the transpose of the initial Q, drawn from a normal distribution, in float32 at least.
 
         It has a row for each column of what is sent, since products with rows are several times as fast on a CPU.
-        There is no state without warm start.
         """
-        return {"q": self._drawn(shape, like, type(self).__name__, 0)} if self.warm_start else {}
+        size, dtype = (self._width(shape), _sides(shape)[1]), torch.promote_types(like.dtype, torch.float32)
+        if like.is_meta:
+            return {"q": torch.empty(size, dtype=dtype, device=like.device)}
+        host = torch.device("cpu")  # so that it is the same on all devices
+        drawn = torch.randn(size, dtype=dtype, device=host, generator=generator(host, type(self).__name__, 0))
+        return {"q": drawn.to(like.device)}
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
         """Sum P over all ranks; return P^T M of this `grad`, with P, which all ranks know by then; all transposed."""
         matrix = grad.view(_sides(grad.shape))
-        q = orthonormal(state["q"] if self.warm_start else self._drawn(grad.shape, grad, name, step))
+        q = orthonormal(state["q"])
         asked = q.new_empty(len(q), len(matrix))
         for rows in _pieces(matrix):
             product = q.new_empty(rows.stop - rows.start, len(q)).addmm_(matrix[rows].to(q.dtype), q.T, beta=0)
@@ -95,9 +94,8 @@ class PowerSGD(Agreeing, Inexact):
 
     def learn_(self, state: State, payload: Payload) -> None:
         """Store `payload`, the sum over all ranks, in `state`, as Q of the next step."""
-        if self.warm_start:
-            _, q = _factors(payload)
-            state["q"].copy_(torch.where(q.any(1, keepdim=True), q, state["q"]))
+        _, q = _factors(payload)
+        state["q"].copy_(torch.where(q.any(1, keepdim=True), q, state["q"]))
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x P x what the `payload` holds to `dense`, a few rows at a time; return it."""
@@ -110,14 +108,6 @@ class PowerSGD(Agreeing, Inexact):
 
     def _width(self, shape: torch.Size) -> int:
         return min(self.rank, *_sides(shape))
-
-    def _drawn(self, shape: torch.Size, like: Tensor, name: str, step: int) -> Tensor:
-        """Return a new Q: drawn on the host, so that it is the same on all devices."""
-        size, dtype = (self._width(shape), _sides(shape)[1]), torch.promote_types(like.dtype, torch.float32)
-        if like.is_meta:
-            return torch.empty(size, dtype=dtype, device=like.device)
-        host = torch.device("cpu")
-        return torch.randn(size, dtype=dtype, device=host, generator=generator(host, name, step)).to(like.device)
 
 
 def _sides(shape: torch.Size) -> tuple[int, int]:

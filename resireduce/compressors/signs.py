@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,8 +45,6 @@ class SignSGD(Inexact):
     Source: SignSGD with majority vote: Bernstein et al., "signSGD with majority vote is communication efficient and
     fault tolerant", ICLR 2019.
     """
-
-    source_feeds_back: ClassVar[bool] = False
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return signs, eight per byte, and a byte that is 1 if this rank votes."""
@@ -93,7 +90,6 @@ class Signum(SignSGD):
     """m, with 0 <= m < 1; 0 is signSGD."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a factor that cannot be used."""
         if not is_number(self.momentum_factor) or not 0 <= self.momentum_factor < 1:
             raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
 

@@ -1,6 +1,8 @@
 """Elements above a threshold: a fixed one, or one that is estimated so that a share of the elements reaches it."""
 
 import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar
@@ -12,21 +14,159 @@ from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, check_count, check_share, choose, is_number
-from resireduce.kernels.thresholds import (
-    Moments,
-    exponential,
-    few_reaching,
-    gamma,
-    generalised_pareto,
-    magnitudes,
-    moments,
-    not_above,
-    planned,
-    reaching,
-    reaching_or_largest,
-    values,
-)
-from resireduce.pieces import share
+from resireduce.pieces import pieces, share, slices
+
+# --- Moments of many elements, formed in float64 a piece at a time: no square overflows, and no sum loses small values
+# ---
+
+
+PIECES, SMALLEST = 64, 1 << 12
+"""Number of pieces in which a large tensor is processed, and elements of a piece of a small one."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of `count` values, 1 or more."""
+
+    count: int
+    mean: float
+    variance: float
+    """The mean square of the differences from the mean."""
+    least: float
+    largest: float
+    mean_log: float
+    """The mean of the logarithms; of values that are not all greater than zero, NaN or minus infinity."""
+
+
+def values(flat: Tensor) -> Iterator[Tensor]:
+    """Yield the elements of 1-D `flat` in float64, a piece at a time."""
+    for piece in slices(flat.numel(), max(SMALLEST, -(-flat.numel() // PIECES))):
+        yield flat[piece].double()
+
+
+def magnitudes(flat: Tensor, above: float | None = None) -> Iterator[Tensor]:
+    """Yield magnitudes of 1-D `flat` in float64, a piece at a time; only those greater than `above`, if given."""
+    for part in map(torch.abs, values(flat)):
+        yield part if above is None else part[part > above]
+
+
+def moments(parts: Iterable[Tensor], logarithms: bool = False) -> Moments | None:
+    """Return the moments of all values in 1-D float64 `parts`; None if there are no values, or no storage.
+
+    Without `logarithms`, `mean_log` is NaN.
+    """
+    rows, count = [], 0
+    for part in parts:
+        if part.numel():
+            count += part.numel()
+            logs = part.log().sum() if logarithms else part.new_tensor(math.nan)
+            rows.append(torch.stack((part.sum(), part.dot(part), logs, part.amin(), part.amax())))
+    if not rows:
+        return None
+    columns = torch.stack(rows, 1)
+    if columns.is_meta:
+        return None
+    extremes = columns[3].amin(), columns[4].amax()
+    total, squares, logs, least, largest = torch.stack((*columns[:3].sum(1), *extremes)).tolist()
+    mean = total / count
+    variance = max(0.0, squares / count - mean * mean)
+    return Moments(count, mean, variance, least, largest, logs / count)
+
+
+def planned(flat: Tensor, k: int) -> Tensor:
+    """Return `k` indices of 1-D `flat`, a tensor without storage, after using as much memory as its moments need."""
+    moments(magnitudes(flat))
+    return torch.empty(k, dtype=torch.int64, device=flat.device)
+
+
+def not_above(threshold: float, dtype: torch.dtype) -> float:
+    """Return the largest number of `dtype` that is not above `threshold`, 0 or more: the same elements are greater.
+
+    A comparison rounds the threshold to the tensor's dtype, to nearest: a slightly greater element might then equal it.
+    """
+    rounded = torch.tensor(threshold, dtype=dtype, device="cpu")
+    if rounded.double() > threshold:
+        rounded = torch.nextafter(rounded, torch.zeros_like(rounded))
+    return rounded.item()
+
+
+# --- Thresholds that a given share of a distribution on the positive numbers exceeds, fitted by moments ---
+#
+# As in Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training
+# systems" (SIDCo), MLSys 2021, section 2.
+
+
+def exponential(mean: float, share: float) -> float:
+    """Return the threshold that a share `share`, in (0, 1], of an exponential distribution with this `mean` exceeds."""
+    return -mean * math.log(share)
+
+
+def generalised_pareto(mean: float, variance: float, share: float) -> float:
+    """Return the threshold that a share `share`, in (0, 1], of a generalised Pareto distribution exceeds.
+
+    With r = `mean`^2 / `variance` its scale is mean (r + 1) / 2, and its shape, in the sign in which positive ones have
+    an end, (r - 1) / 2. At r = 1 it is the exponential; as r grows all values come to the mean.
+    """
+    ratio = mean * mean / variance if variance else math.inf
+    if ratio > 1e12:  # nothing but the mean, to the last digit
+        return mean
+    scale, shape = mean * (ratio + 1) / 2, (ratio - 1) / 2
+    if not shape:
+        return exponential(mean, share)
+    return -scale * math.expm1(shape * math.log(share)) / shape
+
+
+def gamma(mean: float, mean_log: float, share: float) -> float:
+    """Return about the threshold that a share `share`, in (0, 1], of a gamma distribution exceeds.
+
+    It has this `mean`, and about `mean_log` for the mean of its logarithms: its shape is found without iteration. The
+    tail is taken as far out, where it is nearly an exponential: -scale (ln share + ln Gamma(shape)), which may be
+    less than zero.
+    """
+    gap = math.log(mean) - mean_log
+    if gap < 1e-12:  # nothing but the mean
+        return mean
+    shape = (3 - gap + math.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
+    return -mean / shape * (math.log(share) + math.lgamma(shape))
+
+
+# --- Selection of the magnitudes that reach a threshold, in bounded extra memory ---
+
+
+def reaching(flat: Tensor, threshold: Tensor | float, strictly: bool = False) -> Tensor:
+    """Return the indices (int64, ascending) of elements of 1-D `flat` whose magnitude is at least `threshold`; with
+    `strictly`, more.
+
+    Zeros are never among them. A sixteenth is processed at a time, so that all magnitudes are never in memory at once.
+    """
+    found = few_reaching(flat, threshold, flat.numel(), strictly)
+    assert found is not None
+    return found
+
+
+def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: bool = False) -> Tensor | None:
+    """Return what `reaching` does for `flat`, `threshold` and `strictly`, or None if there are more than `most`.
+
+    The indices of all elements would take twice the memory of `flat`. It stops before it holds more than those of
+    `most` elements and a sixteenth of the tensor.
+    """
+    compare = torch.gt if strictly or not threshold else torch.ge
+    found, count = [], 0
+    for piece in pieces(flat.numel()):
+        found.append(compare(flat[piece].abs(), threshold).nonzero().view(-1).add_(piece.start))
+        count += len(found[-1])
+        if count > most:
+            return None
+    return torch.cat(found)
+
+
+def reaching_or_largest(flat: Tensor, threshold: float) -> Tensor:
+    """Return what `reaching` does for `flat` and `threshold`, strictly; if nothing, the largest magnitudes."""
+    found = reaching(flat, threshold, strictly=True)
+    return found if len(found) else reaching(flat, torch.linalg.vector_norm(flat, torch.inf))
+
+
+# --- Compressors ---
 
 
 @dataclass(frozen=True)
@@ -45,7 +185,6 @@ class Threshold(SparseCompressor):
     """In the unit of the gradient, 0 or more."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a threshold that cannot be used."""
         if not is_number(self.threshold) or not math.isfinite(self.threshold) or self.threshold < 0:
             raise ConfigError(f"threshold: {self.threshold!r} is not allowed; give a number, 0 or more")
 
@@ -56,51 +195,55 @@ class Threshold(SparseCompressor):
         return reaching(flat, not_above(self.threshold, flat.dtype), strictly=True)
 
 
-LOWER, HIGHER = 0.5, 1.5
-"""Factors for the threshold where too few elements pass, or too many."""
-
-
 @dataclass(frozen=True)
-class GaussianK(Selecting, SparseCompressor):
-    """Sends what a normal distribution of the gradient's mean and deviation would exceed with probability `density`.
+class Estimating(Selecting, SparseCompressor):
+    """The common base of compressors that estimate a threshold: about k = max(1, floor(density x n)) elements pass it.
 
-    The threshold is mean + z x deviation, where z leaves half of the density above. With k = max(1, floor(density x
-    n)), it is halved while fewer than 2/3 k magnitudes pass, and raised by half while more than 4/3 k do, in at most
-    `rounds` rounds. All that then pass are sent, however many: for a gradient that is not normal, a step may jump over
-    the range, back and forth. If nothing passes, the elements of the largest magnitude are sent; zeros are never sent.
-    A plan assumes k.
-
-    Source: Gaussian-k: Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv 1911.08772.
+    All that pass are sent, however many. Zeros are never sent. A plan assumes k.
     """
 
     equal_sizes: ClassVar[bool] = False
+
+    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
+        """Return the flat indices of the elements above the threshold: int64, ascending."""
+        k = share(self.density, flat.numel())
+        return planned(flat, k) if flat.is_meta else self.passing(flat, k)
+
+    @abstractmethod
+    def passing(self, flat: Tensor, k: int) -> Tensor:
+        """Return the indices (int64, ascending) of what passes in 1-D `flat`, where `k` are wanted."""
+
+
+@dataclass(frozen=True)
+class GaussianK(Estimating):
+    """Sends what a normal distribution of the gradient's mean and deviation would exceed with probability `density`.
+
+    The threshold is mean + z x deviation, where z leaves half of the density above. It is halved while fewer than 2/3 k
+    magnitudes pass, and raised by half while more than 4/3 k do, in at most `rounds` rounds: for a gradient that is not
+    normal, a step may jump over the range, back and forth. If nothing passes, the elements of the largest magnitude are
+    sent.
+
+    Source: Gaussian-k: Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv 1911.08772.
+    """
 
     rounds: int = 3
     """How often the threshold is changed at most: 3 in the code released with SIDCo, 4 in that with ADTopk."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
         check_count("rounds", self.rounds)
 
-    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the elements above the threshold: int64, ascending."""
-        k = share(self.density, flat.numel())
-        if flat.is_meta:
-            return planned(flat, k)
-        threshold, most = self._first(flat), 4 * k // 3
-        for _ in range(self.rounds):
-            found = few_reaching(flat, not_above(threshold, flat.dtype), most, strictly=True)
-            if found is not None and 3 * len(found) >= 2 * k:
-                return found
-            threshold *= HIGHER if found is None else LOWER
-        return reaching_or_largest(flat, not_above(threshold, flat.dtype))
-
-    def _first(self, flat: Tensor) -> float:
-        """Return the normal distribution's threshold; a mean far below zero does not make it negative."""
+    def passing(self, flat: Tensor, k: int) -> Tensor:
+        """Return the flat indices of the elements above the threshold, which no mean far below zero makes negative."""
         found = moments(values(flat))
         assert found is not None
-        return max(0.0, found.mean - NormalDist().inv_cdf(self.density / 2) * math.sqrt(found.variance))
+        threshold = max(0.0, found.mean - NormalDist().inv_cdf(self.density / 2) * math.sqrt(found.variance))
+        for _ in range(self.rounds):
+            passed = few_reaching(flat, not_above(threshold, flat.dtype), 4 * k // 3, strictly=True)
+            if passed is not None and 3 * len(passed) >= 2 * k:
+                return passed
+            threshold *= 1.5 if passed is None else 0.5
+        return reaching_or_largest(flat, not_above(threshold, flat.dtype))
 
 
 WIDTH = 0.2
@@ -110,26 +253,20 @@ STEPS = (0.8, 0.6, 0.4, 0.2, 0.0)
 
 
 @dataclass(frozen=True)
-class RedSync(Selecting, SparseCompressor):
+class RedSync(Estimating):
     """Sends what exceeds a threshold between the mean and the largest magnitude, found by halving.
 
-    With k = max(1, floor(density x n)), a probe ends the search if more than k and fewer than 2 k elements pass. If
-    fewer than k / 2 pass, the search goes on below, otherwise above; so it moves away from the goal for k / 2 to k. It
-    ends at a fifth of the interval, after three probes, and all that pass the last are sent, however many: where the
-    largest magnitude lies far out, the probes are too far apart. If nothing passes, the elements of the largest
-    magnitude are sent; zeros are never sent. A plan assumes k.
+    A probe ends the search if more than k and fewer than 2 k elements pass. If fewer than k / 2 pass, the search goes
+    on below, otherwise above; so it moves away from the goal for k / 2 to k. It ends at a fifth of the interval, after
+    three probes: where the largest magnitude lies far out, these are too far apart. If nothing passes, the elements of
+    the largest magnitude are sent.
 
     Source: RedSync: Fang et al., "RedSync: reducing synchronization bandwidth for distributed deep learning training
     system", Journal of Parallel and Distributed Computing 133, 2019.
     """
 
-    equal_sizes: ClassVar[bool] = False
-
-    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the elements above the threshold: int64, ascending."""
-        k = share(self.density, flat.numel())
-        if flat.is_meta:
-            return planned(flat, k)
+    def passing(self, flat: Tensor, k: int) -> Tensor:
+        """Return the flat indices of the elements above the threshold."""
         found = moments(magnitudes(flat))
         assert found is not None
         return self._search(flat, k, found.mean, found.largest - found.mean)
@@ -174,22 +311,19 @@ FEWER, MORE = 0.8, 1.2
 
 
 @dataclass(frozen=True)
-class SIDCo(Selecting, SparseCompressor):
+class SIDCo(Estimating):
     """Sends what exceeds the threshold of a distribution that is fitted to the magnitudes, in stages.
 
     With one stage, the share that is to exceed the threshold is `density`. With M stages it is `first` in the first
     one; each of the others is fitted to what exceeded the one before, minus its least value, for a share
     (density / first)^(1 / (M - 1)). M is 1 at the start. After every five calls it rises by one if fewer than 0.8 k
-    elements were sent on average, k = max(1, floor(density x n)), and falls by one if more than 1.2 k were, between 1
-    and ceil(log2(1 / density)). Each tensor has its own M, as this compressor's state. Of a tensor of zeros nothing is
-    sent, and its state stays. If no element passes, those of the largest magnitude are sent; zeros are never sent. A
-    plan assumes k.
+    elements were sent on average, and falls by one if more than 1.2 k were, between 1 and ceil(log2(1 / density)). Each
+    tensor has its own M, as this compressor's state. Of a tensor of zeros nothing is sent, and its state stays. If no
+    element passes, those of the largest magnitude are sent.
 
     Source: SIDCo: Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed
     training systems", MLSys 2021.
     """
-
-    equal_sizes: ClassVar[bool] = False
 
     fit: str = "exponential"
     """exponential; pareto: the generalised Pareto distribution; gamma, with pareto in later stages."""
@@ -199,7 +333,6 @@ class SIDCo(Selecting, SparseCompressor):
     """Share of the elements that are to pass the first of several stages; with a greater density there is one stage."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
         choose("fit", self.fit, FITS)
         check_share("first", self.first)
@@ -209,8 +342,8 @@ class SIDCo(Selecting, SparseCompressor):
         """Return the number of stages, the calls since it was adapted, and the sum of what they sent, as parts of k."""
         return {} if self.stages else {"stages": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float32, device=like.device)}
 
-    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of what passes the initial number of stages: int64, ascending."""
+    def passing(self, flat: Tensor, k: int) -> Tensor:
+        """Return the flat indices of what passes the initial number of stages."""
         return self._passing(flat, self.stages or 1)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
@@ -222,24 +355,18 @@ class SIDCo(Selecting, SparseCompressor):
         stages = self._allowed(held)
         indices = self._passing(flat, stages)
         if len(indices):
-            parts = sent + len(indices) / share(self.density, flat.numel())
-            memory.copy_(torch.tensor(self._adapted(stages, int(calls) + 1, parts), device="cpu"))
+            calls, sent = calls + 1, sent + len(indices) / share(self.density, flat.numel())
+            if calls >= CALLS:
+                stages = self._allowed(stages + (sent < FEWER * calls) - (sent > MORE * calls))
+                calls, sent = 0, 0.0
+            memory.copy_(torch.tensor([stages, calls, sent], device="cpu"))
         return self.packed(grad, indices)
-
-    def _adapted(self, stages: int, calls: int, sent: float) -> tuple[float, float, float]:
-        """Return the state after this many `calls`, which sent `sent` in sum, as parts of k."""
-        if calls < CALLS:
-            return stages, calls, sent
-        change = (sent < FEWER * calls) - (sent > MORE * calls)
-        return self._allowed(stages + change), 0, 0.0
 
     def _allowed(self, stages: float) -> int:
         """Return the number of stages nearest to `stages`, between 1 and what this density allows."""
         return int(max(1, min(stages, math.ceil(math.log2(1 / self.density)))))
 
     def _passing(self, flat: Tensor, stages: int) -> Tensor:
-        if flat.is_meta:
-            return planned(flat, share(self.density, flat.numel()))
         return reaching_or_largest(flat, not_above(self._threshold(flat, stages), flat.dtype))
 
     def _threshold(self, flat: Tensor, stages: int) -> float:

@@ -1,18 +1,18 @@
-"""Top-k sparsification, and what all compressors share that send values and indices."""
+"""Top-k and random-k sparsification, and what all compressors share that send values and indices."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Compressor, Selecting, Sum
+from resireduce.compressors.base import Collective, Compressor, Selecting, Sum
 from resireduce.core.payload import Payload, unfilled
-from resireduce.kernels.norms import refuse_non_finite
-from resireduce.kernels.on_gpu import in_triton
-from resireduce.kernels.selection import NOT_FINITE, add_sent_each_, compress_topk_, largest_each, largest_magnitudes
-from resireduce.pieces import share
+from resireduce.finiteness import is_finite
+from resireduce.kernels.selection import NOT_FINITE, add_sent_each_, in_one_launch, largest_each, largest_magnitudes
+from resireduce.pieces import generator, one_of_each, share
 
 # --- The common base of compressors that send some elements as values and indices ---
 
@@ -72,6 +72,12 @@ def narrowed(indices: Tensor, like: Tensor) -> Tensor:
     return indices.to(torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64)
 
 
+def largest_without_zeros(flat: Tensor, k: int) -> Tensor:
+    """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, without those of zeros."""
+    chosen = largest_magnitudes(flat, k)
+    return chosen if flat.is_meta else chosen[flat[chosen] != 0]
+
+
 @dataclass(frozen=True)
 class TopK(Selecting, SparseCompressor):
     """Sends the k elements of largest magnitude, k = max(1, floor(density x n)).
@@ -90,7 +96,7 @@ class TopK(Selecting, SparseCompressor):
 
     def looks_at(self, *tensors: Tensor) -> bool:
         """Whether these are on a GPU where kernels look for NaN in what is added to them."""
-        return not self.half and in_triton(*tensors)
+        return not self.half and in_one_launch(tensors)
 
     def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int] | Tensor]:
         """Form all `sums`, take out their largest magnitudes, and return these as `Compressor` says.
@@ -105,8 +111,11 @@ class TopK(Selecting, SparseCompressor):
         payloads = [
             Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
         ]
-        if self.looks_at(*dense):
-            return buffer, payloads, compress_topk_([one.added for one in sums], dense, ks, buffer)
+        added = [one.added for one in sums]
+        if self.looks_at(*dense, *(one for one in added if one is not None)):
+            from resireduce.kernels.gpu import bucket
+
+            return buffer, payloads, bucket.compress_topk_(added, dense, ks, buffer)
         told = [(one.dense, k, one.added, part, one.check) for one, k, part in zip(sums, ks, parts, strict=True)]
         statuses = None if self.half else largest_each(told)
         if statuses is None:
@@ -124,14 +133,11 @@ class TopK(Selecting, SparseCompressor):
     def _take(self, one: Sum, payload: Payload) -> int:
         """Form the sum, take out its largest magnitudes, and write them to `payload`, in plain torch; return 1, or
         NOT_FINITE."""
-        try:
-            if one.check == "added" and one.added is not None:
-                refuse_non_finite(one.added)
-            if one.added is not None:
-                one.dense.add_(one.added)
-            if one.check == "sum":
-                refuse_non_finite(one.dense)
-        except FloatingPointError:
+        if one.added is not None:
+            if one.check == "added" and not is_finite(one.added):
+                return NOT_FINITE
+            one.dense.add_(one.added)
+        if one.check == "sum" and not is_finite(one.dense):
             return NOT_FINITE
         payload.buffer.copy_(self.compress(one.dense, "", 0).buffer)
         self.error_(one.dense, payload)
@@ -145,3 +151,37 @@ class TopK(Selecting, SparseCompressor):
         ]
         if not self.adds or self.half or not add_sent_each_(sent, scale, zero=True):
             super().combine_each_(targets, payloads, scale)
+
+
+@dataclass(frozen=True)
+class RandomK(Selecting):
+    """Sends k random elements, the same on all ranks: values alone travel, and are summed by an all-reduce.
+
+    One element is drawn from each of k equal stretches, without scaling by n / k: biased, as error feedback wants it.
+
+    Source: Random-k sparsification: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
+    """
+
+    collective: ClassVar[Collective] = "all_reduce"
+    same_draw: ClassVar[bool] = True
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return k = max(1, floor(density x n)) values, whose places are drawn anew for every name and step."""
+        n = grad.numel()
+        indices = _drawn(n, share(self.density, n), (name, step), grad.device)
+        return Payload.pack(grad.view(-1)[indices], like=grad, source=(name, step))
+
+    def sent_indices(self, payload: Payload) -> Tensor:
+        """Return the flat indices that were drawn for the payload, drawn again: 1-D, int64, ascending."""
+        assert payload.source is not None
+        return _drawn(payload.shape.numel(), payload.buffer.numel(), payload.source, payload.buffer.device)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values to their places in `dense`; indices do not repeat. Return `dense`."""
+        values = payload.buffer.to(dense.dtype)
+        dense.view(-1).index_add_(0, self.sent_indices(payload), values, alpha=scale)
+        return dense
+
+
+def _drawn(numel: int, k: int, source: tuple[str, int], device: torch.device) -> Tensor:
+    return one_of_each(numel, k, 0, k, generator(device, *source), device)

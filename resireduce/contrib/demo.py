@@ -42,7 +42,6 @@ class DeMo(Selecting, Inexact):
     """Most elements of a tile's side, 1 to 181."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a density or a side that cannot be used."""
         super().__post_init__()
         if not is_count(self.side) or not 1 <= self.side <= LARGEST_SIDE:
             raise ConfigError(f"side: {self.side!r} is not allowed; give a number of elements, 1 to {LARGEST_SIDE}")

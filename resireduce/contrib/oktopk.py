@@ -4,17 +4,16 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, AllGather, AllToAll, Collective, Rounds, Selecting, State
-from resireduce.compressors.topk import SparseCompressor, narrowed
+from resireduce.compressors.thresholds import few_reaching, not_above, planned
+from resireduce.compressors.topk import SparseCompressor, largest_without_zeros, narrowed
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, is_count, is_number
-from resireduce.kernels.selection import largest_magnitudes
-from resireduce.kernels.thresholds import few_reaching, not_above, planned
 from resireduce.pieces import share
 
 RAISES, RAISE = 5, 1.03
@@ -56,7 +55,7 @@ def summed(parts: list[Sums]) -> Sums:
     return sums, indices
 
 
-def is_due(step: int, found: int, every: int) -> bool:
+def is_due(step: int, found: float, every: int) -> bool:
     """Whether what was found in step number `found`, counted from 1, is due again in `step`, counted from 0.
 
     It is due if a multiple of `every` steps has come since, or if `found` is 0: it was never found.
@@ -64,24 +63,20 @@ def is_due(step: int, found: int, every: int) -> bool:
     return not found or (found - 1) // every != step // every
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """A magnitude that about k elements reach, remembered as three numbers."""
+class Threshold(NamedTuple):
+    """A magnitude that about k elements reach, remembered as three numbers in float64."""
 
     value: float = 0.0
     """The magnitude; 0: none is known."""
-    k: int = 0
+    k: float = 0.0
     """The number of elements that were wanted when it was found."""
-    found: int = 0
+    found: float = 0.0
     """The number of the step, counted from 1, in which it was found exactly."""
 
     @classmethod
     def of(cls, memory: Tensor) -> "Threshold":
-        """Return the threshold that `memory`, three float64, holds; an unknown one if it has no storage."""
-        if memory.is_meta:
-            return cls()
-        value, k, found = memory.tolist()
-        return cls(value, int(k), int(found))
+        """Return the threshold that `memory` holds; an unknown one if it has no storage."""
+        return cls() if memory.is_meta else cls(*memory.tolist())
 
     @classmethod
     def reached_by(cls, values: Tensor, k: int, step: int) -> "Threshold":
@@ -92,7 +87,7 @@ class Threshold:
 
     def remembered(self, device: torch.device) -> Tensor:
         """Return three float64 on `device`, from which `of` makes this threshold again."""
-        return torch.tensor([self.value, self.k, self.found], dtype=torch.float64, device=device)
+        return torch.tensor(self, dtype=torch.float64, device=device)
 
     def is_due(self, k: int, step: int, every: int) -> bool:
         """Whether it must be found again in `step`, counted from 0: after `every` steps, and for another `k`."""
@@ -102,8 +97,8 @@ class Threshold:
         """Return it divided by `factor` if `count`, the elements that reached it, is less than 2/3 of k, multiplied by
         `factor` if more than `most`."""
         if 3 * count < 2 * self.k:
-            return replace(self, value=self.value / factor)
-        return replace(self, value=self.value * factor) if count > most else self
+            return self._replace(value=self.value / factor)
+        return self._replace(value=self.value * factor) if count > most else self
 
 
 @dataclass(frozen=True)
@@ -151,7 +146,6 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
     """How many regions there are; `for_world` sets it."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting that cannot be used."""
         super().__post_init__()
         for name, is_one in (dict.fromkeys(PERIODS, is_count) | dict.fromkeys(FACTORS, is_number)).items():
             if not is_one(given := getattr(self, name)) or not 1 <= given < math.inf:
@@ -179,7 +173,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of the k largest magnitudes that are not zero: int64, ascending."""
-        return _largest(flat, share(self.density, flat.numel()))
+        return largest_without_zeros(flat, share(self.density, flat.numel()))
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
         """Exchange what each rank selects of its `grad`; return the part of this rank's that entered the average.
@@ -230,9 +224,9 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
                 if found is not None:
                     known = known.adapted(len(found), 5 * k / 4, self.local_factor)
                     break
-                known = replace(known, value=known.value * RAISE)
+                known = known._replace(value=known.value * RAISE)
         if found is None:
-            found = _largest(flat, k)
+            found = largest_without_zeros(flat, k)
             known = Threshold.reached_by(flat[found], k, step)
         memory.copy_(known.remembered(memory.device))
         return found
@@ -258,14 +252,14 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         exact = memory.is_meta or k == numel or known.is_due(k, step, self.global_every)
         values, places = sums
         if exact:
-            chosen = _largest(values, k)
+            chosen = largest_without_zeros(values, k)
         else:
             chosen = (values.abs() >= not_above(known.value, values.dtype)).nonzero()[:, 0]
         offered = AllGather(pairs(values[chosen], places[chosen], numel))
         parts = [unpaired(one, values.dtype) for one in (yield offered)]
         values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
         if exact:
-            chosen = _largest(values, k)
+            chosen = largest_without_zeros(values, k)
             values, places = values[chosen], places[chosen]
             known = Threshold.reached_by(values, k, step) if len(values) else known
         elif not 0 < len(values) <= 2 * k:
@@ -273,12 +267,6 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         else:
             known = known.adapted(len(values), 4 * k / 3, self.global_factor)
         return (values, places), known, offered.tensor.nbytes
-
-
-def _largest(values: Tensor, k: int) -> Tensor:
-    """Return the indices of the `k` largest magnitudes of 1-D `values`, ascending, without those of zeros."""
-    chosen = largest_magnitudes(values, k)
-    return chosen if values.is_meta else chosen[values[chosen] != 0]
 
 
 def _packed(values: Tensor, places: Tensor, like: Tensor) -> Payload:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.base import Compressor, Momentum, Rounds, State, Sum
-from resireduce.compressors.dense import NoCompression
+from resireduce.compressors.base import Compressor, Momentum, NoCompression, Rounds, State, Sum
 from resireduce.core.messages import Message, Round, continue_rounds
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, NonFiniteGradient

@@ -86,19 +86,6 @@ static inline __attribute__((always_inline)) float largest_of(const float *x, in
     return magnitude;
 }
 
-/* Round the `count` numbers of a block, at most CODED, to whole multiples of its scale: up with the probability of what
- * each is above. */
-static inline __attribute__((always_inline)) void round_block(const float *x, int64_t count, float scale, float largest,
-                                                              const uint32_t *words, int32_t *codes)
-{
-    const float step = scale > FLT_MIN ? scale : FLT_MIN;
-    for (int64_t i = 0; i < count; i++) {
-        float code = floorf(x[i] / step + drawn_from(words[i]));
-        code = code < -largest ? -largest : code;
-        codes[i] = (int32_t)(code > largest ? largest : code);
-    }
-}
-
 struct encoding {
     const float *x;
     int64_t n;
@@ -125,31 +112,33 @@ static inline __attribute__((always_inline)) void pack(const int32_t *restrict c
     }
 }
 
+/* Encode the numbers from number `start` on, a block at most: each is rounded to a whole multiple of the block's scale, up
+ * with the probability of what it is above. */
 static inline __attribute__((always_inline)) void encode_block(const struct encoding *to, int64_t start, int64_t count,
-                                                               float largest, const uint32_t *words)
+                                                               const uint32_t *words)
 {
+    const float *x = to->x + start, largest = to->bits == 8 ? 127.0f : 7.0f;
+    const float scale = to->scales[start / CODED] = largest_of(x, count) / largest;
+    const float step = scale > FLT_MIN ? scale : FLT_MIN;
     int32_t codes[CODED];
-    round_block(to->x + start, count, to->scales[start / CODED], largest, words, codes);
+    for (int64_t i = 0; i < count; i++) {
+        float code = floorf(x[i] / step + drawn_from(words[i]));
+        code = code < -largest ? -largest : code;
+        codes[i] = (int32_t)(code > largest ? largest : code);
+    }
     pack(codes, count, to->bits, to->codes + start * to->bits / 8);
 }
 
-/* Encode the elements from number `first` on, a chunk at most. Scales come first: blocks need not wait for their own. */
+/* Encode the elements from number `first` on, a chunk at most. */
 FOR_EACH_PROCESSOR
 static void encode_chunk(const struct encoding *to, int64_t first, const uint32_t *words)
 {
-    const float largest = to->bits == 8 ? 127.0f : 7.0f;
     const int64_t stop = to->n - first < CHUNK ? to->n : first + CHUNK;
-    const int64_t whole = stop - (stop - first) % CODED, rest = stop - whole;
-    for (int64_t start = first; start < whole; start += CODED)
-        to->scales[start / CODED] = largest_of(to->x + start, CODED);
-    if (rest)
-        to->scales[whole / CODED] = largest_of(to->x + whole, rest);
-    for (int64_t block = first / CODED; block < (stop + CODED - 1) / CODED; block++)
-        to->scales[block] /= largest;
-    for (int64_t start = first; start < whole; start += CODED, words += CODED)
-        encode_block(to, start, CODED, largest, words);
-    if (rest)
-        encode_block(to, whole, rest, largest, words);
+    int64_t start = first;
+    for (; stop - start >= CODED; start += CODED)
+        encode_block(to, start, CODED, words + (start - first));
+    if (start < stop)
+        encode_block(to, start, stop - start, words + (start - first));
 }
 
 /* Encode one chunk after the other, as long as there are some that no other thread has taken. */
@@ -164,20 +153,20 @@ static void encode(const void *task, int64_t lane, int64_t stop)
         encode_chunk(to, chunk * CHUNK, words);
 }
 
-/* Numbers in 8 or 4 `bits` with a scale for each block. */
-struct codes {
+/* What is added to x: numbers in 8 or 4 `bits` with a scale for each block. */
+struct decoding {
+    float *x;
+    int bits;
     const uint8_t *bytes; /* one each, or two in a byte, the first below */
     const float *scales;  /* of each block */
-    int bits;
 };
 
-/* Add those from number `start` on, a block at most, to x[0..count). */
-static inline __attribute__((always_inline)) void add_block(const struct codes *from, int64_t start, int64_t count,
-                                                            float *restrict x)
+/* Add those from number `start` on, a block at most. */
+static inline __attribute__((always_inline)) void add_block(const struct decoding *from, int64_t start, int64_t count)
 {
     const uint8_t *bytes = from->bytes + start * from->bits / 8;
     const float scale = from->scales[start / CODED];
-    float decoded[CODED];
+    float *restrict x = from->x + start, decoded[CODED];
     if (from->bits == 8)
         for (int64_t i = 0; i < count; i++)
             decoded[i] = (float)(int8_t)bytes[i];
@@ -190,26 +179,13 @@ static inline __attribute__((always_inline)) void add_block(const struct codes *
         x[i] += decoded[i] * scale;
 }
 
-/* Add those from number `start` on, which begins a block, to before `stop` to x[0..stop - start). */
-static inline __attribute__((always_inline)) void add_decoded(const struct codes *from, int64_t start, int64_t stop,
-                                                              float *x)
-{
-    for (; stop - start >= CODED; start += CODED, x += CODED)
-        add_block(from, start, CODED, x);
-    if (start < stop)
-        add_block(from, start, stop - start, x);
-}
-
-struct decoding {
-    struct codes from;
-    float *x;
-};
-
 FOR_EACH_PROCESSOR
-static void decode_add(const void *task, int64_t first, int64_t stop)
+static void decode_add(const void *task, int64_t start, int64_t stop)
 {
-    const struct decoding *decoding = task;
-    add_decoded(&decoding->from, first, stop, decoding->x + first);
+    for (; stop - start >= CODED; start += CODED)
+        add_block(task, start, CODED);
+    if (start < stop)
+        add_block(task, start, stop - start);
 }
 
 /* Store x[0..n) as codes of 8 or 4 `bits` and a scale for each block: the same in any number of threads. */
@@ -224,6 +200,6 @@ void resireduce_encode(const float *x, int64_t n, int bits, int threads, uint32_
 /* Add what is stored to x[0..n). */
 void resireduce_decode_add(float *x, int64_t n, int bits, int threads, const uint8_t *codes, const float *scales)
 {
-    const struct decoding from = {{codes, scales, bits}, x};
+    const struct decoding from = {x, bits, codes, scales};
     resireduce_in_threads(decode_add, &from, n, CODED, threads);
 }

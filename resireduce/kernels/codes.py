@@ -1,15 +1,8 @@
-"""Codes of few bits: encoding, decoding, and packing into bytes."""
+"""Bits packed eight a byte, and whole numbers of a few bits as planes of them."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-
-from resireduce.kernels.native import library, suits, threads
-from resireduce.kernels.on_gpu import in_triton
-
-# --- Bits packed eight a byte, and whole numbers of a few bits as planes of them: bit b of all numbers lies together
-# ---
-
 
 BYTE = 8
 GATHER = 0x0102040810204080
@@ -53,55 +46,3 @@ def octets(piece: slice) -> slice:
 def _places(width: int, like: Tensor) -> Tensor:
     """Return 0, 1, ..., width - 1 in a column."""
     return torch.arange(width, dtype=like.dtype, device=like.device)[:, None]
-
-
-# --- Codes of 8 and 4 bits with a scale for each block of 64, by compiled code on a CPU and by Triton's on a GPU ---
-
-
-BITS = {"int8": 8, "int4": 4}
-
-
-def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torch.Generator | None) -> bool:
-    """Store 1-D `flat` as `codes` of `kind`, two of int4 in a byte, and float32 `scales`; return False if that was not
-    done.
-
-    Each number is rounded up with a probability equal to its fraction, drawn as torch draws from `source`, not yet
-    used.
-    """
-    compiled = library() if kind in BITS and source is not None and suits(flat) else None
-    if compiled is None or source is None:
-        return False
-    sizes, drawn = (flat.numel(), BITS[kind], threads(flat.numel())), source.initial_seed() & 0xFFFFFFFF
-    compiled.resireduce_encode(flat.data_ptr(), *sizes, drawn, codes.data_ptr(), scales.data_ptr())
-    return True
-
-
-def decoded_into(flat: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:
-    """Add what `codes` of `kind` and float32 `scales` encode to 1-D `flat`; return False if that was not done."""
-    if encodes_in_one_pass(flat, kind, codes, scales):
-        from resireduce.kernels.gpu.blocks import decode_add_
-
-        decode_add_(flat, codes, scales, BITS[kind])
-        return True
-    compiled = library() if kind in BITS and suits(flat) else None
-    if compiled is None:
-        return False
-    sizes = flat.numel(), BITS[kind], threads(flat.numel())
-    compiled.resireduce_decode_add(flat.data_ptr(), *sizes, codes.data_ptr(), scales.data_ptr())
-    return True
-
-
-def encodes_in_one_pass(values: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:
-    """Return whether kernels on a GPU encode `values` as `codes` of `kind` and `scales`, and decode them."""
-    return kind in BITS and in_triton(values, codes, scales)
-
-
-def encode_piece(values: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torch.Generator | None) -> None:
-    """Store 1-D `values` as `codes` of `kind` and float32 `scales`, in one pass, where `encodes_in_one_pass` is True.
-
-    Each number is rounded up with a probability equal to its fraction, drawn from `source` at its current position.
-    """
-    from resireduce.kernels.gpu.blocks import encode
-
-    drawn = torch.rand(values.shape, dtype=torch.float32, device=values.device, generator=source)
-    encode(values, drawn, codes, scales, BITS[kind])

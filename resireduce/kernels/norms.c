@@ -1,4 +1,4 @@
-/* Norms of a float32 tensor, added up in the order of the plain form in norms.py. */
+/* Norms of float32 tensors, of rows and of columns, added up in the order of the plain forms in norms.py. */
 
 #include <math.h>
 #include <stdint.h>
@@ -82,18 +82,51 @@ void resireduce_sums(const float *x, int64_t n, int threads, struct sums *sums)
     add_elements(sums + 1, x + done, n - done);
 }
 
-/* Write phi |x|_1 / n + rest |x|_2 / root of x[0..n) to `mean`, as norms.py forms it of float32 norms. */
-void resireduce_mean_norm(const float *x, int64_t n, float phi, float rest, float root, int threads, float *mean)
+/* Norms of the rows and columns of a float32 matrix, added up in the order of torch's. */
+
+enum { ROWS = 8 };
+
+struct norms {
+    const float *matrix;
+    int64_t rows, columns;
+    float *by_row, *by_column; /* zeros at the start */
+};
+
+/* Add the magnitudes of `count` rows to their sums, element by element: rows side by side keep the processor busy, as one
+ * alone would wait for each addition. */
+static inline __attribute__((always_inline)) void add_side_by_side(const struct norms *norms, int64_t first, int count)
 {
-    struct sums sums[2] = {0};
-    resireduce_sums(x, n, threads, sums);
-    add_sums(sums, sums + 1);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; lane++) {
-            sums->magnitudes[lane] += sums->magnitudes[lane + half];
-            sums->squares[lane] += sums->squares[lane + half];
-        }
-    const float l1 = sums->magnitudes[0], l2 = sqrt(sums->squares[0]);
-    const float of_l1 = phi * l1 / n, of_l2 = rest * l2 / root;
-    *mean = of_l1 + of_l2;
+    float sums[ROWS] = {0};
+    for (int64_t c = 0; c < norms->columns; c++)
+        for (int r = 0; r < count; r++)
+            sums[r] += fabsf(norms->matrix[(first + r) * norms->columns + c]);
+    memcpy(norms->by_row + first, sums, count * sizeof *sums);
+}
+
+FOR_EACH_PROCESSOR
+static void add_rows(const void *task, int64_t start, int64_t stop)
+{
+    for (; stop - start >= ROWS; start += ROWS)
+        add_side_by_side(task, start, ROWS);
+    add_side_by_side(task, start, (int)(stop - start));
+}
+
+FOR_EACH_PROCESSOR
+static void add_columns(const void *task, int64_t start, int64_t stop)
+{
+    const struct norms *norms = task;
+    float *restrict sums = norms->by_column;
+    for (int64_t r = 0; r < norms->rows; r++)
+        for (int64_t c = start; c < stop; c++)
+            sums[c] += fabsf(norms->matrix[r * norms->columns + c]);
+}
+
+/* Add the magnitudes of matrix (rows x columns, contiguous) to by_row and by_column, zeros at the start: the same in any
+ * number of threads. */
+void resireduce_l1_norms(const float *matrix, int64_t rows, int64_t columns, int threads, float *by_row,
+                         float *by_column)
+{
+    const struct norms norms = {matrix, rows, columns, by_row, by_column};
+    resireduce_in_threads(add_rows, &norms, rows, ROWS, threads);
+    resireduce_in_threads(add_columns, &norms, columns, 16, threads);
 }

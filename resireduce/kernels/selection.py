@@ -2,15 +2,14 @@
 
 from array import array
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from struct import Struct
 
 import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.kernels.native import library, suits, threads
-from resireduce.kernels.on_gpu import LARGEST, in_triton
+from resireduce.kernels.native import LARGEST, in_triton, library, suits, threads
 from resireduce.pieces import coprime_step, slices
 
 # --- The k largest magnitudes, exact and with defined ties: of equal ones those with the highest indices are chosen ---
@@ -50,14 +49,6 @@ def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
         del packed
         return by_keys(flat, k)
     return packed[BYTES // 2 * k :].view(torch.int32).long()
-
-
-def largest_norms(norms: Tensor, count: int) -> Tensor:
-    """Return which `count` of the 1-D `norms`, none of them negative, are the largest: int32, ascending.
-
-    Of equal ones those with the highest indices are chosen, as by `largest_magnitudes`.
-    """
-    return largest_magnitudes(norms, count).to(torch.int32)
 
 
 def by_keys(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
@@ -164,77 +155,15 @@ def _most_reaching(k: int, step: int) -> float:
     return most
 
 
-# --- A bucket's message: what is sent of each tensor, one after the other, as `Payload` lays it out: values and int32
-# indices, those of the wider dtype first, and zeros up to a multiple of 8 bytes ---
-
-
-ALIGNMENT, INDEX_BYTES = 8, 4
-
-
-@lru_cache(maxsize=512)
-def message_places(ks: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Return at which byte of a message the values, and the indices, of each tensor begin, and the message's bytes.
-
-    ks: how many elements of each tensor are sent. dtype: of the values.
-    """
-    places, end, width = [], 0, dtype.itemsize
-    for k in ks:
-        values_first = width >= INDEX_BYTES
-        places.append((end, end + width * k) if values_first else (end + INDEX_BYTES * k, end))
-        end += -(-(width + INDEX_BYTES) * k // ALIGNMENT) * ALIGNMENT
-    return tuple(places), end
-
-
-def compress_topk_(
-    gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], message: Tensor
-) -> Tensor:
-    """Add `gradients` to `residuals`, and take out of each sum its largest magnitudes, which `message` then holds.
-
-    Of equal magnitudes those with the highest indices are chosen; indices ascend; zeros are left in their places. On a
-    GPU the number of launches does not depend on how many tensors there are.
-
-    Args:
-        gradients: contiguous, like the residuals. None: nothing is added.
-        residuals: contiguous, of one dtype and device; of no NaN.
-        ks: how many elements of each are sent: 1 to as many as it has.
-        message: receives what is sent: 1-D uint8, of as many bytes as `message_places` says.
-
-    Returns:
-        1 for each tensor whose gradient holds NaN or infinity, in place of which zeros have been added, and 0 for each
-        other: int32, on their device. The host does not wait for it.
-    """
-    if _in_triton([*residuals, *(one for one in gradients if one is not None)]):
-        from resireduce.kernels.gpu import bucket
-
-        return bucket.compress_topk_(gradients, residuals, ks, message)
-    spoilt = torch.zeros(len(residuals), dtype=torch.int32, device=message.device)
-    places, _ = message_places(tuple(ks), residuals[0].dtype if residuals else torch.float32)
-    message.zero_()
-    for number, (gradient, residual, k, (at, indices_at)) in enumerate(
-        zip(gradients, residuals, ks, places, strict=True)
-    ):
-        flat = residual.view(-1)
-        if gradient is not None:
-            fine = gradient.isfinite().all()
-            spoilt[number] = fine.logical_not()
-            flat.add_(gradient.view(-1).where(fine, 0.0))
-        chosen = largest_magnitudes(flat, k)
-        message[at : at + flat.itemsize * k].view(flat.dtype).copy_(flat[chosen])
-        message[indices_at : indices_at + INDEX_BYTES * k].view(torch.int32).copy_(chosen)
-        flat.index_fill_(0, chosen, 0.0)
-    return spoilt
-
-
-def _in_triton(tensors: Sequence[Tensor]) -> bool:
-    """Return whether kernels on a GPU take `tensors`: of one dtype, none empty, and of some 2^30 elements in all."""
-    if not (tensors and in_triton(*tensors)):
-        return False
-    dtype = tensors[0].dtype
-    alike = all(one.dtype == dtype and one.numel() for one in tensors)
-    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
-
-
 # --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
+
+
+def in_one_launch(tensors: Sequence[Tensor]) -> bool:
+    """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
+    if not in_triton(*tensors):
+        return False
+    alike = all(one.dtype == tensors[0].dtype and one.numel() for one in tensors)
+    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
 
 
 SENT = Struct("Pq2Pqfi0P")
@@ -255,7 +184,7 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], 
     targets, parts = [dense for dense, _ in sent], [part for _, own in sent for part in own]
     if any(packed.nbytes < BYTES * count for packed, count in parts):
         return False
-    if targets[0].dtype == torch.float32 and all(count for _, count in parts) and _in_triton(targets):
+    if targets[0].dtype == torch.float32 and all(count for _, count in parts) and in_one_launch(targets):
         _add_on_gpu(targets, [own for _, own in sent], scale, zero)
         return True
     compiled, known = library(), all(packed.is_cpu and packed.is_contiguous() for packed, _ in parts)

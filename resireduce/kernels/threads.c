@@ -2,14 +2,12 @@
 
 #include "threads.h"
 
-#include <pthread.h>
-
 /* What has all threads of a team do something; 0 threads: as many as torch has. */
 typedef void team_of(void (*run)(void *), void *given, unsigned threads, unsigned flags);
 
 static team_of *team;
 
-/* Have `found` run loops from now on: GOMP_parallel of the OpenMP that torch uses. */
+/* Have `found` run loops from now on: GOMP_parallel of the OpenMP that torch uses. Without it one thread does all. */
 void resireduce_use_team(team_of *found)
 {
     team = found;
@@ -22,8 +20,7 @@ struct loop {
     int shares, taken;
 };
 
-/* Go through one share after the other, as long as there are some that nobody has taken. A share may wait for those
- * before it: they have been taken earlier. */
+/* Go through one share after the other, as long as there are some that nobody has taken. */
 static void take_shares(void *given)
 {
     struct loop *loop = given;
@@ -36,24 +33,11 @@ static void take_shares(void *given)
     }
 }
 
-static void *start_taking(void *given)
-{
-    take_shares(given);
-    return 0;
-}
-
 void resireduce_in_threads(part_of *run, const void *task, int64_t n, int64_t unit, int threads)
 {
-    pthread_t started[MOST_THREADS];
-    int count = 0;
     struct loop loop = {run, task, n, unit, threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads, 0};
-    if (loop.shares > 1 && team) {
+    if (loop.shares > 1 && team)
         team(take_shares, &loop, 0, 0);
-        return;
-    }
-    for (int t = 1; t < loop.shares; t++)
-        count += pthread_create(&started[count], 0, start_taking, &loop) == 0;
-    take_shares(&loop);
-    while (count > 0)
-        pthread_join(started[--count], 0);
+    else
+        take_shares(&loop);
 }

@@ -1,4 +1,4 @@
-/* A loop over elements in several threads at once: torch's own, or some that are started for it and end with it. */
+/* A loop over elements in several threads at once: torch's own. */
 
 #pragma once
 
@@ -10,5 +10,5 @@ enum { MOST_THREADS = 64 };
 typedef void part_of(const void *task, int64_t start, int64_t stop);
 
 /* Go through the elements 0..n in `threads` shares, each of elements that lie together and begin with a multiple of
- * `unit`: in threads, this one among them. Where others cannot be started, this one goes through all. */
+ * `unit`: in torch's threads, this one among them; or in this one alone. */
 void resireduce_in_threads(part_of *run, const void *task, int64_t n, int64_t unit, int threads);

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
-from resireduce.kernels.selection import largest_norms
+from resireduce.kernels.selection import largest_magnitudes
 from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
 
@@ -68,7 +68,7 @@ def select(norms: Tensor, count: int, choice: str, source: torch.Generator | Non
     is the same and works where probabilities underflow.
     """
     if choice == "largest":
-        return largest_norms(norms, count)
+        return largest_magnitudes(norms, count).to(torch.int32)
     uniform = torch.rand(norms.shape, dtype=torch.float64, device=norms.device, generator=source)
     norms = norms - uniform.clamp(min=1e-300).log().neg().log()
     return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
@@ -85,6 +85,17 @@ def norm_dtype(tensor: Tensor) -> torch.dtype:
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     """Return all tensors of `stored`, given by tensor name, under names that begin with `kind`: unique in a scheme."""
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
+
+
+def alike(first: Tensor, second: Tensor) -> bool:
+    """Return whether `first` and `second` are contiguous, and of one shape, dtype and device."""
+    same = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
+    return same and first.is_contiguous() and second.is_contiguous()
+
+
+def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
+    """Return `grad` and what is `stored`, if code that reads each element of `grad` can add it; otherwise None."""
+    return (grad, stored.values) if isinstance(stored, Plain) and alike(grad, stored.values) else None
 
 
 class Residual(ABC):
@@ -218,7 +229,7 @@ class Residual(ABC):
                     f"residual_dtype: {dtype} is not allowed for gradients of {like.dtype}, which cannot hold its "
                     "values; give the gradients' own dtype, a narrower one, or None"
                 )
-            near = Plain(shape, dtype, like.device)
+            near = Plain(shape, dtype, like.device, has_own_dtype=dtype == like.dtype)
         return near if self.device is None else Hosted(near)
 
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError, is_number
 from resireduce.pieces import generator, one_of_each, pieces, share
-from resireduce.residuals.base import Ratio, Residual, norm_dtype
-from resireduce.residuals.stored import Plain, addends_of, alike
+from resireduce.residuals.base import Ratio, Residual, addends_of, alike, norm_dtype
+from resireduce.residuals.stored import Plain
 
 
 class FullResidual(Residual):
@@ -22,16 +22,9 @@ class FullResidual(Residual):
 
     kind = "full"
 
-    def __init__(self, **options: object):
-        super().__init__(**options)  # type: ignore[arg-type]
-        self._summing: dict[str, Plain] = {}
-        """The residuals in whose memory the sum is formed, by tensor."""
-
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate one tensor of the parameter's shape."""
-        stored = self._stored[name] = self.stored(parameter.shape, parameter)
-        if isinstance(stored, Plain) and stored.values.dtype == parameter.dtype:
-            self._summing[name] = stored
+        self._stored[name] = self.stored(parameter.shape, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return G + R: in the memory of R if the two share a dtype, else in that of G."""
@@ -47,7 +40,8 @@ class FullResidual(Residual):
 
     def memory(self, name: str) -> Tensor | None:
         """Return R of tensor `name`, if it is stored in the gradient's own dtype."""
-        return self._summing[name].values if name in self._summing else None
+        stored = self._stored.get(name)
+        return stored.values if isinstance(stored, Plain) and stored.has_own_dtype else None
 
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients."""
@@ -57,7 +51,8 @@ class FullResidual(Residual):
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error, unless it is already in the residual's memory, where the sum was formed."""
         left = error()
-        self._stored[name].set_(left, self.source(name, left, step))
+        if left is not self.memory(name):
+            self._stored[name].set_(left, self.source(name, left, step))
 
 
 class DecayedResidual(FullResidual):
@@ -74,7 +69,7 @@ class DecayedResidual(FullResidual):
     """
 
     def __init__(self, *, decay: float = 0.999, **options: object):
-        super().__init__(**options)
+        super().__init__(**options)  # type: ignore[arg-type]
         if not is_number(decay) or not 0 < decay <= 1:
             raise ConfigError(f"decay: {decay!r} is not allowed; give a number more than 0 and at most 1")
         self.decay = decay

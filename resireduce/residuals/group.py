@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError, choose, is_number
-from resireduce.kernels.norms import WeightedSum, l1_and_l2_norm, mean_norm
-from resireduce.residuals.base import NORMS, Residual, named, norm_dtype
-from resireduce.residuals.stored import Stored, addends_of
+from resireduce.kernels.norms import l1_and_l2_norm, mean_norm
+from resireduce.residuals.base import NORMS, Residual, addends_of, named, norm_dtype
+from resireduce.residuals.stored import Stored
 
 
 @dataclass(slots=True, eq=False)
@@ -117,18 +117,24 @@ class AverageResidual(GroupResidual):
         """Return the weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU."""
         return error.new_ones(())
 
-    def fold(self, folded: WeightedSum | None, error: Tensor, name: str) -> WeightedSum:
-        """Return the weighted sum of errors, now with `error` of member `name`."""
+    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """Return the sum of weighted errors, now with `error` of member `name`, and that of weights.
+
+        Products, sums and quotients are each rounded, on every device: addcmul_ would round once, but not everywhere.
+        """
         weight = self.weight(error, name).to(error.dtype, copy=folded is None)  # others are added to the first
         if folded is not None:
-            folded.add(error, weight)
-            return folded
+            total, weights = folded
+            return total.add_(error.mul_(weight)), weights.add_(weight)
         is_part = error.untyped_storage().nbytes() != error.nbytes  # of memory that would be held with it
-        return WeightedSum(error.clone() if is_part else error, weight)
+        return (error.clone() if is_part else error).mul_(weight), weight
 
-    def finish(self, folded: WeightedSum, stored: Stored) -> Tensor:
+    def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
-        return folded.average(stored.room(folded.total.dtype))
+        total, weight = folded
+        room = stored.room(total.dtype)
+        divisor = weight.clamp(min=torch.finfo(weight.dtype).tiny)
+        return torch.div(total, divisor, out=total if room is None else room)
 
 
 class WeightedResidual(AverageResidual):

@@ -6,10 +6,54 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError, choose
+from resireduce.kernels.native import DTYPES, in_triton
 from resireduce.kernels.norms import l1_norms
-from resireduce.kernels.submatrix import add_crossing_, cut_crossing, cut_largest
-from resireduce.pieces import generator, share
+from resireduce.pieces import PIECES, generator, share
 from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, norm_dtype, select
+
+# --- The elements of a matrix where some rows cross some columns ---
+
+
+def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
+    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` (int32, ascending) of contiguous 2-D `matrix`, in place.
+
+    Plain torch goes through whole rows, a sixteenth of them at a time: where operations must be deterministic, a GPU
+    would write single elements after sorting their indices, which takes several times the memory of the matrix.
+    """
+    if _in_triton(matrix, rows, columns, values):
+        from resireduce.kernels.gpu import one_pass
+
+        one_pass.add_crossing_(matrix, rows, columns, values)
+        return
+    places = columns.long()
+    for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
+        whole = matrix.index_select(0, some).index_add_(1, places, part.to(matrix.dtype))
+        matrix.index_copy_(0, some.long(), whole)
+
+
+def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return a copy of contiguous 2-D `matrix` where 1-D `rows` cross 1-D `columns` (int32, ascending): 2-D.
+
+    Plain torch copies whole rows, a sixteenth of them at a time: single elements would take four times as long.
+    """
+    values = matrix.new_empty(len(rows), len(columns))
+    if _in_triton(matrix, rows, columns, values):
+        from resireduce.kernels.gpu import one_pass
+
+        one_pass.cut_crossing_into(values, matrix, rows, columns)
+        return values
+    for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
+        torch.index_select(matrix.index_select(0, some), 1, columns, out=part)
+    return values
+
+
+def _in_triton(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> bool:
+    """Whether Triton's kernels take these tensors: indices of int32, values of one of their dtypes."""
+    known = rows.dtype == columns.dtype == torch.int32 and values.dtype in DTYPES
+    return known and in_triton(matrix, rows, columns, values)
+
+
+# --- Residuals ---
 
 
 def _kept(ratio: Ratio, name: str, parameter: Tensor, dim: int) -> Tensor:
@@ -59,8 +103,9 @@ class RowsResidual(Residual):
         self._stored[name] = self.stored((len(rows), parameter.shape[1:].numel()), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Add the rows to their places in the gradient, in place; return it."""
-        matrix = grad.view(len(grad), -1).index_add_(0, self._rows[name], self._stored[name].read(grad.dtype))
+        """Add what is stored to its places in the gradient, in place; return it."""
+        matrix = grad.view(len(grad), -1)
+        self._add_(matrix, name, self._stored[name].read(grad.dtype))
         if self.norms == "compensated":
             self._norms[name] = self._norms_of(matrix)
         return grad
@@ -77,6 +122,9 @@ class RowsResidual(Residual):
     def tensors(self) -> dict[str, Tensor]:
         """Return what is stored, and the numbers of its rows (int32), for each registered tensor."""
         return super().tensors() | {f"{self.kind}.{name}.rows": rows for name, rows in self._rows.items()}
+
+    def _add_(self, matrix: Tensor, name: str, values: Tensor) -> None:
+        matrix.index_add_(0, self._rows[name], values)
 
     def _norms_of(self, matrix: Tensor) -> tuple[Tensor, ...]:
         return (torch.linalg.vector_norm(matrix, 1, dim=1, dtype=norm_dtype(matrix)),)
@@ -125,33 +173,24 @@ class RowsColumnsResidual(RowsResidual):
         columns = self._columns[name] = _kept(self.column_ratio, name, parameter, 1)
         self._stored[name] = self.stored((len(rows), len(columns)), parameter)
 
-    def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Add the block to its place in the gradient, in place; return it."""
-        matrix = grad.view(len(grad), -1)
-        add_crossing_(matrix, self._rows[name], self._columns[name], self._stored[name].read(grad.dtype))
-        if self.norms == "compensated":
-            self._norms[name] = self._norms_of(matrix)
-        return grad
-
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Choose rows and columns of the error anew, and store the elements where they cross."""
         left = error()
         matrix, sizes = left.view(len(left), -1), (len(self._rows[name]), len(self._columns[name]))
         self._stored[name].release()
-        if (self.norms, self.choice) == ("residual", "largest"):
-            self._rows[name] = self._columns[name] = matrix.new_empty(0)  # free before others are made
-            rows, columns, values = cut_largest(matrix, *sizes)
-        else:
-            of_rows, of_columns = self._norms.pop(name, None) or self._norms_of(matrix)
-            rows = self._chosen(of_rows, sizes[0], f"{name}/rows", step)
-            columns = self._chosen(of_columns, sizes[1], f"{name}/columns", step)
-            values = cut_crossing(matrix, rows, columns)
-        self._rows[name], self._columns[name] = rows, columns
-        self._stored[name].set_(values, self.source(name, left, step))
+        of_rows, of_columns = self._norms.pop(name, None) or self._norms_of(matrix)
+        self._rows[name] = self._columns[name] = matrix.new_empty(0)  # free before others are made
+        rows = self._rows[name] = self._chosen(of_rows, sizes[0], f"{name}/rows", step)
+        columns = self._columns[name] = self._chosen(of_columns, sizes[1], f"{name}/columns", step)
+        del of_rows, of_columns
+        self._stored[name].set_(cut_crossing(matrix, rows, columns), self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the block, its row numbers and its column numbers (int32), for each registered tensor."""
         return super().tensors() | {f"{self.kind}.{name}.columns": columns for name, columns in self._columns.items()}
+
+    def _add_(self, matrix: Tensor, name: str, values: Tensor) -> None:
+        add_crossing_(matrix, self._rows[name], self._columns[name], values)
 
     def _norms_of(self, matrix: Tensor) -> tuple[Tensor, ...]:
         return l1_norms(matrix, norm_dtype(matrix))

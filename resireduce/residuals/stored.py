@@ -1,6 +1,6 @@
 """Stored tensors: a residual in memory, in its precision, on its device or in the host's memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cache
@@ -10,24 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.kernels.codes import decoded_into, encode_piece, encoded, encodes_in_one_pass
+from resireduce.kernels.native import in_triton, library, suits, threads
 from resireduce.pieces import SMALLEST, pieces, spread
-
-
-def alike(first: Tensor, second: Tensor) -> bool:
-    """Return whether `first` and `second` are contiguous, and of one shape, dtype and device."""
-    same = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
-    return same and first.is_contiguous() and second.is_contiguous()
 
 
 class Plain:
     """A tensor of `shape` on `device` in a floating-point `dtype`, rounded to nearest.
 
-    What is beyond the range of float16 becomes its largest number: infinity would be sent, and stay.
+    What is beyond the range of float16 becomes its largest number: infinity would be sent, and stay. has_own_dtype:
+    whether gradients have this `dtype`.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, has_own_dtype: bool = False):
+        self.values, self.has_own_dtype = torch.zeros(shape, dtype=dtype, device=device), has_own_dtype
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the values to contiguous `target`, in its precision; return `target`."""
@@ -90,6 +85,8 @@ class Blocks:
     """
 
     LARGEST: ClassVar = {"int8": 127.0, "int4": 7.0, "float8_e4m3": 448.0}
+    BITS: ClassVar = {"int8": 8, "int4": 4}
+    """Of the codes that compiled code knows."""
 
     def __init__(self, shape: tuple[int, ...], kind: str, device: torch.device):
         self.kind, self.shape, self.numel = kind, shape, torch.Size(shape).numel()
@@ -99,13 +96,20 @@ class Blocks:
         self.scales = torch.zeros(-(-self.numel // BLOCK), dtype=torch.float32, device=device)
 
     def add_to_(self, target: Tensor) -> Tensor:
-        """Add the decoded values to `target`, a sixteenth of them at a time; return `target`."""
-        flat = target.view(-1)
-        if decoded_into(flat, self.kind, self.codes, self.scales):
-            return target
-        for piece in pieces(self.numel, BLOCK):
-            values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
-            flat[piece].add_(values.to(flat.dtype))
+        """Add the decoded values to `target`; plain torch does so a sixteenth at a time. Return `target`."""
+        flat, bits = target.view(-1), self.BITS.get(self.kind, 0)
+        compiled = library() if bits and suits(flat) else None
+        if bits and in_triton(flat, self.codes, self.scales):
+            from resireduce.kernels.gpu import one_pass
+
+            one_pass.decode_add_(flat, self.codes, self.scales, bits)
+        elif compiled is not None:
+            sizes = flat.numel(), bits, threads(flat.numel())
+            compiled.resireduce_decode_add(flat.data_ptr(), *sizes, self.codes.data_ptr(), self.scales.data_ptr())
+        else:
+            for piece in pieces(self.numel, BLOCK):
+                values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
+                flat[piece].add_(values.to(flat.dtype))
         return target
 
     def read(self, dtype: torch.dtype) -> Tensor:
@@ -119,38 +123,39 @@ class Blocks:
         """Return None, whatever the `dtype`: what is given to `set_` is encoded."""
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Encode `value`, a sixteenth of it at a time, rounded at random by `source`."""
-        if not encoded(value.view(-1), self.kind, self.codes, self.scales, source):
-            self._encode(value.view(-1), source)
-
-    def _encode(self, flat: Tensor, source: torch.Generator | None) -> None:
-        """Encode 1-D `flat`, drawing from `source` at its current position, as compiled code cannot."""
-        if encodes_in_one_pass(flat, self.kind, self.codes, self.scales):
-            for piece in self._drawn_at_once(flat):
-                encode_piece(flat[piece], self.kind, *self._held(piece), source)
+        """Encode `value`, rounded at random by `source`, which has not been used; plain torch does so a sixteenth at a
+        time. Compiled code draws what torch draws from `source`."""
+        flat, bits = value.view(-1), self.BITS.get(self.kind, 0)
+        compiled = library() if bits and source is not None and suits(flat) else None
+        if compiled is not None and source is not None:
+            sizes, seed = (flat.numel(), bits, threads(flat.numel())), source.initial_seed() & 0xFFFFFFFF
+            compiled.resireduce_encode(flat.data_ptr(), *sizes, seed, self.codes.data_ptr(), self.scales.data_ptr())
             return
+        is_host, by_kernel = flat.is_cpu or flat.is_meta, bits and in_triton(flat, self.codes, self.scales)
         largest = self.LARGEST[self.kind]
-        for piece in self._drawn_at_once(flat):
+        for piece in pieces(self.numel, BLOCK, SMALLEST if is_host else SMALLEST_DRAW):
+            (codes, held_scales), size = self._held(piece), piece.stop - piece.start
+            if by_kernel:
+                from resireduce.kernels.gpu import one_pass
+
+                draw = torch.rand(size, dtype=torch.float32, device=flat.device, generator=source)
+                one_pass.encode(flat[piece], draw, codes, held_scales, bits)
+                continue
             part = flat[piece].float()
-            blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
+            blocks = pad(part, (0, -size % BLOCK)).view(-1, BLOCK)
             scales = blocks.abs().amax(1)
             # A GPU multiplies by the reciprocal of a host number, which is not the same as dividing.
-            scales.div_(largest if part.is_cpu or part.is_meta else torch.full_like(scales, largest))
-            codes, held_scales = self._held(piece)
+            scales.div_(largest if is_host else torch.full_like(scales, largest))
             held_scales.copy_(scales)
-            scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
-            if self.kind != "float8_e4m3":
-                draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
+            scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, size))
+            if bits:
+                draw = torch.rand(size, dtype=torch.float32, device=flat.device, generator=source)
                 scaled = scaled.add_(draw).floor_()
             scaled.clamp_(-largest, largest)
-            if self.kind == "int4":
-                unsigned = pad(scaled.add_(8).to(torch.uint8), (0, scaled.numel() % 2)).view(-1, 2)
+            if bits == 4:
+                unsigned = pad(scaled.add_(8).to(torch.uint8), (0, size % 2)).view(-1, 2)
                 scaled = unsigned[:, 0] | (unsigned[:, 1] << 4)
             codes.copy_(scaled)
-
-    def _drawn_at_once(self, flat: Tensor) -> Iterator[slice]:
-        """Return the pieces for which numbers are drawn at once: on a GPU, larger ones, as each draw is a launch."""
-        return pieces(self.numel, BLOCK, SMALLEST if flat.is_cpu or flat.is_meta else SMALLEST_DRAW)
 
     def _read(self, piece: slice) -> Tensor:
         codes, _ = self._held(piece)
@@ -277,8 +282,3 @@ def _beside(device: torch.device, after: bool = False) -> AbstractContextManager
 
 Stored = Plain | Blocks | Hosted
 """One tensor that is written once and read once per step; it begins as zeros. All three have the same methods."""
-
-
-def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
-    """Return `grad` and what is `stored`, if code that reads each element of `grad` can add it; otherwise None."""
-    return (grad, stored.values) if isinstance(stored, Plain) and alike(grad, stored.values) else None

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from resireduce.compressors.dense import Fp16
-from resireduce.compressors.quantized import QSGD
+from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.kernels.selection import by_keys, largest_magnitudes, largest_norms
+from resireduce.kernels.selection import by_keys, largest_magnitudes
 from resireduce.pieces import share
+from resireduce.residuals.base import select
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import densities, tensors
 from tests.worlds import distributed, residuals
@@ -121,7 +121,7 @@ def test_topk_is_the_same_in_pieces_of_any_size(grad: Tensor, density: float, pi
 @given(norms=tensors(rows=1, columns=300), density=densities, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_the_largest_norms_are_those_of_a_stable_sort(norms: Tensor, density: float, dtype: torch.dtype) -> None:
     flat, k = norms.view(-1).abs().to(dtype), share(density, norms.numel())
-    assert largest_norms(flat, k).tolist() == flat.sort(stable=True).indices[-k:].sort().values.tolist()
+    assert select(flat, k, "largest", None).tolist() == flat.sort(stable=True).indices[-k:].sort().values.tolist()
 
 
 @given(grads=st.tuples(tensors(), st.integers(0, 5)), density=densities)

@@ -9,12 +9,10 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.compressors.dense import Fp16
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.quantized import QSGD, QSGDMax
-from resireduce.compressors.randomk import RandomK
+from resireduce.compressors.quantized import QSGD, Fp16, QSGDMax
 from resireduce.compressors.thresholds import Threshold
-from resireduce.compressors.topk import TopK
+from resireduce.compressors.topk import RandomK, TopK
 from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError
 from resireduce.kernels.selection import by_keys, largest_magnitudes

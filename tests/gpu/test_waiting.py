@@ -34,7 +34,7 @@ PACKED = {
     "decode": "where codes end is found by looking for ones",
 }
 BY_DESIGN: dict[str, dict[str, str]] = {
-    "every": {"_read": "once a step, whether a gradient was not finite"},
+    "every": {"failure": "once a step, whether a gradient was not finite"},
     "threshold": {
         "few_reaching": "how many elements are sent is not known before",
         "not_above": FITTED["not_above"],
@@ -44,13 +44,13 @@ BY_DESIGN: dict[str, dict[str, str]] = {
         "select": "a threshold of zero needs no second look",
     },
     "dgc-momentum": {"few_reaching": "as dgc", "select": "as dgc", "packed": "zeros after rounding are left out"},
-    "dgc-simple": {"few_reaching": "as dgc", "select": "whether anything is left to be sent"},
+    "dgc-simple": {"few_reaching": "as dgc"},
     **dict.fromkeys(("gaussian", "redsync", "redsync-trim"), FITTED),
     **dict.fromkeys(("sidco-exp", "sidco-gp", "sidco-gamma"), SIDCO),
     "adtopk-threshold": {
         "few_reaching": "as threshold",
         "compress_with": "the threshold is compared as a number of the host",
-        "select": "zeros are left out",
+        "largest_without_zeros": "zeros are left out",
     },
     "ok-topk": {
         "few_reaching": "how many pass decides whether the threshold is changed",
@@ -60,6 +60,7 @@ BY_DESIGN: dict[str, dict[str, str]] = {
         "counts": "how many elements each rank is sent is what an exchange is told",
         "_common": "how many sums come back decides whether their threshold is changed",
         "reached_by": "a threshold is a number of the host",
+        "largest_without_zeros": "as adtopk-threshold",
     },
     "demo": {"compress": "whether a difference could overflow, which is looked at only then"},
     "topk+packed": PACKED,

@@ -11,20 +11,17 @@ from torch import nn
 import resireduce
 from resireduce.compressors.adtopk import ADTopKThreshold
 from resireduce.compressors.chunked import Chunked, L1Chunks
-from resireduce.compressors.dense import Block4, Block8
 from resireduce.compressors.dgc import DGC, DGCSimple
 from resireduce.compressors.powersgd import PowerSGD
-from resireduce.compressors.quantized import QSGD, TernGrad
-from resireduce.compressors.randomk import RandomK
+from resireduce.compressors.quantized import QSGD, Block4, Block8, TernGrad
 from resireduce.compressors.signs import Signum
 from resireduce.compressors.thresholds import GaussianK, RedSync, SIDCo, Threshold
-from resireduce.compressors.topk import TopK
+from resireduce.compressors.topk import RandomK, TopK
 from resireduce.contrib.demo import DeMo
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.errors import ConfigError
-from resireduce.grouping import Grouping
+from resireduce.grouping import Grouping, partial_selection
 from resireduce.optim import DGCSGD, SecondMomentAdamW
-from resireduce.partial_selection import partial_selection
 from resireduce.residuals.full import DecayedResidual, PartialResidual
 from resireduce.residuals.group import MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
@@ -182,7 +179,6 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (OkTopK, {"density": 0.1, "half": True}, "half: True is not allowed for Ok-Topk"),
     (PowerSGD, {"rank": 0}, "rank: 0 is not allowed; give a number of columns, 1 or more"),
     (PowerSGD, {"rank": 1.5}, r"rank: 1\.5 is not allowed"),
-    (PowerSGD, {"warm_start": 1}, "warm_start: 1 is not allowed; give True or False"),
     (PowerSGD, {"min_compression_rate": 0}, "min_compression_rate: 0 is not allowed; give a number greater than 0"),
     (L1Chunks, {"density": 0.1, "size": 0}, "size: 0 is not allowed; give a number of elements, 1 or more"),
     *((Signum, {"momentum_factor": bad}, "momentum_factor: .* a number, 0 <= it < 1") for bad in (1, -0.1, "a", True)),

@@ -16,7 +16,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.comm.torch import to_host
-from resireduce.compressors.randomk import RandomK
+from resireduce.compressors.topk import RandomK
 from resireduce.errors import ConfigError, UsageError
 
 KINDS = ["streamed", "kept"]

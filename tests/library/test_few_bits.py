@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Compressor
-from resireduce.compressors.dense import Block4, Block8
-from resireduce.compressors.quantized import Natural, TernGrad
+from resireduce.compressors.quantized import Block4, Block8, Natural, TernGrad
 from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD, Signum
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient

@@ -9,9 +9,21 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from resireduce.compressors.thresholds import FITS, GaussianK, RedSync, RedSyncTrim, SIDCo
+from resireduce.compressors.thresholds import (
+    FITS,
+    GaussianK,
+    RedSync,
+    RedSyncTrim,
+    SIDCo,
+    exponential,
+    gamma,
+    generalised_pareto,
+    magnitudes,
+    moments,
+    not_above,
+    values,
+)
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.kernels.thresholds import exponential, gamma, generalised_pareto, magnitudes, moments, not_above, values
 from resireduce.scheme import COMPRESSORS, build_compressor
 
 FITTED = ("gaussian", "redsync", "redsync-trim", "sidco-exp", "sidco-gp", "sidco-gamma")

@@ -1,7 +1,5 @@
 """AD-Topk's partial sparsification: small layers as they are, the rest with what is left of the budget."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,7 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from resireduce.errors import ConfigError
-from resireduce.partial_selection import PartialSelection, break_even_selection, partial_selection
+from resireduce.grouping import PartialSelection, partial_selection
 from tests.worlds import residuals
 
 SIZES = {
@@ -73,27 +70,3 @@ def test_distribute_takes_it() -> None:
     for dense, moved in LocalWorld(2).run(rank):
         assert dense == {"a", "b", "c", "f", "g[0]"}
         assert 0.9 * 0.03 * WHOLE <= moved <= 0.03 * WHOLE
-
-
-@pytest.mark.parametrize("index_bytes", [1, 2, 4, 8])
-@pytest.mark.parametrize("ranks", [2, 8, 64, 128])
-@pytest.mark.parametrize("density", [0.00001, 0.001, 0.01, 0.1, 1.0])
-def test_layers_are_dense_from_where_a_ring_moves_fewer_bytes_so(density: float, ranks: int, index_bytes: int) -> None:
-    """Bytes that pass a rank: N - 1 of all ranks' pairs, or 2 (N - 1) / N of the gradient."""
-    found = break_even_selection(model(), density, ranks, index_bytes)
-    for name, size in COMPRESSED.items():
-        pairs = max(1, math.floor(density * size))
-        gathered = (ranks - 1) * pairs * (4 + index_bytes)
-        reduced = 2 * (ranks - 1) * 4 * size / ranks
-        assert (name in found) == (gathered >= reduced), name
-
-
-def test_the_break_even_by_hand_and_what_is_dense_anyway_stays_so() -> None:
-    assert break_even_selection(model(), 0.01, 8) == ()
-    assert set(break_even_selection(model(), 0.01, 100)) == set(COMPRESSED), "at density 1 / ranks, of 4 bytes each"
-    assert break_even_selection(model(), 0.01, 8, dense=["d"]) == ("d",)
-    for wrong in ({"world_size": 0}, {"world_size": 2.0}, {"index_bytes": 0}, {"index_bytes": True}):
-        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: .* give a whole number, 1 or more"):
-            break_even_selection(model(), 0.01, **{"world_size": 2} | wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="dense: 'x' matches no parameter"):
-        break_even_selection(model(), 0.1, 2, dense=["x"])

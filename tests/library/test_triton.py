@@ -6,15 +6,13 @@ Each in a process of its own: how Triton works is settled when it is imported, a
 import os
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from resireduce.kernels import on_gpu
-from resireduce.kernels.on_gpu import in_triton
+from resireduce.kernels.native import in_triton
 
 ROOT = Path(__file__).parents[2]
 APART = Path(sys.prefix) / "triton"
@@ -44,23 +42,11 @@ def test_tensors_of_a_cpu_are_left_to_the_plain_form() -> None:
     assert not in_triton(flat) and not in_triton(flat.to("meta"))
 
 
-def test_compiling_that_takes_long_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    with on_gpu._told("it takes long"):
-        pass
-    assert not caplog.records
-    monkeypatch.setattr(on_gpu, "PATIENCE_SECONDS", 0.01)
-    ends_at = time.monotonic() + 60
-    with on_gpu._told("it takes long"):
-        while not caplog.records and time.monotonic() < ends_at:
-            time.sleep(0.01)
-    assert [one.getMessage() for one in caplog.records] == ["resireduce: it takes long"]
-
-
 def test_the_library_loads_without_triton() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch, resireduce, resireduce.api\n"
-        "from resireduce.kernels.gpu import blocks, bucket, norms, self_check, submatrix\n"
+        "from resireduce.kernels.gpu import bucket, one_pass, self_check\n"
         "from resireduce.kernels.selection import largest_magnitudes\n"
         "assert largest_magnitudes(torch.tensor([1.0, -3.0, 2.0]), 1).tolist() == [1]\n"
     )

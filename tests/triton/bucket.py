@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
 from resireduce.kernels.gpu import bucket
-from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, select
-from resireduce.kernels.selection import message_places
+from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, message_places, select
 
 FLOATS = [torch.float32, torch.float16]
 
@@ -141,11 +140,9 @@ def test_a_selection_in_half_precision(k: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("n", [2, 127, 128, 129, 256, 257])
 def test_sizes_at_the_borders_of_chunks(n: int) -> None:
-    flat, added = (drawn(n, torch.float16, seed).mul_(4).round_() for seed in (0, 1))
+    flat = drawn(n, torch.float16).mul_(4).round_()
     for k in {1, n - 1, n}:
         assert select(flat, k).tolist() == last_of_a_stable_sort(flat, k)
-    both = flat + added
-    assert select(flat, 1, added).tolist() == last_of_a_stable_sort(both, 1) and same_bits(flat, both)
 
 
 class Launches(TorchDispatchMode):

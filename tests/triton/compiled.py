@@ -10,8 +10,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from resireduce.kernels.gpu import blocks, bucket, norms, submatrix
-from resireduce.kernels.gpu.language import EXACT
+from resireduce.kernels.gpu import bucket, one_pass
+from resireduce.kernels.gpu.one_pass import EXACT
 
 BUCKET = {"table": "*i64", "spoilt": "*i32", "answers": "*i32", "counts": "*i32", "found": "*i32", "until": "*i32"}
 KEYS = BUCKET | {"like": "*fp32", "bits": "*i32", "indices": "*i32", "values": "*fp32", "scale": "fp32"}
@@ -33,7 +33,9 @@ NORM = {
     "size": "fp32",
     "root": "fp32",
 }
-NORMED = {"TILE": norms.TILE, "MOST": norms.MOST}
+NORMED = {"TILE": one_pass.NORM_TILE, "MOST": one_pass.MOST}
+LOOKED, TILED = {"TILE": one_pass.LOOK_TILE}, {"TILE": one_pass.TILE}
+ENCODED = {"TINY": one_pass.TINY, "ROWS": one_pass.ROWS}
 KERNELS = {
     "look for NaN": (bucket._look_for_non_finite, KEYS, LOOK),
     "look for NaN in bfloat16": (bucket._look_for_non_finite, BRAIN_KEYS, LOOK),
@@ -47,16 +49,36 @@ KERNELS = {
     "write float16": (bucket._write_selected, HALF_KEYS, HALF | {"TAKE": True}),
     "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False}),
     "add what was sent": (bucket._add_sent, KEYS, {"TILE": bucket.SENT_TILE}),
-    "finite": (norms._zero_unless_finite, {"gradient": "*fp32", "state": "*i32"}, {"TILE": norms.LOOK_TILE}),
-    "finite bfloat16": (norms._zero_unless_finite, {"gradient": "*bf16", "state": "*i32"}, {"TILE": norms.LOOK_TILE}),
-    "add a crossing": (submatrix._add, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, {"TILE": submatrix.TILE}),
-    "cut a crossing": (submatrix._cut, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, {"TILE": submatrix.TILE}),
-    "mean norm": (norms._mean_norm, NORM | {"flat": "*fp32"}, NORMED),
-    "mean norm of bfloat16": (norms._mean_norm, NORM | {"flat": "*bf16"}, NORMED),
-    "encode int8": (blocks._encode, CODES | {"values": "*fp32"}, {"TINY": blocks.TINY, "BITS": 8, "ROWS": blocks.ROWS}),
-    "encode int4": (blocks._encode, PAIRS | {"values": "*fp16"}, {"TINY": blocks.TINY, "BITS": 4, "ROWS": blocks.ROWS}),
-    "decode int8": (blocks._decode_add, CODES | {"target": "*fp32"}, {"BITS": 8, "TILE": blocks.TILE}),
-    "decode int4": (blocks._decode_add, PAIRS | {"target": "*fp16"}, {"BITS": 4, "TILE": blocks.TILE}),
+    "finite": (one_pass._zero_unless_finite, {"gradient": "*fp32", "state": "*i32"}, LOOKED),
+    "finite bfloat16": (
+        one_pass._zero_unless_finite,
+        {"gradient": "*bf16", "state": "*i32"},
+        LOOKED,
+    ),
+    "add a crossing": (
+        one_pass._add_crossing,
+        CROSSING | {"matrix": "*fp16", "values": "*fp16"},
+        TILED,
+    ),
+    "cut a crossing": (
+        one_pass._cut_crossing,
+        CROSSING | {"matrix": "*fp32", "values": "*fp32"},
+        TILED,
+    ),
+    "mean norm": (one_pass._mean_norm, NORM | {"flat": "*fp32"}, NORMED),
+    "mean norm of bfloat16": (one_pass._mean_norm, NORM | {"flat": "*bf16"}, NORMED),
+    "encode int8": (
+        one_pass._encode,
+        CODES | {"values": "*fp32"},
+        ENCODED | {"BITS": 8},
+    ),
+    "encode int4": (
+        one_pass._encode,
+        PAIRS | {"values": "*fp16"},
+        ENCODED | {"BITS": 4},
+    ),
+    "decode int8": (one_pass._decode_add, CODES | {"target": "*fp32"}, TILED | {"BITS": 8}),
+    "decode int4": (one_pass._decode_add, PAIRS | {"target": "*fp16"}, TILED | {"BITS": 4}),
 }
 INEXACT = re.compile(r"\b(?:fma|mad)\.\S*\bb?f(?:16|32|64)\b\S*|\bdiv\.(?:full|approx)\S*|\b\S+\.ftz\S*|\brcp\.\S+")
 """Products that are not rounded before a sum, quotients that are not rounded to nearest, denormals that become zero."""

@@ -17,11 +17,9 @@ from benchmarks.training.time_kernels import measured
 from resireduce import finiteness
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
-from resireduce.kernels import on_gpu
-from resireduce.kernels.gpu import blocks, bucket, language, self_check, submatrix
-from resireduce.kernels.gpu import norms as kernels_of_norms
-from resireduce.kernels.gpu.language import jit, tl
-from resireduce.kernels.gpu.norms import zero_unless_finite_
+from resireduce.kernels import native
+from resireduce.kernels.gpu import bucket, one_pass, self_check
+from resireduce.kernels.gpu.one_pass import jit, tl, zero_unless_finite_
 from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks
 from tests.triton.bucket import drawn, kinds
@@ -35,8 +33,8 @@ FLOATS = [torch.float32, torch.float16]
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The library uses the kernels for tensors of the CPU, of whatever size, as if the host had to wait for them."""
     monkeypatch.setattr(finiteness, "AT_ONCE", ("meta",))
-    monkeypatch.setattr(on_gpu, "DEVICE", "cpu")
-    monkeypatch.setattr(on_gpu, "works", lambda device, dtype: True)
+    monkeypatch.setattr(native, "DEVICE", "cpu")
+    monkeypatch.setattr(native, "works", lambda device, dtype: True)
     yield
 
 
@@ -65,9 +63,9 @@ def test_where_rows_cross_columns(shape: tuple[int, int], dtype: torch.dtype) ->
     rows, columns = (np.arange(size % 2, size, 2) for size in shape)
     numbers = [torch.from_numpy(places).to(torch.int32) for places in (rows, columns)]
     values = torch.empty(len(rows), len(columns), dtype=dtype)
-    submatrix.cut_crossing_into(values, matrix, *numbers, tile=64)
+    one_pass.cut_crossing_into(values, matrix, *numbers, tile=64)
     assert values.tolist() == before[np.ix_(rows, columns)].tolist()
-    submatrix.add_crossing_(matrix, *numbers, values, tile=64)
+    one_pass.add_crossing_(matrix, *numbers, values, tile=64)
     before[np.ix_(rows, columns)] *= 2  # exact
     assert matrix.tolist() == before.tolist()
 
@@ -82,7 +80,7 @@ def test_codes_have_the_bits_of_the_plain_form(kind: str, dtype: torch.dtype, mo
             if name == "infinite" or (numel > 1000 and name not in ("normal", "denormal")):
                 continue
             for switch in ("1", "0"):
-                monkeypatch.setenv(on_gpu.SWITCH, switch)
+                monkeypatch.setenv(native.GPU_SWITCH, switch)
                 stored = Blocks((numel,), kind, CPU)
                 stored.set_(flat, generator(CPU, "source"))
                 made.append([*stored.tensors().values(), stored.add_to_(flat.clone())])
@@ -97,7 +95,7 @@ def test_a_mean_of_norms_is_that_of_float64(n: int, dtype: torch.dtype) -> None:
         flat, numbers = values[:n], values[:n].double().numpy()
         for phi in (0.0, 0.3, 1.0):
             expected = phi * np.abs(numbers).mean() + (1 - phi) * np.sqrt((numbers**2).mean())
-            found = kernels_of_norms.mean_norm(flat, phi, tile=256)
+            found = one_pass.mean_norm(flat, phi, tile=256)
             assert found.dtype == torch.float32 and found.shape == ()
             if name != "infinite":
                 assert abs(found.item() - expected) <= 3e-7 * expected + 2e-45, (name, phi)
@@ -120,8 +118,8 @@ def test_quotients_are_those_of_numpy() -> None:
 @jit
 def _divide(into, x, divisors, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, TILE)
-    inverted = language.inverse(tl.load(divisors + at, mask=at < n, other=1.0))
-    tl.store(into + at, language.times(tl.load(x + at, mask=at < n, other=0.0), inverted), mask=at < n)
+    inverted = one_pass.inverse(tl.load(divisors + at, mask=at < n, other=1.0))
+    tl.store(into + at, one_pass.times(tl.load(x + at, mask=at < n, other=0.0), inverted), mask=at < n)
 
 
 # --- the library with them ---
@@ -181,9 +179,9 @@ def test_the_same_parameters_are_trained(case: str, request: pytest.FixtureReque
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of those functions of the kernels that the library calls from now on."""
     calls: set[str] = set()
-    functions = [(blocks, "encode"), (blocks, "decode_add_"), (bucket, "_select"), (bucket, "add_topk_")]
-    functions += [(submatrix, "add_crossing_"), (submatrix, "cut_crossing_into")]
-    functions += [(kernels_of_norms, name) for name in ("zero_unless_finite_", "mean_norm")]
+    functions = [(bucket, "_select"), (bucket, "add_topk_")]
+    names = ("encode", "decode_add_", "add_crossing_", "cut_crossing_into", "zero_unless_finite_", "mean_norm")
+    functions += [(one_pass, name) for name in names]
     for module, name in functions:
         right = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, f=right, n=name, **k: calls.add(n) or f(*a, **k))
@@ -197,7 +195,7 @@ def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(
 ) -> None:
     left, inputs = [], drawn(500).view(5, 100)
     for switch in ("1", "0"):
-        monkeypatch.setenv(on_gpu.SWITCH, switch)
+        monkeypatch.setenv(native.GPU_SWITCH, switch)
         model, optimizer = small(**OPTIONS[case])
         train(model, optimizer, inputs)
         held = residuals(optimizer).values()  # the tensors themselves
@@ -211,7 +209,7 @@ def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(
 
 
 def test_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(on_gpu.SWITCH, "1")  # what it sets is undone
+    monkeypatch.setenv(native.GPU_SWITCH, "1")  # what it sets is undone
     found = measured("cpu", tiny=True)
     assert found["triton"] and len(found["rows"]) == 10
     for row in found["rows"]:
@@ -222,8 +220,8 @@ def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise RuntimeError("no C compiler")
 
-    monkeypatch.setattr(blocks, "encode", failing)
-    monkeypatch.setattr(kernels_of_norms, "zero_unless_finite_", lambda grad: torch.tensor(False))
+    monkeypatch.setattr(one_pass, "encode", failing)
+    monkeypatch.setattr(one_pass, "zero_unless_finite_", lambda grad: torch.tensor(False))
     found = {row["kernel"]: row for row in kernel_cases.timed(drawn(400), 1)}
     assert found["int8: encode"]["reason"] == "RuntimeError: no C compiler" and not found["int8: encode"]["same"]
     assert found["finite"]["same"] is False and found["cut a crossing"]["same"] is True
@@ -232,12 +230,12 @@ def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("used")
 def test_only_what_they_were_made_for_is_given_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = drawn(1000)
-    assert on_gpu.in_triton(flat) and on_gpu.in_triton(flat, flat.half())
+    assert native.in_triton(flat) and native.in_triton(flat, flat.half())
     for other in (flat.double(), flat[::2], flat.to("meta"), torch.nn.Parameter(flat), flat[:0]):
-        assert not on_gpu.in_triton(other)
-    assert not on_gpu.in_triton(flat, flat[::2])
-    monkeypatch.setenv(on_gpu.SWITCH, "0")
-    assert not on_gpu.in_triton(flat)
+        assert not native.in_triton(other)
+    assert not native.in_triton(flat, flat[::2])
+    monkeypatch.setenv(native.GPU_SWITCH, "0")
+    assert not native.in_triton(flat)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -298,8 +296,8 @@ def test_a_device_on_which_they_fail_does_without(
 
     monkeypatch.setattr(self_check, "differing", differing)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    on_gpu.works.cache_clear()
-    assert on_gpu.works(torch.device("cuda", 0), torch.float32) is (said is None)
+    native.works.cache_clear()
+    assert native.works(torch.device("cuda", 0), torch.float32) is (said is None)
     assert [said in str(one.message) for one in recwarn] == [True] * (said is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not on_gpu.works(torch.device("cuda", 1), torch.float32) and len(recwarn) == (said is not None)
+    assert not native.works(torch.device("cuda", 1), torch.float32) and len(recwarn) == (said is not None)

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
-from resireduce.kernels.selection import INDEX_BYTES, message_places
+from resireduce.kernels.gpu.one_pass import EXACT, jit, on_device, tl
 
 TILE, TILES = 4096, 2
 """Elements that a program processes at once, a power of two of 2^14 at most; and how many times, for its chunk."""
@@ -30,6 +29,8 @@ elements, how many of them are selected, where its values and where its indices 
 elements of their own dtype, and the number of its first chunk."""
 Row = tuple[int, int, int, int, int, int]
 """All but the last."""
+ALIGNMENT, INDEX_BYTES = 8, 4
+"""Bytes of which a tensor's part of a message is a multiple, and bytes of an index."""
 
 
 @jit
@@ -224,25 +225,48 @@ def _add_sent(table, values, indices, tensors, scale, TILE: tl.constexpr):  # ty
     tl.store(target + place, tl.load(target + place, mask=here, other=0.0) + added, mask=here)
 
 
-def select(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
+@lru_cache(maxsize=512)
+def message_places(ks: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return at which byte of a message the values, and the indices, of each tensor begin, and the message's bytes.
+
+    `Payload` lays them out so: values and int32 indices, those of the wider dtype first. ks: how many elements of each
+    tensor are sent. dtype: of the values.
+    """
+    places, end, width = [], 0, dtype.itemsize
+    for k in ks:
+        values_first = width >= INDEX_BYTES
+        places.append((end, end + width * k) if values_first else (end + INDEX_BYTES * k, end))
+        end += -(-(width + INDEX_BYTES) * k // ALIGNMENT) * ALIGNMENT
+    return tuple(places), end
+
+
+def select(flat: Tensor, k: int) -> Tensor:
     """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` does.
 
-    flat: contiguous float32, float16 or bfloat16 without NaN, of 2^30 elements at most, and at least `k`. added: like
-    it; it is added to `flat` first, in place, with the bits of `flat.add_(added)`. Extra memory: as for
-    `compress_topk_`.
+    flat: contiguous float32, float16 or bfloat16 without NaN, of 2^30 elements at most, and at least `k`. Extra memory:
+    as for `compress_topk_`.
     """
     out = torch.empty(k, dtype=torch.int64, device=flat.device)
-    row = flat.data_ptr(), 0 if added is None else added.data_ptr(), flat.numel(), k, 0, 0
-    _select((row,), flat, flat, out, False)
+    _select(((flat.data_ptr(), 0, flat.numel(), k, 0, 0),), flat, flat, out, False)
     return out
 
 
 def compress_topk_(
     gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], message: Tensor
 ) -> Tensor:
-    """Do as the function of this name in `kernels.selection`, for float32, float16 or bfloat16 that is not empty.
+    """Add `gradients` to `residuals`, and take out of each sum its largest magnitudes, which `message` then holds.
 
-    `gradients`, `residuals`, `ks` and `message` are as there.
+    Of equal magnitudes those with the highest indices are chosen; indices ascend; zeros are left in their places.
+
+    Args:
+        gradients: contiguous, like the residuals. None: nothing is added.
+        residuals: contiguous, all of float32, float16 or bfloat16; without NaN, and not empty.
+        ks: how many elements of each are sent: 1 to as many as it has.
+        message: receives what is sent: 1-D uint8, of as many bytes as `message_places` says.
+
+    Returns:
+        1 for each tensor whose gradient holds NaN or infinity, in place of which zeros have been added, and 0 for each
+        other: int32, on their device. The host does not wait for it.
 
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
@@ -252,9 +276,9 @@ def compress_topk_(
 
 
 def add_topk_(targets: Sequence[Tensor], ks: Sequence[int], message: Tensor, scale: float) -> None:
-    """Do as the function of this name in `kernels.selection`, for float32. A product is rounded before it is added.
+    """Add `scale` x what `message` holds, as `compress_topk_` has left it, to its places in float32 `targets`.
 
-    `targets`, `ks`, `message` and `scale` are as there.
+    ks: how many elements it has of each. A product is rounded before it is added.
     """
     values = message.view(torch.float32)
     with on_device(message):

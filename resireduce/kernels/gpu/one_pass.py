@@ -1,0 +1,274 @@
+"""Kernels that go over one tensor once: whether it is finite, norms, where rows cross columns, codes of few bits.
+
+The modules of the kernels can be imported, and read, without Triton.
+"""
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from ctypes import c_float
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton, tl = None, SimpleNamespace(constexpr=int)  # what signatures name
+
+TILE, NORM_TILE, LOOK_TILE = 1024, 2048, 4096
+"""Elements that are processed at once, powers of two: of codes, or columns of a matrix; of norms; and by
+`zero_unless_finite_`."""
+LOOK_PROGRAMS, SUM_PROGRAMS, MOST = 8, 4, 1024
+"""Most programs of `zero_unless_finite_` and of `mean_norm` for each multiprocessor; and most of the second in all, a
+power of two. In all they are fewer than 2^15."""
+BLOCK, ROWS = 64, 32
+"""Elements of a block that has a scale, and blocks of one program: powers of two."""
+TINY = torch.finfo(torch.float32).tiny
+SIZES = ("width", "tensors", "chunks")
+"""Arguments for which Triton does not compile a kernel for each kind of value (1, multiples of 16, others). It does for
+those called n: with multiples of 16, several elements are read at once."""
+EXACT = {"num_warps": 8, "enable_fp_fusion": False}
+"""How kernels are launched: a product is rounded before it is added to something, as in the plain form."""
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Return `function` as a kernel; as it is, where there is no Triton."""
+    if triton is None:
+        return function
+    given = [name for name in inspect.signature(function).parameters if name in SIZES]
+    return triton.jit(do_not_specialize=given)(function)
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which Triton launches kernels on the GPU of `tensor`; in its interpreter that is the CPU."""
+    elsewhere = tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
+    return torch.cuda.device(tensor.device) if elsewhere else nullcontext()
+
+
+@cache
+def at_once(device: torch.device) -> int:
+    """Return how many multiprocessors `device` has; for the interpreter, which runs programs in turn, one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+# --- Quotients of float32 numbers, rounded once, by a product: many are divided by one, which is inverted once ---
+#
+# With q = x / d, both of 24 bits, float64's x (1 / d) is off by 2^-52 q at most. If q lies in the middle between two
+# numbers that float32 has, as it can if these are denormal, it has 24 bits itself, and the product rounded to 50 bits
+# is q. Else q is 2^-48 q or more from any such middle: of two integers of 24 bits that are no multiples, one is off
+# by 1 at least. So the product, rounded to 50 bits and then to float32, is q rounded to float32.
+
+
+@jit
+def inverse(divisor):  # type: ignore[no-untyped-def]
+    """Return what `times` is told of float32 `divisor`, which is more than 0: its inverse in float64."""
+    return 1.0 / divisor.to(tl.float64)
+
+
+@jit
+def times(x, inverted):  # type: ignore[no-untyped-def]
+    """Return float32 `x` over the number of which `inverted` is the `inverse`, as float32 division does."""
+    product = x.to(tl.float64) * inverted
+    bits = (product.to(tl.int64, bitcast=True) + 4) & -8  # to 50 bits, of infinity none
+    return bits.to(tl.float64, bitcast=True).to(tl.float32)
+
+
+# --- Whether a gradient is finite, and the mean of a residual's norms ---
+
+
+@jit
+def _zero_unless_finite(gradient, state, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write to `state` whether all elements are finite; the last program to come writes zeros if not.
+
+    state: two numbers, 0 at first: 1 if all are finite; and the number of programs that have come, plus 2^16 for each
+    that has found an element that is not.
+    """
+    first = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    fine = tl.full([TILE], 1, tl.int32)
+    start = 0
+    while start + tl.program_id(0) * TILE < n:
+        value = tl.load(gradient + start + first, mask=start + first < n, other=0.0).to(tl.float32)
+        fine = fine & (tl.abs(value) < float("inf")).to(tl.int32)
+        start += tl.num_programs(0) * TILE
+    seen = tl.where(tl.min(fine) == 0, 65537, 1)
+    seen += tl.atomic_add(state + 1, seen, sem="acq_rel", scope="gpu")
+    if (seen & 65535) == tl.num_programs(0):
+        if seen < 65536:
+            tl.store(state, 1)
+        else:
+            at = tl.arange(0, TILE)
+            start = 0
+            while start < n:
+                zeros = tl.zeros([TILE], tl.float32).to(gradient.dtype.element_ty)
+                tl.store(gradient + start + at, zeros, mask=start + at < n)
+                start += TILE
+
+
+def zero_unless_finite_(grad: Tensor, tile: int = LOOK_TILE) -> Tensor:
+    """Fill `grad` with zeros if it holds NaN or infinity; return 1 if it held none, else 0: int32, 0-D, on its device.
+
+    grad: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. tile: how many elements are processed at
+    once, a power of two.
+    """
+    state = torch.zeros(2, dtype=torch.int32, device=grad.device)
+    programs = min(-(-grad.numel() // tile), LOOK_PROGRAMS * at_once(grad.device))
+    with on_device(grad):
+        _zero_unless_finite[(programs,)](grad, state, grad.numel(), tile, **EXACT)
+    return state[0]
+
+
+@jit
+def _mean_norm(  # type: ignore[no-untyped-def]
+    flat, sums, arrived, mean, n, phi, rest, size, root, TILE: tl.constexpr, MOST: tl.constexpr
+):
+    """Write phi |x|_1 / size + rest |x|_2 / root for the `n` elements: the last program to come adds up all sums.
+
+    sums: room for two float64 numbers of each program. arrived: a counter, 0 at first, of the programs that have come.
+    """
+    own, programs = tl.program_id(0), tl.num_programs(0)
+    at = own * TILE + tl.arange(0, TILE)
+    magnitudes, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
+    start = 0
+    while start + own * TILE < n:
+        value = tl.abs(tl.load(flat + start + at, mask=start + at < n, other=0.0).to(tl.float64))
+        magnitudes += value
+        squares += value * value
+        start += programs * TILE
+    tl.store(sums + own, tl.sum(magnitudes))
+    tl.store(sums + programs + own, tl.sum(squares))
+    tl.debug_barrier()  # both are written
+    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") + 1 == programs:
+        of = tl.arange(0, MOST)
+        l1 = tl.sum(tl.load(sums + of, mask=of < programs, other=0.0, volatile=True)).to(tl.float32)
+        square = tl.sum(tl.load(sums + programs + of, mask=of < programs, other=0.0, volatile=True))
+        l2 = tl.sqrt(square).to(tl.float32)
+        first = ((phi * l1).to(tl.float64) / size).to(tl.float32)
+        second = ((rest * l2).to(tl.float64) / root).to(tl.float32)
+        tl.store(mean, first + second)
+
+
+def mean_norm(x: Tensor, phi: float, tile: int = NORM_TILE) -> Tensor:
+    """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, float32, on its device.
+
+    x: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. Sums are formed in float64, in an order that
+    depends on n and the device alone; norms, products and quotients are rounded to float32 each, as on a CPU. tile: how
+    many elements are processed at once, a power of two.
+    """
+    n = x.numel()
+    programs = min(-(-n // tile), SUM_PROGRAMS * at_once(x.device), MOST)
+    room = torch.zeros(2 * programs + 1, dtype=torch.float64, device=x.device)
+    mean = torch.empty((), dtype=torch.float32, device=x.device)
+    weights = (c_float(one).value for one in (phi, 1 - phi, n, n**0.5))  # as kernels are given them
+    with on_device(x):
+        _mean_norm[(programs,)](x, room, room[-1:].view(torch.int32), mean, n, *weights, tile, MOST, **EXACT)
+    return mean
+
+
+# --- The elements of a matrix where some rows cross some columns ---
+
+
+@jit
+def _add_crossing(matrix, down, across, values, width, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, at = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    place = tl.load(down + row).to(tl.int64) * width + tl.load(across + at, mask=at < n, other=0)
+    value = tl.load(values + row.to(tl.int64) * n + at, mask=at < n, other=0.0)
+    value = value.to(matrix.dtype.element_ty).to(tl.float32)  # rounded before it is added, as in the plain form
+    held = tl.load(matrix + place, mask=at < n, other=0.0).to(tl.float32)
+    tl.store(matrix + place, (held + value).to(matrix.dtype.element_ty), mask=at < n)
+
+
+@jit
+def _cut_crossing(matrix, down, across, values, width, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, at = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    place = tl.load(down + row).to(tl.int64) * width + tl.load(across + at, mask=at < n, other=0)
+    tl.store(values + row.to(tl.int64) * n + at, tl.load(matrix + place, mask=at < n, other=0.0), mask=at < n)
+
+
+def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, tile: int = TILE) -> None:
+    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, in place; no index occurs twice.
+
+    All are contiguous; matrix and values are float32, float16 or bfloat16, the others int32. tile: columns of one
+    program, a power of two.
+    """
+    _go_through(_add_crossing, matrix, rows, columns, values, tile)
+
+
+def cut_crossing_into(values: Tensor, matrix: Tensor, rows: Tensor, columns: Tensor, tile: int = TILE) -> None:
+    """Copy into 2-D `values` what lies where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, which has their dtype.
+
+    All are contiguous; rows and columns are int32. tile: columns of one program, a power of two.
+    """
+    _go_through(_cut_crossing, matrix, rows, columns, values, tile)
+
+
+def _go_through(kernel, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, tile: int) -> None:  # type: ignore[no-untyped-def]
+    if values.numel():
+        height, n = values.shape
+        with on_device(matrix):
+            kernel[(height, -(-n // tile))](matrix, rows, columns, values, matrix.shape[1], n, tile, **EXACT)
+
+
+# --- Codes of 8 and 4 bits with a scale for each block of 64: encoding, and decoding onto a gradient ---
+
+
+@jit
+def _decode_add(target, codes, scales, n, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    gradient = tl.load(target + at, mask=at < n, other=0.0).to(tl.float32)
+    if BITS == 8:
+        code = tl.load(codes + at, mask=at < n, other=0).to(tl.int32)
+    else:
+        code = ((tl.load(codes + at // 2, mask=at < n, other=0).to(tl.int32) >> (at % 2 * 4)) & 15) - 8
+    value = code.to(tl.float32) * tl.load(scales + at // 64, mask=at < n, other=0.0)
+    value = value.to(target.dtype.element_ty).to(tl.float32)  # rounded before it is added, as in the plain form
+    tl.store(target + at, (gradient + value).to(target.dtype.element_ty), mask=at < n)
+
+
+# Quotients go through float64: in float32, and in tl.floor, Triton may take numbers below the smallest normal one for
+# zero.
+@jit
+def _encode(values, drawn, codes, scales, n, TINY: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    LARGEST: tl.constexpr = 127 if BITS == 8 else 7
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = rows[:, None] * 64 + tl.arange(0, 64)[None, :]
+    value = tl.load(values + at, mask=at < n, other=0.0).to(tl.float32)
+    scale = times(tl.max(tl.abs(value), 1), 1.0 / LARGEST)
+    tl.store(scales + rows, scale, mask=rows * 64 < n)
+    steps = inverse(tl.maximum(scale, TINY))
+    scaled = times(value, steps[:, None]) + tl.load(drawn + at, mask=at < n, other=0.0)
+    code = scaled.to(tl.int32)
+    code -= (code.to(tl.float32) > scaled).to(tl.int32)
+    code = tl.minimum(tl.maximum(code, -LARGEST), LARGEST)
+    if BITS == 8:
+        tl.store(codes + at, code.to(tl.int8), mask=at < n)
+    else:
+        low, high = tl.split(tl.reshape(tl.where(at < n, code + 8, 0), [ROWS, 32, 2]))
+        pair = rows[:, None] * 32 + tl.arange(0, 32)[None, :]
+        tl.store(codes + pair, (low | (high << 4)).to(tl.uint8), mask=pair * 2 < n)
+
+
+def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
+    """Add the numbers that `codes` of 8 or 4 `bits` and float32 `scales` encode to contiguous `target`.
+
+    target: float32, float16 or bfloat16, of 2^30 elements at most. codes: int8, or uint8 with two of 4 bits each, the
+    first below.
+    """
+    n = target.numel()
+    with on_device(target):
+        _decode_add[(-(-n // TILE),)](target, codes, scales, n, bits, TILE, **EXACT)
+
+
+def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int, rows: int = ROWS) -> None:
+    """Write `values` as `codes` of 8 or 4 `bits` and `scales`, in the form that `decode_add_` reads.
+
+    values: contiguous, float32, float16 or bfloat16. drawn: float32, as many, on [0, 1): each value, in units of its
+    scale, is rounded up if its fraction and this number add up to 1 or more. rows: blocks of one program.
+    """
+    n = values.numel()
+    with on_device(values):
+        _encode[(-(-n // (rows * BLOCK)),)](values, drawn, codes, scales, n, TINY, bits, rows, **EXACT)
