@@ -21,7 +21,7 @@ def build(folder: Path) -> None:
     modules = [module.name for module in pkgutil.iter_modules(resireduce.__path__)]
     resireduce.__all__ += [name for name in modules if not name.startswith("_")]
     # They are subclasses of torch.Tensor, whose compiled attributes have no source.
-    for name in (r"refusals\.StreamedAway",):
+    for name in (r"guard\.StreamedAway",):
         warnings.filterwarnings("ignore", message=rf".* resireduce\.{name}\._is_param ")
     warnings.filterwarnings("ignore", message="Error parsing source code")  # of torch, with Python 3.13
     pdoc.render.configure(docformat="google", footer_text=f"resireduce {resireduce.__version__}")

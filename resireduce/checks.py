@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from resireduce.compressors.base import Compressor
-from resireduce.core.feedback import own_momentum
+from resireduce.compressors.momentum import own_momentum
 from resireduce.core.update import EPS_CURE, WrappedStep, shares_eps
 from resireduce.errors import ConfigError, check_count, choose, is_count, is_number, warn
 from resireduce.grad_scaler import GradScaler

@@ -177,7 +177,7 @@ def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
     for tensor in feedback.residual.tensors().values():
         tensor.zero_()
     for name, dense in left.items():
-        feedback.keep(dense, name, step)
+        feedback.add_to_residual(dense, name, step)
     feedback.end_step(step)
     for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
         velocity.copy_(velocities[name])

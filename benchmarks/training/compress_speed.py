@@ -16,8 +16,7 @@ from benchmarks.training.measure_rank import in_turn, now
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.topk import TopK
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Round
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Payload, Round
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.pieces import share

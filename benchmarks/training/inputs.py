@@ -20,8 +20,7 @@ from resireduce.comm.base import Communicator, Handle, Partition
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.core.messages import Message
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Message, Payload
 
 STEPS = 3
 """Steps in each sample of passes, on which everything simulated rests."""
@@ -88,7 +87,7 @@ class Compression:
         self._gradients = {
             name: torch.randn(parameter.shape, generator=own)
             for name, parameter in self.trainer.model.named_parameters()
-            if feedback.merges(name)
+            if feedback.compresses(name)
         }
 
     def sample(self) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.comm.base import Communicator, Handle, Partition
-from resireduce.core.payload import ALIGNMENT
+from resireduce.core.messages import ALIGNMENT
 from resireduce.errors import ConfigError
 
 # --- Process groups of torch.distributed: one for each optimizer in use, reused when that is closed ---

@@ -1,14 +1,14 @@
 """The interface of compressors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Payload, Rounds
 from resireduce.errors import check_share
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]
@@ -25,27 +25,6 @@ class Momentum:
     """Whether the velocity is set to zero where it was sent (the paper's momentum factor masking)."""
 
 
-# --- what a round may ask for, beside a plain tensor, which asks for an all-reduce ---
-
-
-@dataclass(frozen=True)
-class AllGather:
-    """This rank's elements, for all ranks; each rank gets a list of every rank's elements, in rank order."""
-
-    tensor: Tensor
-    """1-D, as many elements as this rank has, perhaps none."""
-
-
-@dataclass(frozen=True)
-class AllToAll:
-    """This rank's elements, some for each rank; each rank gets a list of what every rank has for it, in rank order."""
-
-    tensor: Tensor
-    """1-D: the elements for rank 0, followed by those for rank 1, and so on."""
-    sizes: Sequence[int]
-    """How many elements are for each rank."""
-
-
 @dataclass
 class Sum:
     """What a compressor that `adds` is to add up, look through, and compress."""
@@ -60,9 +39,6 @@ class Sum:
 
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
-Rounds = Generator[Tensor | AllGather | AllToAll, Any, Payload]
-"""A payload in the making: yields contiguous tensors, one by one, to be summed over all ranks, is sent each sum, formed
-in the tensor's own memory, and returns the payload. `AllGather` and `AllToAll` ask for other rounds."""
 
 
 class Compressor(ABC):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.compressors.base import Agreeing, Inexact, Rounds, Selecting, State
-from resireduce.core.payload import Payload
+from resireduce.compressors.base import Agreeing, Inexact, Selecting, State
+from resireduce.core.messages import Payload, Rounds
 from resireduce.errors import check_count
 from resireduce.kernels.codes import pack_codes, unpack_codes
 from resireduce.kernels.norms import norms_of_blocks

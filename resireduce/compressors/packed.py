@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.compressors.base import Compressor, Momentum, State
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.topk import SparseCompressor, TopK
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Payload
 from resireduce.kernels.codes import BYTE, pack_bits, pack_codes, unpack_bits, unpack_codes
 
 # --- Indices as gaps in Golomb-Rice codes: Rice and Plaunt, IEEE Trans. Commun. 1971; Golomb, IEEE Trans. Inf. Theory

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Agreeing, Inexact, Rounds, State
-from resireduce.core.payload import Payload
+from resireduce.compressors.base import Agreeing, Inexact, State
+from resireduce.core.messages import Payload, Rounds
 from resireduce.errors import ConfigError, check_count, is_number
 from resireduce.pieces import generator, pieces
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Inexact
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.norms import norms_of_blocks

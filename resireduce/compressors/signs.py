@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Inexact, Momentum
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_bits, unpack_bits
 from resireduce.pieces import pieces

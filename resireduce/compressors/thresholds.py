@@ -12,7 +12,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, check_count, check_share, choose, is_number
 from resireduce.pieces import pieces, share, slices
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Selecting, Sum
-from resireduce.core.payload import Payload, unfilled
+from resireduce.core.messages import Payload, unfilled
 from resireduce.finiteness import is_finite
 from resireduce.kernels.selection import NOT_FINITE, add_sent_each_, in_one_launch, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share

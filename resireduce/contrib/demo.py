@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.compressors.base import Inexact, Selecting
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, is_count
 from resireduce.pieces import PIECES, SMALLEST, share, slices
 

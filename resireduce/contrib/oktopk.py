@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Agreeing, AllGather, AllToAll, Collective, Rounds, Selecting, State
+from resireduce.compressors.base import Agreeing, Collective, Selecting, State
 from resireduce.compressors.thresholds import few_reaching, not_above, planned
 from resireduce.compressors.topk import SparseCompressor, largest_without_zeros, narrowed
-from resireduce.core.payload import Payload
+from resireduce.core.messages import AllGather, AllToAll, Payload, Rounds
 from resireduce.errors import ConfigError, is_count, is_number
 from resireduce.pieces import share
 

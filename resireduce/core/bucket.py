@@ -14,11 +14,10 @@ from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import NodeSlices
 from resireduce.core.feedback import ErrorFeedback, exactly
-from resireduce.core.messages import Message, Round
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import is_small
-from resireduce.refusals import SECOND_BACKWARD, StreamedAway, guards
+from resireduce.guard import SECOND_BACKWARD, StreamedAway, guards
 from resireduce.same_memory import overlaps
 
 SMALL_BYTES = 1 << 18
@@ -49,7 +48,7 @@ OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
 """Stages after the last pass."""
 HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
 """Stages in which this rank has a gradient."""
-DROPPED = (
+WAS_DROPPED = (
     "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
     "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
 )
@@ -165,7 +164,7 @@ class Slot:
             raise UsageError(SECOND_BACKWARD.format(name=self.name))
         if self.stage is Stage.ABSORBED:
             if not self.is_guarded:
-                raise UsageError(DROPPED.format(name=self.name))
+                raise UsageError(WAS_DROPPED.format(name=self.name))
             self.parameter.grad = None
 
     def note_made(self) -> None:
@@ -173,12 +172,12 @@ class Slot:
         grad = None if self.is_guarded else self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
-    def own(self, grad: Tensor, in_backward: bool) -> Tensor:
+    def own(self, grad: Tensor, streamed: bool) -> Tensor:
         """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it.
 
-        in_backward: whether autograd may still hand out that memory to others: then a shared one is copied, too.
+        streamed: whether autograd may still hand out that memory to others: then a shared one is copied, too.
         """
-        if grad.is_meta or (grad.data_ptr() == self.made and not (in_backward and is_shared(grad))):
+        if grad.is_meta or (grad.data_ptr() == self.made and not (streamed and is_shared(grad))):
             return grad
         return self.copy_grad(grad)
 
@@ -218,7 +217,7 @@ def make_slots(
         dense = not feedback.keeps_residual(name)
         slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
         place = 0 if node is None else node.rank
-        small = dense and (is_small(parameter) or (shares and not feedback.merges(name)))
+        small = dense and (is_small(parameter) or (shares and not feedback.compresses(name)))
         slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
     return slots
 
@@ -277,8 +276,8 @@ def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> li
     in `resireduce.distribute`, checked. Where a rule has to be given times first, each has its own until then.
     `feedback` says how many bytes are sent of each.
     """
-    compressed = [slot for slot in order if feedback.merges(slot.name)]
-    dense = [slot for slot in order if not feedback.merges(slot.name)]
+    compressed = [slot for slot in order if feedback.compresses(slot.name)]
+    dense = [slot for slot in order if not feedback.compresses(slot.name)]
     limit = sum(slot.nbytes for slot in order) if merge == "hybrid" else SMALL_BYTES
     lists = [*_merged(compressed, merge, feedback), *small_together(dense, limit)]
     return [*arrange([Bucket(one) for one in lists], order)]

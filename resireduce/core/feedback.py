@@ -10,9 +10,9 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.base import Compressor, Momentum, NoCompression, Rounds, State, Sum
-from resireduce.core.messages import Message, Round, continue_rounds
-from resireduce.core.payload import Payload
+from resireduce.compressors.base import Compressor, NoCompression, State, Sum
+from resireduce.compressors.momentum import MomentumCorrection
+from resireduce.core.messages import Message, Payload, Round, Rounds, continue_rounds
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.finiteness import Finiteness, check_finite, refusal
 from resireduce.residuals.base import Residuals
@@ -41,52 +41,6 @@ def exactly(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return exact
-
-
-# --- Momentum that each rank forms before compression: Lin et al., "Deep gradient compression", ICLR 2018, section 3
-# ---
-
-
-def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return the option by which `optimizer` applies its own momentum, momentum or betas; None if it applies none."""
-    return next((key for group in optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None)
-
-
-class MomentumCorrection:
-    """This rank's velocities u, one for each parameter, in place of the optimizer's momentum.
-
-    An optimizer's momentum, applied to sparse averages, discounts a delayed element from the step in which it was sent,
-    not from the one in which it arose. Here u <- m u + g on each rank, and u replaces the gradient: it is compensated
-    and compressed, and what is not sent of it is the residual. Dense tensors are treated in the same way: averaging is
-    linear, so their average is the momentum of the averages.
-
-    Args:
-        settings: factor, Nesterov's form, masking.
-    """
-
-    def __init__(self, settings: Momentum):
-        self.settings = settings
-        self._velocities: dict[str, Tensor] = {}
-
-    def register(self, name: str, parameter: Tensor) -> None:
-        """Allocate zeros for tensor `name`, of the shape and dtype of `parameter`."""
-        self._velocities[name] = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-
-    def accumulate_(self, grad: Tensor, name: str) -> Tensor:
-        """Overwrite contiguous `grad` of tensor `name` with its velocity u, or Nesterov's g + m u; return it."""
-        velocity = self._velocities[name].mul_(self.settings.factor).add_(grad)
-        if self.settings.nesterov:
-            return grad.add_(velocity, alpha=self.settings.factor)
-        return grad.copy_(velocity)
-
-    def mask_(self, name: str, indices: Tensor | None) -> None:
-        """With masking, zero tensor `name`'s velocity at the flat `indices` that were sent; None: all were sent."""
-        if self.settings.masking and indices is not None:
-            self._velocities[name].view(-1).index_fill_(0, indices, 0.0)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the velocities, by names that no residual has."""
-        return {f"momentum.{name}": velocity for name, velocity in self._velocities.items()}
 
 
 # --- The states that a compressor keeps, tensor by tensor, from step to step ---
@@ -138,7 +92,7 @@ class CompressorStates:
         """Forget this step's changes of the states."""
         self._working = {}
 
-    def keep(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Forget this step's changes of the state of tensor `name`."""
         self._working.pop(name, None)
 
@@ -245,13 +199,13 @@ class ErrorFeedback:
         """Whether anything of tensor `name` can be left unsent in this step."""
         return not self.compressor_of(name).lossless
 
-    def merges(self, name: str) -> bool:
+    def compresses(self, name: str) -> bool:
         """Whether tensor `name` is compressed, once warm-up is over; otherwise it is sent dense, in its bucket."""
         return name not in self._dense
 
     def later_compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` once warm-up is over: NoCompression if it is sent dense."""
-        return self.compressor_at(self.warm_up_steps) if self.merges(name) else self._dense_compressor
+        return self.compressor_at(self.warm_up_steps) if self.compresses(name) else self._dense_compressor
 
     def learns(self, name: str) -> bool:
         """Whether the compressor's state of tensor `name` changes by what all ranks send in this step."""
@@ -451,14 +405,14 @@ class ErrorFeedback:
         self.residual.of(name).compensate_(grad, name)
 
     @exactly
-    def keep(self, dense: Tensor, name: str, step: int) -> None:
+    def add_to_residual(self, dense: Tensor, name: str, step: int) -> None:
         """Add `dense` to the residual of tensor `name`; `step` seeds random rounding."""
         residual = self.residual.of(name)
         residual.restore(name, residual.compensate_(dense, name), step)
 
     def put_back(self, payload: Payload, name: str, step: int) -> None:
         """Add what was sent back to the residual; `step` seeds random rounding."""
-        self.keep(self.compressor_of(name).decompress(payload), name, step)
+        self.add_to_residual(self.compressor_of(name).decompress(payload), name, step)
 
     @exactly
     def end_step(self, step: int) -> None:

@@ -15,7 +15,7 @@ from resireduce import private
 from resireduce.core.bucket import Slot, Stage, accumulation_node
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
-from resireduce.refusals import AFTER_FAILURE, SECOND_BACKWARD
+from resireduce.guard import AFTER_FAILURE, SECOND_BACKWARD
 from resireduce.settings import Settings
 from resireduce.watchers import (
     COMPILED_AUTOGRAD,
@@ -158,16 +158,16 @@ class BackwardPasses:
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
 
-    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, early: bool) -> None:
+    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, streamed: bool) -> None:
         """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`.
 
-        Those that take gradients `early`, in the backward pass, are also called before autograd adds a gradient.
+        Where gradients are `streamed`, others are called before autograd adds one.
         """
-        act = BackwardPasses._on_finished if early else _note_gradient
+        act = BackwardPasses._on_finished if streamed else _note_gradient
         for slot in self.slots:
             hook = _Hook(self._own, slot.index, act)
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
-            if early:
+            if streamed:
                 self._announce(slot)
         for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
             if isinstance(guard, StepGuard):  # of an owner that was lost

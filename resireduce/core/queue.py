@@ -97,7 +97,7 @@ class LaunchQueue:
     @property
     def compressed(self) -> list[Slot]:
         """Return the slots whose tensors are compressed, once warm-up is over, in the order of arrival."""
-        return [slot for slot in self._order if self.feedback.merges(slot.name)]
+        return [slot for slot in self._order if self.feedback.compresses(slot.name)]
 
     def prefetch_after(self, slot: Slot) -> None:
         """Start copying the residual that will be needed next, after that of `slot`, whose gradient has come."""
@@ -144,16 +144,12 @@ class LaunchQueue:
             nbytes = bucket.message.gathered_nbytes(self.feedback.communicator.world_size)
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
-            self._send(bucket)
+            self.feedback.send(bucket.message)
             self._under_way.append((bucket, nbytes))
             self._gathered_bytes += nbytes
             self._launched += 1
         if complete:
             self._end_rounds()
-
-    def _send(self, bucket: Bucket) -> None:
-        assert bucket.message is not None
-        self.feedback.send(bucket.message)
 
     def _end_rounds(self) -> None:
         waiting = [bucket for bucket, _ in self._under_way if isinstance(bucket.message, Round)]
@@ -163,7 +159,7 @@ class LaunchQueue:
                 bucket.message = self.feedback.end_round(bucket.message)
                 if self._remembers and isinstance(bucket.message, Message):
                     self._remember(bucket, bucket.message, ())
-                self._send(bucket)
+                self.feedback.send(bucket.message)
             waiting = [bucket for bucket in waiting if isinstance(bucket.message, Round)]
 
     def next(self) -> Bucket | None:

@@ -9,13 +9,13 @@ from torch import Tensor
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
-from resireduce.core.bucket import DROPPED, Slot, Stage, clip_factor, separate
+from resireduce.core.bucket import WAS_DROPPED, Slot, Stage, clip_factor, separate
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.queue import LaunchQueue
 from resireduce.core.update import Updater, largest_layer
 from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.guard import SECOND_BACKWARD
 from resireduce.node import Scatter
-from resireduce.refusals import SECOND_BACKWARD
 from resireduce.settings import Settings
 from resireduce.watchers import STEPS, ThisProcess, digest
 
@@ -165,7 +165,7 @@ class Exchange:
         bucket = self.queue.bucket_of[slot]
         if bucket.is_ready:
             for one, error in self.queue.compress(bucket, self.steps).items():
-                self.intake.refuse(one, error)
+                self.intake.leave_out(one, error)
 
     def take_step(self, loss: Tensor | float | None) -> bool:
         """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
@@ -326,7 +326,7 @@ class Intake:
         elif self.streamed:
             slot.parameter.grad = None
 
-    def refuse(self, slot: Slot, error: NonFiniteGradient) -> None:
+    def leave_out(self, slot: Slot, error: NonFiniteGradient) -> None:
         """Leave out the gradient of `slot`, which was not finite, as `error` says, when its bucket was compressed.
 
         With two levels it is the mean, if the sum of finite gradients has overflowed.
@@ -361,7 +361,7 @@ class Intake:
         """Return the gradient that has come in this step, unscaled."""
         grad = slot.parameter.grad
         if grad is None or slot.stage is Stage.ABSORBED:
-            raise UsageError(DROPPED.format(name=slot.name))
+            raise UsageError(WAS_DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
         return grad if self._prepared else self._unscale_(slot.own(grad, self.streamed))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from resireduce import private
+from resireduce.compressors.momentum import own_momentum
 from resireduce.core.bucket import Slot, clip_factor
-from resireduce.core.feedback import own_momentum
 from resireduce.core.queue import LaunchQueue
 from resireduce.errors import UsageError, warn
 from resireduce.same_memory import TIE, overlapping
@@ -19,9 +19,6 @@ from resireduce.settings import Settings
 from resireduce.watchers import StepGuard, Watcher
 
 # --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
-
-
-# --- Torch's Adafactor, where it does not update each parameter from its own gradient and state alone ---
 
 
 EPS_CURE = "give eps=(1e-7, 1e-3), say, or make a group for each dtype"
@@ -212,7 +209,7 @@ class Updater(Watcher):
     def __init__(self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: LaunchQueue, settings: Settings):
         self.queue, self.feedback, self.streamed = queue, queue.feedback, settings.streamed
         self._parameters = [slot.parameter for slot in slots]
-        self._waiting = slots if settings.in_backward else ()  # whose `.grad` may be set by hand meanwhile
+        self._set_by_hand = slots if settings.in_backward else ()  # whose `.grad` may be set by hand meanwhile
         self.chunk_bytes = largest_layer(slots)
         self._tied = Tied({slot.name: slot.parameter for slot in slots}) if self.streamed else None
         self._held_bytes = sum(slot.nbytes for slot in slots)
@@ -379,7 +376,7 @@ class Updater(Watcher):
     def _by_hand_aside(self) -> Iterator[None]:
         """Return a context in which only parameters that are being updated have a gradient. One that was put into
         `.grad` by hand during the backward pass is this rank's own until `step()` averages it."""
-        held = [(slot, grad) for slot in self._waiting if (grad := slot.parameter.grad) is not None]
+        held = [(slot, grad) for slot in self._set_by_hand if (grad := slot.parameter.grad) is not None]
         aside = [(slot.parameter, grad) for slot, grad in held if slot not in self._updating]
         for parameter, _ in aside:
             parameter.grad = None

@@ -45,7 +45,7 @@ class Profiler(Watcher):
 
     def _timed(self, bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
         """Have `bucket`, which has a single tensor, compressed, and note how long that takes, and when it is ready."""
-        if not self.feedback.merges(bucket.name) or self.feedback.warms_up:
+        if not self.feedback.compresses(bucket.name) or self.feedback.warms_up:
             return self._compress(bucket, step)
         (slot,), device = bucket.slots, bucket.slots[0].parameter.device
         began = _clock(device)

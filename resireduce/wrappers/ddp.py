@@ -346,7 +346,7 @@ class CompressionHook(HookState):
             refuse_partly_absent(self.slots, present, ranks.world_size)
         for slot in learning:
             if not present[slot.index]:
-                self.feedback.states.keep(slot.name)
+                self.feedback.states.forget(slot.name)
 
 
 @torch.compiler.disable

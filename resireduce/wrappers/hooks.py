@@ -11,8 +11,7 @@ from torch import Tensor
 
 from resireduce.core.bucket import Slot, in_buckets
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message, Round
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.watchers import FORGOTTEN, Resumed, after_steps, objects
 

@@ -13,7 +13,7 @@ from resireduce.compressors.dgc import DGC
 from resireduce.compressors.quantized import QSGD, Fp16, QSGDMax
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import RandomK, TopK
-from resireduce.core.payload import Payload
+from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError
 from resireduce.kernels.selection import by_keys, largest_magnitudes
 from resireduce.pieces import share

@@ -14,8 +14,8 @@ from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.base import State
 from resireduce.compressors.thresholds import SIDCo
 from resireduce.compressors.topk import TopK
+from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.core.payload import Payload
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.grouping import is_small
 from resireduce.plan import plan

@@ -15,7 +15,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 
 OTHER = "other"
 PHASES: dict[str, dict[str, tuple[str, ...]]] = {
-    "compress": {"feedback": ("compress", "end_round", "absorb", "keep")},
+    "compress": {"feedback": ("compress", "end_round", "absorb", "add_to_residual")},
     "communicate": {
         "feedback": ("send", "wait"),
         "queue": ("agree",),

@@ -34,7 +34,7 @@ def test_every_compressed_tensor_is_timed_with_as_many_payloads_as_are_received(
     sizes = {
         parameter.numel()
         for name, parameter in found.trainer.model.named_parameters()
-        if found.trainer.optimizer.feedback.merges(name)
+        if found.trainer.optimizer.feedback.compresses(name)
     }
     rows = found.sample()
     assert {row["elements"] for row in rows} == sizes
