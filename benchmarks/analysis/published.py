@@ -3,12 +3,11 @@
 import csv
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.core.checks import allow
 from benchmarks.core.paths import ROOT
 from resireduce.errors import ConfigError
 
@@ -46,7 +45,6 @@ class Published:
         return 0.5 * 10**-self.digits
 
 
-COLUMNS = tuple(field.name for field in fields(Published) if field.name != "digits")
 FIG_9 = ("exp1-local", "exp1-cloud")
 """Parts of the paper's first experiment: Fig. 9a and 9b."""
 
@@ -54,23 +52,17 @@ FIG_9 = ("exp1-local", "exp1-cloud")
 @lru_cache
 def load_published(path: Path = NUMBERS_FILE) -> dict[str, Published]:
     """Return the published numbers by id. Raises ConfigError, with one line, if a row is invalid."""
+    found: dict[str, Published] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            head = tuple(reader.fieldnames or ())  # while the file is open: on an empty file this reads
-            rows = list(reader)
-    except (OSError, ValueError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read as CSV: {error}; restore it from the repository") from None
-    if head != COLUMNS:
-        wrong = [f"{name!r} is not known" for name in head if name not in COLUMNS]
-        wrong += [f"{name!r} is missing" for name in COLUMNS if name not in head] or ["they are in another order"]
-        raise ConfigError(f"{path}: columns: {', '.join(wrong)}; allowed: {', '.join(COLUMNS)}")
-    found: dict[str, Published] = {}
-    for number, row in enumerate(rows, start=2):
-        one = _published(f"{path}, row {number}", row)
-        if one.id in found:
-            raise ConfigError(f"{path}, row {number}: id: {one.id!r} is there twice; give each value an id of its own")
-        found[one.id] = one
+            for row in csv.DictReader(file, strict=True):
+                one = _published(row)
+                if one.id in found:
+                    raise ValueError("it is there twice; give each value an id of its own")
+                found[one.id] = one
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, csv.Error) as error:
+        after = f" after {list(found)[-1]}" if found else ""
+        raise ConfigError(f"{path}: the row{after} cannot be read: {type(error).__name__}: {error}") from None
     return found
 
 
@@ -80,28 +72,11 @@ def published_savings(model: str) -> list[float]:
     return [numbers[name].value for part in FIG_9 if (name := f"{part}-saving-{model}") in numbers]
 
 
-def _published(where: str, row: Mapping[Any, Any]) -> Published:
-    if None in row or None in row.values():
-        raise ConfigError(f"{where}: it has not {len(COLUMNS)} columns; quote values that hold a comma")
+def _published(row: Mapping[Any, Any]) -> Published:
     values: dict[str, Any] = {name: text.strip() or None for name, text in row.items()}
-    for name in TEXTS:
-        if values[name] is None:
-            raise ConfigError(f"{where}: {name}: empty; give a text")
-    values["digits"] = len((values["value"] or "").partition(".")[2])
-    for name in ("value", "density", "world_size"):
-        if values[name] is not None or name == "value":
-            values[name] = _number(where, name, values[name])
-    if (size := values["world_size"]) is not None:
-        allow(f"{where}: world_size", row["world_size"], size == int(size) and size >= 1, "a whole number from 1")
-        values["world_size"] = int(size)
-    return Published(**values)
-
-
-def _number(where: str, name: str, text: str | None) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"{where}: {name}: {text!r} is no number; give one with a decimal point and no unit")
-    return value
+    digits = len(values["value"].partition(".")[2])
+    for name, kind in (("value", float), ("density", float), ("world_size", int)):
+        values[name] = None if values[name] is None else kind(values[name])
+    if not all(values[name] for name in TEXTS) or not math.isfinite(values["value"]):
+        raise ValueError(f"{', '.join(TEXTS)} and value may not be empty")
+    return Published(**values, digits=digits)

@@ -5,7 +5,6 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from unicodedata import normalize
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -116,63 +115,41 @@ def _extract(bundle: ZipFile, entry: ZipInfo, target: Path) -> tuple[str, int]:
         raise BundleError(f"{entry.filename!r} is damaged: {error}") from None
 
 
-# --- What a reader of a verified bundle should know ---
+# --- What a bundle rests on, beside what this checkout has ---
 
 
-OF_CODE = ("results/paper/*", "containers/*.lock", "containers/*.in", "containers/images.lock.json", "constraints.txt")
-"""Files of the project whose changes `dirty` tells (`benchmarks.core.provenance.CODE`)."""
-SOURCE = ("source/commit.txt", "source/status.txt", "source/changes.diff")
+UNTOLD = ("LICENSE", "CITATION.cff", "results/reference/")
+"""Files of the project whose changes `dirty` does not tell."""
 
 
-def notes(manifest: Manifest, folder: Path) -> list[str]:
-    """Return reasons why tables may differ that are no fault of the bundle.
+def of_checkout(manifest: Manifest, folder: Path) -> tuple[list[str], list[str]]:
+    """Return what is wrong with a bundle's files of the project, and notes on why its tables may differ.
 
-    folder: where the bundle was unpacked.
+    folder: where the bundle was unpacked. Files that are not this checkout's are wrong if both are of one commit
+    without changes.
     """
-    return [*_of_code(manifest, folder), *_of_inputs(folder)]
-
-
-def wrong_inputs(manifest: Manifest, folder: Path) -> list[str]:
-    """Return the inputs of a bundle that are not this checkout's, though both are of one commit without changes."""
     here = provenance()
-    if manifest.commit is None or (manifest.commit, manifest.dirty, here["dirty"]) != (here["commit"], False, False):
-        return []
-    why = f"not that of commit {manifest.commit}, of which bundle and checkout are, without changes"
-    paths = sorted(path for pattern in OF_CODE for place in (ROOT, folder) for path in place.glob(pattern))
-    names = dict.fromkeys(path.relative_to(folder if path.is_relative_to(folder) else ROOT) for path in paths)
-    return [f"{name.as_posix()}: {why}" for name in names if _bytes(folder / name) != _bytes(ROOT / name)]
-
-
-def _of_code(manifest: Manifest, folder: Path) -> Iterator[str]:
-    here = provenance()
-    if manifest.commit != here["commit"]:
-        yield (
-            f"the bundle was made by commit {manifest.commit}, this checkout is {here['commit']}; if tables differ, "
-            f"verify with that commit"
-        )
-    elif manifest.dirty or here["dirty"]:
-        yield "the bundle or this checkout has changes that were not committed"
-    said = _text(folder / SOURCE[0]).strip()
-    if said != manifest.commit and (manifest.commit is not None or not said.startswith("not known")):
-        yield f"{SOURCE[0]} says {said[:80]!r}, the manifest commit {manifest.commit}"
-
-
-def _of_inputs(folder: Path) -> Iterator[str]:
-    """Yield the files of the project that are not this checkout's: what is verified here rests on the latter."""
-    for pattern in PROJECT:
-        for path in sorted(folder.glob(pattern)):
-            name = path.relative_to(folder)
-            if _bytes(ROOT / name) != _bytes(path):
-                why = "which tables are made with here" if name.parts[:2] == ("results", "paper") else "as it is here"
-                yield f"{name.as_posix()} is not this checkout's, {why}"
+    same = manifest.commit is not None and manifest.commit == here["commit"]
+    is_clean = same and not manifest.dirty and not here["dirty"]
+    notes = []
+    if not same:
+        said = f"the bundle was made by commit {manifest.commit}, this checkout is {here['commit']}"
+        notes.append(f"{said}; if tables differ, verify with that commit")
+    elif not is_clean:
+        notes.append("the bundle or this checkout has changes that were not committed")
+    paths = [(path, place) for place in (folder, ROOT) for pattern in PROJECT for path in sorted(place.glob(pattern))]
+    names = dict.fromkeys(path.relative_to(place).as_posix() for path, place in paths if is_clean or place == folder)
+    other = [name for name in names if _bytes(folder / name) != _bytes(ROOT / name)]
+    why = f"not that of commit {manifest.commit}, which bundle and checkout are"
+    wrong = [f"{name}: {why}" for name in other if is_clean and not name.startswith(UNTOLD)]
+    return wrong, [
+        *notes,
+        *(f"{name} is not this checkout's" for name in other if not is_clean or name.startswith(UNTOLD)),
+    ]
 
 
 def _bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="backslashreplace") if path.is_file() else ""
 
 
 # --- Does a bundle hold what it says, and do its records reproduce its tables ---
@@ -199,8 +176,9 @@ def main(args: argparse.Namespace) -> int:
             return _failed(args.bundle, [f"it is no zip: {error}"])
         except BundleError as error:
             return _failed(args.bundle, [str(error)])
-        _note(notes(manifest, Path(folder)))
-        problems += wrong_inputs(manifest, Path(folder))
+        wrong, notes = of_checkout(manifest, Path(folder))
+        _note(notes)
+        problems += wrong
         run = Path(folder) / RUNS / manifest.run
         paths = sorted((run / "cells").glob("*.json"))
         broken = filter(None, map(record_problem, counted("checked records", paths, len(paths))))

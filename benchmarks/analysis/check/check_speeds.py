@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.labels import say
-from benchmarks.core.checks import Check, first_twice, is_number, is_text
+from benchmarks.core.checks import first_twice
 from benchmarks.core.files import load_json, save_json
-from resireduce.errors import ConfigError, is_count
+from resireduce.errors import ConfigError
 
 RECORD = "micro.json"
 """The file that `make micro` writes in its folder."""
@@ -16,22 +16,6 @@ LEAST = 2 / 3
 PLAIN = ("copy", "torch.topk", "naive", "GRACE's form")
 """Cases that are not this project's code."""
 Place = tuple[int, float, str]
-WHOLE = ("a whole number, 1 or more", lambda value: is_count(value) and value > 0)
-POSITIVE = ("a number above 0", lambda value: is_number(value) and value > 0)
-MEASURED = ("a mapping with the text cpu", lambda value: isinstance(value, dict) and is_text(value.get("cpu")))
-ROWS = ("a list of at least one case", lambda value: isinstance(value, list) and bool(value))
-RECORD_FIELDS: Mapping[str, tuple[str, Check]] = {
-    "threads": WHOLE,
-    "device": ("a text", is_text),
-    "measured": MEASURED,
-    "rows": ROWS,
-}
-ROW_FIELDS: Mapping[str, tuple[str, Check]] = {
-    "elements": WHOLE,
-    "density": POSITIVE,
-    "case": ("a text", is_text),
-    "naive_ratio": POSITIVE,
-}
 
 
 def check_speeds(folder: Path, reference: Path, reason: str | None) -> int:
@@ -84,35 +68,18 @@ def _check_target(folder: Path, reference: Path) -> None:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    """Return a record of speeds. Raises ConfigError, with one line, for a file that is none."""
     try:
         found: dict[str, Any] = load_json(path)
-        problem = _wrong(found, RECORD_FIELDS) or next(filter(None, map(_wrong_row, found["rows"])), None)
-        if not problem and (twice := first_twice(_place(row) for row in found["rows"])):
-            problem = f"{_where(twice)} is there twice"
-    except OSError as error:
-        problem = error.strerror or str(error)
-    except ValueError as error:
-        problem = str(error)
-    if problem:
-        raise ConfigError(f"micro: {path} is no record of speeds: {problem}; make one with: make micro")
+        is_one = isinstance(found["measured"]["cpu"], str) and found["threads"] > 0 and isinstance(found["device"], str)
+        if not is_one or not found["rows"] or not all(row["naive_ratio"] > 0 for row in found["rows"]):
+            raise ValueError("a processor, device, number of threads or ratio is missing")
+        if twice := first_twice(map(_place, found["rows"])):
+            raise ValueError(f"{_where(twice)} is there twice")
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"micro: {path} is no record of speeds: {said}; make one with: make micro") from None
     return found
-
-
-def _wrong_row(row: object) -> str | None:
-    problem = _wrong(row, ROW_FIELDS)
-    return problem and f"a case's {problem}"
-
-
-def _wrong(values: object, checks: Mapping[str, tuple[str, Check]]) -> str | None:
-    """Return the first field that is missing or not allowed, with its value and what is allowed."""
-    if not isinstance(values, dict):
-        return f"{str(values)[:80]!r} is not a mapping"
-    for name, (allowed, check) in checks.items():
-        if not check(values.get(name)):
-            return (
-                f"{name}: {str(values.get(name))[:80]!r} is not {allowed}" if name in values else f"{name} is missing"
-            )
-    return None
 
 
 def _ratios(record: Mapping[str, Any]) -> dict[Place, float]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from benchmarks.analysis.labels import short_labels
 from benchmarks.analysis.load_run import Run, load_run
-from benchmarks.analysis.table import BASELINE, SAME_WORK
+from benchmarks.analysis.table import BASELINE
 from benchmarks.analysis.tables.accuracy import throughput_record
 from benchmarks.analysis.tables.memory_table import memory_record
 from benchmarks.core.cell import Cell
@@ -26,8 +26,6 @@ from resireduce.errors import ConfigError, is_count, short
 GUARDED = tuple(name for name in BYTE_FIELDS if name != "peak_resident_bytes")
 """Bytes that are compared; the resident memory of a whole process varies from run to run."""
 PEAKS = ("in_flight_bytes", "peak_states_bytes")
-METRIC_FIELDS = ("metric_name", "higher_is_better", "metric")
-"""Fields of a row that are there together."""
 SHORT_STEPS = 50
 """Fewest steps for which a run's speed and metric mean something."""
 DEFAULTS = Cell(model="resnet-digits").to_dict()
@@ -63,18 +61,6 @@ class Row:
             raise ConfigError(f"{self.setting.name}: {name}: {short(getattr(self, name))} is not {allowed}")
         if sum(getattr(self, name) for name in STATE_FIELDS) != self.total_bytes:
             raise ConfigError(f"{self.setting.name}: total_bytes: {self.total_bytes} is not the sum of its four parts")
-        if not 0 < self.total_bytes <= self.peak_states_bytes:
-            raise ConfigError(
-                f"{self.setting.name}: peak_states_bytes: {self.peak_states_bytes} is less than total_bytes, "
-                f"{self.total_bytes}, or that is 0"
-            )
-        for name in ("baseline_total_bytes", "throughput_ratio"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ConfigError(f"{self.setting.name}: {name}: {value} is not more than 0")
-        known = [name for name in METRIC_FIELDS if getattr(self, name) is not None]
-        if known and len(known) < len(METRIC_FIELDS):
-            lost = ", ".join(name for name in METRIC_FIELDS if name not in known)
-            raise ConfigError(f"{self.setting.name}: {lost}: missing, though {known[0]} is there")
 
     @property
     def saving(self) -> float | None:
@@ -229,7 +215,8 @@ class Reference:
         try:
             check_head(values)
             rows = [Row.from_dict(row) for row in values["rows"]]
-            check_rows(rows)
+            if twice := first_twice(row.setting for row in rows):
+                raise ConfigError(f"{twice.name} is there twice")
             return cls(path, {row.setting: row for row in rows}, dict(values["provenance"]), list(values["history"]))
         except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"reference: {path}: {error}; restore it from the repository") from None
@@ -315,25 +302,3 @@ def check_head(values: dict[str, Any]) -> None:
         raise ConfigError(f"history: {str(history)[:80]!r} is not a list of at least one acceptance")
     if not isinstance(values["rows"], list) or not values["rows"]:
         raise ConfigError(f"rows: {str(values['rows'])[:80]!r} is not a list of at least one setting")
-
-
-def check_rows(rows: Sequence[Row]) -> None:
-    """Raise ConfigError, with one line, for a setting that is there twice, or has not the bytes of its baseline."""
-    if twice := first_twice(row.setting for row in rows):
-        raise ConfigError(f"{twice.name} is there twice")
-    baselines = [row for row in rows if all(getattr(row.setting, name) == value for name, value in BASELINE.items())]
-    for row in rows:
-        allowed = _totals(row, baselines)
-        if allowed and row.baseline_total_bytes not in allowed:
-            raise ConfigError(
-                f"{row.setting.name}: baseline_total_bytes: {row.baseline_total_bytes} is not the total of its "
-                f"baseline, {allowed[0]}"
-            )
-
-
-def _totals(row: Row, baselines: Sequence[Row]) -> list[int]:
-    """Return the bytes of the baselines nearest to a setting, chosen as for tables."""
-    own = row.setting
-    like = [one for one in baselines if all(getattr(one.setting, name) == getattr(own, name) for name in SAME_WORK)]
-    far = [(one.setting.steps != own.steps, abs(one.setting.density - own.density)) for one in like]
-    return [one.total_bytes for one, distance in zip(like, far, strict=True) if distance == min(far)]

@@ -100,9 +100,7 @@ def test_the_metadata_is_a_minimal_ro_crate(folder, tmp_path):
     assert all(root[name] for name in ("name", "description", "datePublished"))
     parts = [part["@id"] for part in root["hasPart"]]
     assert all(part in graph for part in parts)
-    files, folders = {part for part in parts if graph[part]["@type"] == "File"}, [p for p in parts if p.endswith("/")]
-    assert all(name in files or name.startswith(tuple(folders)) for name in names if name != "ro-crate-metadata.json")
-    assert all(name in names for name in files)
+    assert {*parts, "ro-crate-metadata.json"} == set(names) and {graph[part]["@type"] for part in parts} == {"File"}
 
 
 def test_a_run_without_results_has_a_bundle(tmp_path):

@@ -72,7 +72,7 @@ PAGE = """<head>'sha256-abc='</head>
 <div><svg><g><path d="M0"/></g></svg></div>
 <p>not reproduced</p><div><svg><text x="1">one</text></svg></div>
 <script id="vega">(() => {
-draw("<svg></svg>")
+draw("<b></b>")
 })();</script>
 <script>sort()</script>
 """
@@ -91,9 +91,7 @@ draw("<svg></svg>")
         ("<text", "<script>write()</script><text", "line 3"),
         ("<text", '<text onclick="write()"', "line 3"),
         ("<text", '<text style="position: fixed"', "line 3"),
-        ("draw(", "write(", "pictures are drawn by a library with SHA-256"),
-        ('<script id="vega">', '<script id="vega">write();', "pictures are drawn by a library with SHA-256"),
-        ("})();</script>", "})();</script><h1>reproduced</h1></script>", "pictures are drawn by a library"),
+        ("draw(", "write(", "line 5"),
         ("sha256-abc=", "sha256-def=", "line 1"),
         ("sort()", "write()", "line 7"),
     ],
@@ -127,7 +125,7 @@ def test_inputs_are_those_of_the_commit_that_both_are_of(good, tmp_path, verify,
     bad = {**files, "results/paper/claims.yaml": claims, "containers/new.lock": b"x"}
     del bad["results/paper/numbers.csv"]
     said = verify(forge(tmp_path / "bad.zip", bad), 0 if dirty else 1)
-    names = ("containers/new.lock", "results/paper/claims.yaml", "results/paper/numbers.csv")
+    names = ("results/paper/claims.yaml", "results/paper/numbers.csv", "containers/new.lock")
     assert dirty or all(f"DIFFERS: {name}: not that of commit aaa" in said for name in names)
 
 
@@ -137,10 +135,9 @@ def test_what_tables_do_not_vouch_for_is_a_note(good, tmp_path, verify, monkeypa
     assert "Note: " not in verify(good, 0).replace("Note: the bundle or this checkout has changes", "")
     files = contents(good)
     changed = dict.fromkeys(("results/reference/memory-cpu.json", "constraints.txt", "containers/new.lock"), b"{}")
-    files |= changed | {"source/commit.txt": b"f" * 40}
+    files |= changed
     said = verify(forge(tmp_path / "other.zip", files), 0)
     assert all(f"Note: {name} is not " in said for name in changed), said
-    assert f"Note: source/commit.txt says '{'f' * 40}', the manifest commit" in said
 
 
 @pytest.mark.parametrize("change", [{"commit": ["x"]}, {"date": {}}, {"dirty": "no"}, {"commit": 5}], ids=str)
