@@ -4,6 +4,7 @@
 # make lint  ruff, snakefmt and mypy
 # make unit  the tests alone (K=NAME, as make test: those with it in their names)
 # make test-fast  what holds of every scheme and compressor, and what scripts do: a minute, without Horovod
+# make test-torch  the library's tests with another torch, in an environment of its own (TORCH=2.15.0)
 # make format  format Python files and Snakemake's rules, and mend what ruff can
 # make fuzz  1,000 models and scripts that a generator composes, against plain torch (EXAMPLES: how many)
 # make check  does the library still save the memory it did? measured, and compared to the byte (ACCEPT='why': the new reference)
@@ -32,6 +33,7 @@ ACCEPT ?=
 DRYRUN ?=
 EXAMPLES ?= 1000
 K ?=
+TORCH ?= 2.9.0
 BIN := .venv/bin
 # For tests of the kernels on a CPU, in a folder where nothing else finds it. Not in constraints.txt: torch for CUDA needs another.
 TRITON := 3.5.1
@@ -43,7 +45,7 @@ FAST := tests/contracts/test_formulas.py tests/contracts/test_compressor_propert
 unexport CDPATH SNAKEMAKE_PROFILE SNAKEMAKE_CONDA_PREFIX SNAKEMAKE_APPTAINER_PREFIX SNAKEMAKE_OUTPUT_CACHE PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTEST_ADDOPTS PYTEST_PLUGINS
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_REQUIRE_VIRTUALENV PIP_CONSTRAINT PIP_REQUIREMENT PIP_NO_DEPS PIP_DRY_RUN
 
-.PHONY: run resume test test-fast fuzz check micro gpu bundle images test-browser test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean distclean
+.PHONY: run resume test test-fast test-torch fuzz check micro gpu bundle images test-browser test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -127,6 +129,13 @@ horovod: .venv/horovod
 unit test-fast: .venv/installed
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(if $(K),-k "$(K)") $(if $(filter test-fast,$@),$(FAST))
 
+# Without Horovod, whose tests are skipped. The interpreter is $(PYTHON).
+test-torch:
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/pip install --quiet "torch==$(TORCH)" --editable ".[test]" --editable ./benchmarks
+	.venv-torch/bin/pip install --quiet --no-deps --no-compile --upgrade --target .venv-torch/optimizers bitsandbytes prodigyopt pytorch_optimizer schedulefree torchao
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest --timeout 900 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests/library tests/contracts tests/habits tests/fuzz tests/ranks
+
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock
 	$(PYTHON) -m venv --clear .venv-audit
@@ -153,7 +162,7 @@ format: .venv/installed
 # What has been measured may have taken days. It stays, and so do Snakemake's data about it and the pretrained weights in
 # results/cache: without these, cells that have finished would be trained again.
 clean:
-	rm -rf .venv .venv-audit docs/api
+	rm -rf .venv .venv-audit .venv-torch docs/api
 
 distclean: clean
 	rm -rf .snakemake results/runs results/bundles results/cache

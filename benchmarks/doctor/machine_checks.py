@@ -32,8 +32,8 @@ from resireduce.errors import ConfigError
 # --- packages ---
 
 PYTHON = (3, 11)
-TORCH = ((2, 9), (2, 14))
-"""Lower bound (inclusive) and upper bound (exclusive), as in pyproject.toml; a test compares them."""
+TORCH = ((2, 9), (2, 15))
+"""The oldest torch, as in pyproject.toml, and the newest tested, as in `resireduce.private`; a test compares them."""
 LOCK = Path("/opt/resireduce/requirements.lock")
 """Left in an image by its build: the packages that it was made of."""
 SHOWN = 3
@@ -55,9 +55,11 @@ def _versions(facts: Facts, python: tuple[int, ...]) -> Finding:
         return failed("packages", f"torch cannot be loaded: {facts.torch_error}", cure)
     major, minor = (int(number) for number in facts.torch.split(".")[:2])
     low, high = (".".join(map(str, bound)) for bound in TORCH)
-    if not TORCH[0] <= (major, minor) < TORCH[1]:
-        wanted = f"torch {facts.torch}; at least {low} and less than {high} is needed"
-        return failed("packages", wanted, f"pip install 'torch>={low},<{high}'")
+    if (major, minor) < TORCH[0]:
+        return failed("packages", f"torch {facts.torch}; {low} or newer is needed", f"pip install 'torch>={low}'")
+    if (major, minor) > TORCH[1]:
+        newer = f"torch {facts.torch} is newer than {high}, the newest tested"
+        return warning("packages", newer, f"if something fails, pip install 'torch~={high}.0'")
     import resireduce
 
     return ok("packages", f"Python {shown}, torch {facts.torch}, resireduce {resireduce.__version__}")

@@ -142,7 +142,7 @@ def has_replicas(group: Any) -> bool:
 # Undocumented parts of FSDP2 are read in this file only.
 
 
-READS = "resireduce reads FSDP2's units as torch 2.9 to 2.13 have them, and not those of torch {version} ({error}); "
+READS = "resireduce reads FSDP2's units as torch 2.9 to 2.15 have them, and not those of torch {version} ({error}); "
 
 
 def find_units(model: nn.Module) -> list[Unit]:
@@ -213,9 +213,11 @@ def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
         info = parameter._module_info
         slices.append(Slice(names[id(getattr(info.module, info.param_name))], parameter.sharded_size, start))
         start += parameter.padded_sharded_param_size.numel()
-    policy = group.mp_policy
-    own = trained[0].sharded_param.dtype if trained else torch.float32
-    dtype = policy.reduce_dtype or policy.param_dtype or own
+    first = (trained or group.fsdp_params)[0]
+    computed = (
+        None if hasattr(first, "sharded_grad_dtype") else first.mp_policy.param_dtype
+    )  # torch 2.15 widens gradients
+    dtype = first.mp_policy.reduce_dtype or computed or first.sharded_param.dtype
     state = module._get_fsdp_state()
     unit = Unit(
         name,

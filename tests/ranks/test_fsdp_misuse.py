@@ -70,7 +70,7 @@ def test_a_model_that_is_split_in_other_ways_too(mesh: DeviceMesh) -> None:
 
 
 def test_a_torch_that_has_no_hook_or_other_units(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = r"as torch 2\.9 to 2\.13 have them, and not those of torch .*install one of those"
+    said = r"as torch 2\.9 to 2\.15 have them, and not those of torch .*install one of those"
     monkeypatch.delattr(FSDPModule, "set_all_reduce_hook")
     with pytest.raises(ConfigError, match=said):
         compressed(mesh)

@@ -99,10 +99,11 @@ def _histogram(  # type: ignore[no-untyped-def]
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
     residual, gradient, n = tl.load(row), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
     prefix, _, _ = _threshold(counts + own * ROWS * 256, tl.load(row + 3).to(tl.int32), ROW)
-    is_fine = True
+    added = n
     if CHECK and ROW == 0:
-        is_fine = tl.load(spoilt + own) == 0
-        tl.store(answers + own, 1 - is_fine.to(tl.int32), mask=first == 0)
+        is_fine = (tl.load(spoilt + own) == 0).to(tl.int32)
+        added = n * is_fine
+        tl.store(answers + own, 1 - is_fine, mask=first == 0)
     bins, total = tl.arange(0, 256), tl.zeros([256], tl.int32)
     end = tl.minimum(first + TILE * TILES, n)
     while first < end:
@@ -110,7 +111,7 @@ def _histogram(  # type: ignore[no-untyped-def]
         if ROW == 0:
             held = tl.load(residual.to(like.dtype) + at, mask=at < n, other=0.0)
             if gradient != 0:
-                more = tl.load(gradient.to(like.dtype) + at, mask=(at < n) & is_fine, other=0.0)
+                more = tl.load(gradient.to(like.dtype) + at, mask=at < added, other=0.0)
                 held = (held.to(tl.float32) + more.to(tl.float32)).to(held.dtype)
                 tl.store(residual.to(like.dtype) + at, held, mask=at < n)
             key = held.to(bits.dtype.element_ty, bitcast=True).to(tl.int32) & ((1 << BITS) - 1)
@@ -197,7 +198,7 @@ def _write_selected(  # type: ignore[no-untyped-def]
     values_at, indices_at = tl.load(row + 4), tl.load(row + 5)
     if TAKE and BITS == 15:  # what pads a tensor's values to 8 bytes
         padding = tl.arange(0, 4)
-        tl.store(bits + values_at + k + padding, tl.zeros([4], tl.int16), mask=(padding < k % 4) & (first == 0))
+        tl.store(bits + values_at + k + padding, tl.zeros([4], tl.int16), mask=first + padding < k % 4)
     end = tl.minimum(first + TILE * TILES, n)
     while first < end:
         at = first + tl.arange(0, TILE)

@@ -18,6 +18,7 @@ from benchmarks.doctor import machine_checks as shared_memory
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
 from benchmarks.doctor.gpu_checks import Facts
 from benchmarks.doctor.machine_checks import Need
+from resireduce.private import NEWEST_TESTED
 from tests.findings import only
 
 ROOT = Path(__file__).parents[3]
@@ -39,8 +40,9 @@ def test_a_finding_has_a_status_one_line_and_a_cure(values):
 
 def test_versions_are_those_that_the_project_asks_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    low, high = (".".join(map(str, bound)) for bound in packages.TORCH)
-    assert Requirement(f"torch>={low},<{high}").specifier == Requirement(project["dependencies"][0]).specifier
+    low = ".".join(map(str, packages.TORCH[0]))
+    assert Requirement(f"torch>={low}").specifier == Requirement(project["dependencies"][0]).specifier
+    assert packages.TORCH[1] == NEWEST_TESTED
     assert project["requires-python"] == f">={'.'.join(map(str, packages.PYTHON))}"
 
 
@@ -48,13 +50,14 @@ def test_packages_of_this_machine_are_ok():
     versions, lock = packages.check_packages(TORCH, Path("/nowhere"))
     assert versions.status == OK and "torch 2.13.0+cpu, resireduce " in versions.detail
     assert (lock.status, lock.detail) == (NOT_RUN, "no /nowhere: this is not an image of the suite")
+    newer, _ = packages.check_packages(Facts(torch="99.0.0a0+git1"), Path("/nowhere"))
+    assert newer.status == WARNING and "99.0.0a0+git1 is newer than 2.15, the newest tested" in newer.detail
 
 
 @pytest.mark.parametrize(
     ("facts", "python", "words"),
     [
-        (Facts(torch="2.8.1"), (3, 11, 2), "torch 2.8.1; at least 2.9 and less than 2.14"),
-        (Facts(torch="2.14.0a0+git1"), (3, 11, 2), "torch 2.14.0a0+git1; at least"),
+        (Facts(torch="2.8.1"), (3, 11, 2), "torch 2.8.1; 2.9 or newer is needed"),
         (Facts(torch_error="OSError: libcudart"), (3, 11, 2), "torch cannot be loaded: OSError: libcudart"),
         (Facts(error="did not answer"), (3, 11, 2), "did not answer"),
         (TORCH, (3, 10, 9), "Python 3.10.9; 3.11 or newer"),
