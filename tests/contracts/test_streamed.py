@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -9,16 +10,15 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.local import LocalCommunicator, LocalWorld
-from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS, SCHEMES
-from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, residuals, same, seeded, take_steps, train, train_world
+from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, take_steps, train, train_world
 
 
 @pytest.mark.parametrize(("optimizer", "world_size"), [*((name, 2) for name in OPTIMIZERS), ("momentum", 1)])
 def test_streamed_is_kept_for_every_optimizer(optimizer: str, world_size: int) -> None:
     model = seeded(Net)
     for scheme, compressor in (("baseline", "topk"), ("w+2d", "topk"), ("none", "none")):
-        options = {"optimizer": optimizer, "scheme": scheme, "compressor": compressor}
+        options = {"optimizer": optimizer, "scheme": scheme, "compressor": compressor, "steps": 4}
         kept = train_world(world_size, model, gradients="kept", **options)
         streamed = train_world(world_size, model, gradients="streamed", **options)
         assert same(kept[0][0], streamed[0][0]), (scheme, compressor)
@@ -33,20 +33,24 @@ def test_streamed_is_kept_for_every_scheme_on_three_ranks(scheme: str) -> None:
     assert same(kept[0][0], streamed[2][0])
 
 
+@cache
+def in_full_precision(scheme: str) -> nn.Module:
+    return train_world(2, seeded(Net), scheme=scheme, steps=4)[0][0]
+
+
 @pytest.mark.parametrize("scheme", ["baseline", "w+2d", "partial"])
 @pytest.mark.parametrize("residual_dtype", ["bfloat16", "float8_e4m3", "int8", "int4"])
 def test_streamed_is_kept_in_every_precision(residual_dtype: str, scheme: str) -> None:
-    model, options = seeded(Net), {"residual_dtype": residual_dtype, "scheme": scheme, "steps": 5}
+    model, options = seeded(Net), {"residual_dtype": residual_dtype, "scheme": scheme, "steps": 4}
     kept, streamed = (train_world(2, model, gradients=gradients, **options) for gradients in ("kept", "streamed"))
-    assert same(kept[0][0], streamed[1][0])
-    assert not same(kept[0][0], train_world(2, model, scheme=scheme, steps=5)[0][0])
+    assert same(kept[0][0], streamed[1][0]) and not same(kept[0][0], in_full_precision(scheme))
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_streamed_is_kept_for_every_compressor_on_three_ranks(compressor: str) -> None:
     model = seeded(Net)
     kept, streamed = (
-        train_world(3, model, compressor=compressor, scheme="baseline", gradients=g, steps=6)
+        train_world(3, model, compressor=compressor, scheme="baseline", gradients=g, steps=4)
         for g in ("kept", "streamed")
     )
     assert same(kept[0][0], streamed[2][0]) and not same(kept[0][0], model)
@@ -118,21 +122,6 @@ def test_accumulated_passes_are_one_large_batch(gradients: str, compressor: str)
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_calls_in_a_wrong_order_are_refused_with_the_cure(gradients: str) -> None:
-    model = seeded(Net)
-    optimizer = distributed(model, scheme="w+2d", gradients=gradients)
-    generator = torch.Generator().manual_seed(0)
-    loss_of(model, generator).backward()
-    if gradients == "streamed":
-        with pytest.raises(UsageError, match=r"no_sync.*backward_passes_per_step.*requires_grad_\(False\)"):
-            loss_of(model, generator).backward()
-        with pytest.raises(UsageError, match=r"no_sync.*backward_passes_per_step.*requires_grad_\(False\)"):
-            optimizer.zero_grad()
-    with pytest.raises(UsageError, match=r"before resireduce.distribute"):
-        optimizer.add_param_group({"params": []})
-
-
 @pytest.mark.parametrize("gradients", ["streamed", "kept"])
 def test_the_norm_of_a_step_without_gradients_is_zero(gradients: str) -> None:
     model = seeded(Net)
@@ -143,18 +132,6 @@ def test_the_norm_of_a_step_without_gradients_is_zero(gradients: str) -> None:
             loss_of(model, torch.Generator().manual_seed(0)).backward()
         optimizer.step()
         assert optimizer.grad_norm is not None and bool(optimizer.grad_norm) == bool(loss)
-
-
-def test_a_nan_names_its_parameter_and_stays_out_of_the_residual() -> None:
-    model = seeded(Net)
-    optimizer = distributed(model, scheme="w+2d")
-    held = residuals(optimizer).values()  # the tensors themselves
-    for parameter in model.head.parameters():
-        parameter.register_hook(lambda gradient: gradient * torch.nan)
-    loss_of(model, torch.Generator().manual_seed(0)).backward()
-    with pytest.raises(NonFiniteGradient, match=r"head\."):
-        optimizer.step()
-    assert all(tensor.isfinite().all() for tensor in held)
 
 
 def test_streamed_frees_gradients_in_the_backward_pass_and_kept_keeps_them() -> None:
@@ -170,37 +147,6 @@ def test_streamed_frees_gradients_in_the_backward_pass_and_kept_keeps_them() -> 
 
 def in_memory(parameter: Tensor) -> bool:
     return type(parameter.grad) is Tensor  # and not the guard of one that is under way
-
-
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_channels_last_gradients_are_the_same(gradients: str) -> None:
-    start = seeded(lambda: nn.Sequential(nn.Conv2d(16, 80, 3), nn.Flatten(), nn.Linear(720, 3))).double()
-    x = torch.randn(2, 16, 5, 5, dtype=torch.float64)
-    trained = []
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        model = copy.deepcopy(start).to(memory_format=memory_format)
-        optimizer = distributed(model, density=0.2, gradients=gradients)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(x.contiguous(memory_format=memory_format)).square().mean().backward()
-            optimizer.step()
-        trained.append(model)
-    for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
-        torch.testing.assert_close(a, b.contiguous(), rtol=1e-10, atol=1e-12)
-
-
-def test_residuals_are_saved_and_loaded() -> None:
-    model = seeded(Net)
-    _, optimizer = train(LocalCommunicator(), model, steps=3)
-    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
-    held = sum(tensor.nbytes for tensor in residuals(optimizer).values())
-    assert held == resireduce.measure_states(optimizer).residuals > 0 and state["steps"] == 3
-    _, fresh = train(LocalCommunicator(), model, steps=0)
-    fresh.load_residual_state_dict(state)
-    assert all(torch.equal(state[name], tensor) for name, tensor in fresh.residual_state_dict().items())
-    _, baseline = train(LocalCommunicator(), model, steps=0, scheme="baseline")
-    with pytest.raises(ConfigError, match="does not fit"):
-        baseline.load_residual_state_dict(state)
 
 
 @pytest.mark.parametrize("residual_dtype", [None, "int4"])
@@ -230,7 +176,7 @@ def test_going_on_from_what_was_saved_is_not_stopping(compressor: str, residual_
 def test_clipping_by_the_global_norm_is_the_same_streamed_and_kept(
     scheme: str, compressor: str, world_size: int
 ) -> None:
-    options = {"scheme": scheme, "compressor": compressor, "steps": 8, "max_grad_norm": 0.4}
+    options = {"scheme": scheme, "compressor": compressor, "steps": 4, "max_grad_norm": 0.4}
     kept, streamed = (
         train_world(world_size, seeded(Net), gradients=gradients, **options) for gradients in ("kept", "streamed")
     )
@@ -240,45 +186,6 @@ def test_clipping_by_the_global_norm_is_the_same_streamed_and_kept(
     free, _ = train_world(world_size, seeded(Net), **{**options, "max_grad_norm": 1e6})[0]
     plain, _ = train_world(world_size, seeded(Net), **{**options, "max_grad_norm": None})[0]
     assert same(free, plain) and not same(free, kept[0][0])
-
-
-def test_clipping_is_clip_grad_norm() -> None:
-    options = {"compressor": "none", "scheme": "none", "max_grad_norm": 0.4, "steps": 8}
-    clipped, optimizer = train(LocalCommunicator(), seeded(Net), **options)
-    model = seeded(Net)
-    plain, generator = OPTIMIZERS["momentum"](list(model.parameters())), torch.Generator().manual_seed(0)
-    for _ in range(8):
-        plain.zero_grad()
-        loss_of(model, generator).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.4)
-        plain.step()
-    assert optimizer.grad_norm is not None and float(optimizer.grad_norm) == float(norm)
-    assert same(clipped, model)
-
-
-def test_clipping_this_ranks_own_gradient() -> None:
-    start, limit = seeded(Net), 0.3
-
-    def rank(communicator: LocalCommunicator) -> tuple[nn.Module, nn.Module]:
-        options = {"compressor": "topk", "density": 1.0, "scheme": "baseline", "steps": 3}
-        clipped, _ = train(communicator, start, gradients="kept", max_local_grad_norm=limit, **options)
-        model = copy.deepcopy(start)
-        optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
-        generator = torch.Generator().manual_seed(communicator.rank)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss_of(model, generator).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), limit)
-            for name, parameter in model.named_parameters():
-                parameter.grad.mul_(0.5)
-                communicator.all_reduce(parameter.grad, name).wait()
-            optimizer.step()
-        return clipped, model
-
-    (clipped, by_hand), _ = LocalWorld(2).run(rank)
-    for a, b in zip(clipped.parameters(), by_hand.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
-    assert not same(clipped, train_world(2, start, gradients="kept", density=1.0, scheme="baseline", steps=3)[0][0])
 
 
 @pytest.mark.parametrize("accumulation", ["no_sync", "backward_passes_per_step"])

@@ -238,16 +238,6 @@ def test_gradients_that_are_asked_for_between_passes() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_gradients_by_hand_where_the_backward_pass_updates() -> None:
-    model, plain = (seeded(lambda: nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])) for _ in range(2))
-    optimizer, other = distributed(model, update="in_backward"), torch.optim.SGD(plain.parameters(), 0.1)
-    for trained, one in ((model, optimizer), (plain, other)):
-        trained[0](torch.ones(2, 120)).square().mean().backward()
-        trained[1].weight.grad = torch.ones(120, 120)
-        one.step()
-    assert same(model, plain)
-
-
 def test_a_copy_of_the_model_is_nobodys(alone: None) -> None:
     model = seeded(Net)
     with distributed(model, gradients="kept"):

@@ -246,17 +246,6 @@ def test_a_scheme_that_saves_nothing_here_says_so(recwarn: pytest.WarningsRecord
     assert not recwarn.list
 
 
-def test_a_layer_that_is_unfrozen_too_late() -> None:
-    model = seeded(Net)
-    model.blocks[0].requires_grad_(False)
-    wrapped = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = resireduce.distribute(model, wrapped, "baseline", backend="local")
-    model.blocks[0].requires_grad_(True)
-    loss(model).backward()
-    with pytest.raises(UsageError, match=r"a parameter of shape \(144, 72\), frozen when .* unfreeze before"):
-        optimizer.step()
-
-
 def test_a_setting_that_is_refused_changes_no_rank() -> None:
     models = [seeded(Net, seed=rank).bfloat16() for rank in range(2)]
 

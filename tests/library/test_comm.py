@@ -7,33 +7,15 @@ from torch import nn
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from tests.ranks.test_gloo import check_exchange
+from tests.processes import Checks
+from tests.ranks.test_gloo import check_exchange, check_ragged
 from tests.worlds import Net, distributed, seeded
 
 
-def test_collectives_of_three_ranks() -> None:
-    def rank(communicator: LocalCommunicator) -> tuple[list[float], list[list[float]], float]:
-        mine = torch.tensor([1.0, 2.0]) * (communicator.rank + 1)
-        gathered = communicator.all_gather(mine, "gather")
-        summed = communicator.all_reduce(mine.clone(), "sum")
-        broadcast = communicator.broadcast_(torch.tensor(float(communicator.rank) + 5), "start")
-        return summed.wait().tolist(), [row.tolist() for row in gathered.wait()], broadcast.item()
-
-    for summed, gathered, broadcast in LocalWorld(3).run(rank):
-        assert summed == [6, 12] and gathered == [[1, 2], [2, 4], [3, 6]] and broadcast == 5
-
-
-def test_ranks_may_send_different_numbers_of_elements() -> None:
-    def rank(communicator: LocalCommunicator) -> list[list[int]]:
-        mine = torch.full((3 * communicator.rank,), communicator.rank)
-        return [row.tolist() for row in communicator.all_gather(mine, "ragged", equal_sizes=False).wait()]
-
-    assert LocalWorld(3).run(rank) == [[[], [1] * 3, [2] * 6]] * 3
-
-
+@pytest.mark.parametrize("check", [check_ragged, check_exchange])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_send_each_rank_what_is_for_it(world_size: int) -> None:
-    LocalWorld(world_size).run(check_exchange)
+def test_collectives_are_those_of_processes(world_size: int, check: Checks) -> None:
+    LocalWorld(world_size).run(check)
 
 
 def test_collectives_in_different_order_are_found() -> None:

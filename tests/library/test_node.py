@@ -63,28 +63,6 @@ def test_training_is_the_definition(nodes: list[list[int]], density: float) -> N
     np.testing.assert_allclose(sent + sum(left), brought, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"compressor": "none", "scheme": "none"}, {"density": 1.0}])
-@pytest.mark.parametrize("nodes", SHAPES[:3])
-def test_without_loss_the_average_is_that_of_float64_within_rounding(
-    nodes: list[list[int]], options: dict[str, object]
-) -> None:
-    """Of N summands and at most two scalings: N + 1 roundings, each of half a unit of the sum of magnitudes."""
-    size = sum(map(len, nodes))
-    gradients = np.random.default_rng(1).normal(size=(1, size, 107, 100)).astype(np.float32)
-
-    def rank(communicator: Communicator) -> Tensor:
-        model = nn.Linear(100, 107, bias=False)
-        optimizer = distributed(model, backend=communicator, gradients="kept", hierarchy=nodes, **options)
-        model.weight.grad = torch.from_numpy(gradients[0, communicator.rank].copy())
-        optimizer.step()
-        return model.weight.grad
-
-    exact = gradients[0].astype(np.float64)
-    bound = (size + 1) * np.finfo(np.float32).eps / 2 * np.abs(exact).sum(0) / size
-    for average in LocalWorld(size).run(rank):
-        assert (np.abs(average.numpy() - exact.mean(0)) <= bound).all()
-
-
 @pytest.mark.parametrize("compressor", ["none", "topk", "dgc-momentum", "signsgd", "qsgd"])
 @pytest.mark.filterwarnings("ignore:hierarchy")
 def test_with_one_rank_a_node_it_is_flat_bit_for_bit(compressor: str) -> None:
@@ -207,33 +185,6 @@ def test_nan_on_one_rank_is_told_to_all(gradients: str, bad: int) -> None:
     assert ["'blocks.1.up.weight'" in word for word in told] == [number == bad for number in range(4)]
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_a_step_that_overflows_on_one_rank_is_skipped_by_all(gradients: str) -> None:
-    """Streamed, what was sent goes back into the residuals: the step came to nothing but to what they hold."""
-
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> tuple[nn.Module, dict[str, Tensor]]:
-        model, scaler = copy.deepcopy(start), resireduce.GradScaler("cpu", init_scale=4.0)
-        optimizer = distributed(model, backend=communicator, gradients=gradients, grad_scaler=scaler, hierarchy=PAIRS)
-        hook = model.head.weight.register_hook(lambda grad: grad * (torch.inf if communicator.rank == 2 else 1))
-        for turn in range(2):
-            optimizer.zero_grad()
-            scaler.scale(loss_of(model, torch.Generator().manual_seed(communicator.rank))).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            assert optimizer.overflowed == (turn == 0)
-            if turn == 0:
-                assert same(model, start)
-                left = copy.deepcopy(residuals(optimizer))
-            hook.remove()
-        return model, left
-
-    trained = LocalWorld(4).run(rank)
-    assert all(same(model, trained[0][0]) for model, _ in trained[1:])
-    assert all(any(t.any() for t in left.values()) == (gradients == "streamed") for _, left in trained)
-
-
 def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
     """Each rank's gradient is finite in float16, and two of a node's are not: all ranks hear so."""
 
@@ -276,17 +227,6 @@ def test_passes_that_add_up_are_one_gradient() -> None:
     for one, other in zip(LocalWorld(4).run(rank), LocalWorld(4).run(once), strict=True):
         for p, q in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(p, q)
-
-
-@pytest.mark.parametrize("options", [{"max_grad_norm": 0.01}, {"warm_up_steps": 1}, {"residual_device": "cpu"}])
-def test_what_else_a_step_may_do(options: dict[str, object]) -> None:
-    plain = train_world(4, seeded(Net), hierarchy=PAIRS, steps=2)
-    kept, streamed = (
-        train_world(4, seeded(Net), hierarchy=PAIRS, steps=2, gradients=gradients, **options)
-        for gradients in ("kept", "streamed")
-    )
-    assert all(same(model, kept[0][0]) for model, _ in (*kept[1:], *streamed))
-    assert same(plain[0][0], kept[0][0]) == ("residual_device" in options)
 
 
 # --- which ranks share a node ---

@@ -13,7 +13,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from resireduce.planning.memory import LiveBytes
 from resireduce.scheme import SCHEMES
-from tests.worlds import Net, loaded, loss_of, same, saved, seeded, train, train_world
+from tests.worlds import Net, loaded, same, saved, seeded, train, train_world
 
 CONSERVING = [scheme for scheme in SCHEMES if scheme not in ("d", "2d", "w+2d", "none")]
 
@@ -124,30 +124,3 @@ def test_loading_makes_no_copy_of_the_largest_residual(monkeypatch: pytest.Monke
     with LiveBytes(lambda tensor: True) as made:
         optimizer.load_residual_state_dict(state)
     assert 0 < made.peak_bytes <= 600 * 400 / 2 + 1000, "one byte for each of two numbers in int4"
-
-
-def test_training_that_goes_on_is_resumed_bit_for_bit_later() -> None:
-    states, options = saved(2, residual_dtype="int8"), {"residual_dtype": "int8"}
-
-    def whole(communicator: Communicator) -> tuple[torch.nn.Module, torch.nn.Module]:
-        models = []
-        for stops in (False, True):
-            model, optimizer = train(communicator, seeded_net, steps=0, **options)
-            resireduce.redistribute(optimizer, states)
-            generator = torch.Generator().manual_seed(communicator.rank)
-            for step in range(4):
-                if stops and step == 2:
-                    parts = copy.deepcopy((model.state_dict(), optimizer.state_dict(), optimizer.residual_state_dict()))
-                    model, optimizer = train(communicator, seeded_net, steps=0, **options)
-                    loads = (model.load_state_dict, optimizer.load_state_dict, optimizer.load_residual_state_dict)
-                    for load, part in zip(loads, parts, strict=True):
-                        load(part)
-                optimizer.zero_grad()
-                loss_of(model, generator).backward()
-                optimizer.step()
-            models.append(model)
-        return models[0], models[1]
-
-    seeded_net = seeded(Net)
-    for first, second in LocalWorld(3).run(whole):
-        assert same(first, second)

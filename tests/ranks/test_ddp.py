@@ -59,7 +59,8 @@ def check_compressors(communicator: Communicator) -> None:
     start = seeded(build)
     cases = [{"scheme": "baseline", "compressor": compressor} for compressor in KINDS]
     cases += [{"scheme": scheme, "compressor": "topk"} for scheme in ("w+2d", "none", "partial", "a")]
-    cases += [{"compressor": Threshold(0.02)}, {"residual_dtype": "int8"}, {"density": 0.5}]
+    cases += [{"compressor": Threshold(0.02)}, {"residual_dtype": "int8"}, {"residual_device": "cpu"}]
+    cases += [{"warm_up_steps": 2}, {"density": 0.5}]
     for options in cases:
         kept, optimizer = train(communicator, start, gradients="kept", steps=4, **options)
         hooked, hook = train_ddp(start, **options)

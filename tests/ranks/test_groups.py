@@ -7,15 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from tests.processes import check_collectives_between, on_processes
-from tests.worlds import Net, loss_of, same, seeded, take_steps, train, train_world
+from tests.worlds import Net, loss_of, same, seeded, take_steps, train_world
 
 
 def small(seed: int = 0) -> nn.Module:
@@ -108,17 +106,6 @@ def test_a_program_that_starts_torch_distributed_twice(tmp_path: Path) -> None:
         with distributed(small()) as optimizer:
             optimizer.step()
         dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("options", [{"residual_device": "cpu"}, {"warm_up_steps": 2}])
-def test_settings_of_the_hook_are_those_of_distribute(alone: None, options: dict[str, object]) -> None:
-    model = seeded(Net)
-    parallel = DistributedDataParallel(model)
-    resireduce.compress_ddp(parallel, density=0.05, **options)  # type: ignore[arg-type]
-    optimizer, generator = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), torch.Generator().manual_seed(0)
-    take_steps(optimizer, lambda: loss_of(parallel, generator), 4)
-    ((kept, _),) = LocalWorld(1).run(lambda c: train(c, seeded(Net), steps=4, gradients="kept", **options))  # type: ignore[arg-type]
-    assert same(model, kept)
 
 
 def check_that_no_rank_waits_within_the_backward_pass(communicator: Communicator) -> None:

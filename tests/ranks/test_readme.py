@@ -1,12 +1,14 @@
 """The code and the tables of README and of the pages about the library, as they stand there."""
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from resireduce.pipeline import find_grouping
 from resireduce.planning.memory import residual_bytes
 from resireduce.planning.models import find_builder
 from resireduce.scheme import MERGES, RESIDUAL_DTYPES, SCHEMES, build_residual
-from tests.ranks.test_gloo import on_processes
+from tests.processes import on_processes
 from tests.worlds import Net, loss_of, residuals, same, seeded
 
 ROOT = Path(__file__).parents[2]
@@ -60,15 +62,21 @@ def test_the_training_loop_of_the_readme_trains(alone: None) -> None:
     assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
+def check_the_whole_script(communicator: Communicator) -> None:
+    """As torchrun runs it, which has joined the ranks already."""
+    joined = patch("torch.distributed.init_process_group"), patch("torch.distributed.destroy_process_group")
+    on_cpu, reading = patch("torch.cuda.is_available", return_value=False), contextlib.redirect_stdout(io.StringIO())
+    with joined[0], joined[1], on_cpu, reading as said:
+        runpy.run_path(str(ROOT / "docs/quickstart.py"))["main"]("w+2d")
+    if communicator.rank == 0:
+        (right,), numbers = re.findall(r"([0-9.]+) %", said.getvalue()), re.findall(r"[0-9,]{6,}", said.getvalue())
+        total, residuals = (int(one.replace(",", "")) for one in numbers)
+        assert float(right) > 90, "without training it is half"
+        assert 2 * residuals == 2 * 128 * 128 * 4 < total
+
+
 def test_the_whole_script_trains_two_ranks_and_tells_what_they_hold() -> None:
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(
-        [*start, str(ROOT / "docs/quickstart.py")], env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    (right,), (total, residuals) = re.findall(r"([0-9.]+) %", said), re.findall(r"[0-9,]{6,}", said)
-    assert float(right) > 90, "without training it is half"
-    assert 2 * int(residuals.replace(",", "")) == 2 * 128 * 128 * 4 < int(total.replace(",", ""))
+    on_processes(2, check_the_whole_script)
 
 
 def check_page(communicator: Communicator) -> None:
