@@ -1,4 +1,4 @@
-"""A hundred times distribute, train, close: nothing is left of it, in memory, threads or open files."""
+"""Forty times distribute, train, close: nothing is left of it, in memory, threads or open files."""
 
 import contextlib
 import ctypes
@@ -19,9 +19,9 @@ from resireduce.errors import ConfigError
 from tests.habits.script import MODES
 from tests.processes import on_processes
 
-TIMES = 100
+TIMES = 40
 SIDE = 500
-"""The model has 1 MiB: a hundred of them, or of their residuals, could not be overlooked."""
+"""The model has 1 MiB: forty of them, or of their residuals, could not be overlooked."""
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the kernel's own counts are in /proc")
 

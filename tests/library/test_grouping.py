@@ -4,15 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from benchmarks.core import workloads
 from benchmarks.core.registry import MODELS
@@ -77,18 +70,18 @@ def test_members_of_the_papers_groups() -> None:
 
 
 def llama() -> nn.Module:
-    config = LlamaConfig(hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
-                         intermediate_size=1376, vocab_size=32_000, tie_word_embeddings=False)  # fmt: skip
-    return LlamaForCausalLM(config)
+    sizes = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 1376, "vocab_size": 32_000}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False))
 
 
 def vit_large() -> nn.Module:
-    config = ViTConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
-    return ViTForImageClassification(config)
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**sizes))
 
 
 def gpt2_small() -> nn.Module:
-    return GPT2LMHeadModel(GPT2Config())
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config())
 
 
 @pytest.mark.parametrize(

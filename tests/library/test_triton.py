@@ -23,8 +23,8 @@ needs_triton = pytest.mark.skipif(
 
 
 @needs_triton
-@pytest.mark.parametrize(("file", "interpret"), [("bucket.py", "1"), ("interpreted.py", "1"), ("compiled.py", "0")])
-def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("files", "interpret"), [(("bucket", "interpreted"), "1"), (("compiled",), "0")])
+def test_kernels(files: tuple[str, ...], interpret: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(APART)])
     own = {
         "TRITON_INTERPRET": interpret,
@@ -32,7 +32,8 @@ def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
         "RESIREDUCE_NATIVE": "0",
         "PYTHONPATH": path,
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"tests/triton/{file}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [f"tests/triton/{file}.py" for file in files]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and " skipped" not in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
 
