@@ -1,10 +1,13 @@
 """`resireduce.compress_fsdp`: replicas of a model that `fully_shard` has sharded exchange compressed slices.
 
+Undocumented parts of FSDP2 are read in this file only, in its first half: units, and when their gradients come.
+
 Within a replica (a node) FSDP2 works as usual: gradients are reduce-scattered without compression, and each rank owns a
 slice of every tensor. Between replicas that slice is compressed, with error feedback: a residual is a slice, too.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,10 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.core.bucket import Slot, make_slots
+from resireduce.core.bucket import Slot, accumulation_node, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, UsageError, check_count, warn
 from resireduce.grouping import Grouping
@@ -27,140 +31,373 @@ from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree, check_agreement
 from resireduce.watchers import Outside, digest, refuse_capture, refuse_compiled_autograd
-from resireduce.wrappers.fsdp_units import (
-    READS,
-    Early,
-    PassEnd,
-    Unit,
-    find_units,
-    frozen_shards,
-    likes,
-    shard_group,
-    smallest_shards,
-)
 from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay
 
-UNKNOWN = (
-    "unfrozen or added after fully_shard(...), which does not hold it, so that each rank has its own gradient of it: "
-    "do that before the model is sharded, or average it yourself"
-)
+# --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
+#
+# A unit is what one call of `fully_shard` holds together (a transformer block), and reduces at once.
 
 
-def compress_fsdp(
-    model: nn.Module,
-    replicate: DeviceMesh | dist.ProcessGroup,
-    scheme: str | Scheme = "w+2d",
-    compressor: str | Compressor = "topk",
-    density: float | Callable[[int], float] = 0.01,
-    groups: str | Grouping | Mapping[str, object] = "auto",
-    residual_dtype: str | None = None,
-    dense: Iterable[str] | None = None,
-    options: Mapping[str, object] | None = None,
-    residual_device: str | None = None,
-    warm_up_steps: int = 0,
-) -> "ShardedCompressionHook":
-    """Make replicas of `model` average compressed slices of their gradients, with error feedback.
+@dataclass(frozen=True)
+class Slice:
+    """This rank's slice of one gradient, and its place in the flat tensor that its unit reduces."""
 
-    Over a two-dimensional mesh FSDP would average between replicas itself. Instead, shard over `mesh["shard"]` alone,
-    and give `mesh["replicate"]` here. Call it once, before the first backward pass. Averages are in `.grad` when
-    `backward()` returns, so that clipping and any optimizer work on them as usual.
+    name: str
+    """Name of the parameter in the model."""
+    shape: torch.Size
+    """Shape of the slice, which may have no elements."""
+    start: int
+    """The index of the first element of the slice in the flat tensor; padding may follow the last one."""
+    held: Any
+    """The FSDPParam in torch."""
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return the slice as a view of 1-D `flat`, contiguous."""
+        return flat[self.start : self.start + self.shape.numel()].view(self.shape)
+
+
+@dataclass(eq=False)
+class Unit:
+    """One unit: its slices, and the flat tensor that its reduce-scatter leaves."""
+
+    name: str
+    """Name of the module in the model; the model itself is (root)."""
+    module: FSDPModule
+    slices: tuple[Slice, ...]
+    """One for each trained parameter, in the order in which they lie."""
+    numel: int
+    """Elements of the flat tensor, padding included."""
+    dtype: torch.dtype
+    """Dtype in which gradients are reduced."""
+    group: Any
+    """The FSDPParamGroup of the unit in torch."""
+    state: Any
+    """The FSDPState of `module` in torch."""
+    divisor: object
+    """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
+
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether a backward pass is under way, whose end FSDP waits for to reduce what has not been reduced."""
+        return bool(self.state._state_ctx.post_backward_final_callback_queued)
+
+    @property
+    def makes_zeros(self) -> bool:
+        """Whether FSDP reduces zeros for parameters without a gradient (torch 2.13)."""
+        return bool(getattr(self.group, "reduce_scatter_unused_params", False))
+
+    def gathered(self) -> list[Tensor]:
+        """Return the whole parameters of which autograd makes gradients; FSDP makes them at the first use."""
+        return [one.held._unsharded_param for one in self.slices if hasattr(one.held, "_unsharded_param")]
+
+    def check_others(self) -> None:
+        """Raise UsageError if other parameters under the same root are trained, and not averaged over the replicas."""
+        groups = [group for state in self.state._state_ctx.all_states for group in held_by(state)]
+        alone = [one for one in groups if one._all_reduce_hook is None and not has_replicas(one)]
+        for parameter in (one for group in alone for one in group.fsdp_params):
+            if parameter.sharded_param.requires_grad:
+                raise UsageError(
+                    f"{parameter._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
+                    "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
+                    "model that was given to that. Unfreeze and shard before, and give it the whole model"
+                )
+
+    def check(self, flat: Tensor) -> None:
+        """Raise UsageError unless `flat` holds the gradients of all slices, and is to be averaged now."""
+        if not self.group.all_reduce_grads:
+            raise UsageError(
+                f"{self.name!r} is to reduce-scatter without an all-reduce, by set_requires_all_reduce(False), which "
+                "compressed gradients cannot be added up by: accumulate by set_requires_gradient_sync(False)"
+            )
+        held = {id(one.held) for one in self.slices}
+        for one in self.group.fsdp_params:
+            if one.sharded_param.requires_grad != (id(one) in held):
+                raise UsageError(
+                    f"{str(one._param_fqn)!r} was frozen after resireduce.compress_fsdp(...), or unfrozen, so that "
+                    "residuals would be added to the gradients of other parameters: do that before, or leave it "
+                    "trained, with a learning rate of 0 while it is to stay as it is"
+                )
+        if flat.numel() != self.numel:
+            raise UsageError(
+                f"{self.name!r} reduces {flat.numel()} elements of this rank, and not {self.numel}: a parameter of it "
+                "was not used in this step; for parameters that a step may not use call "
+                "model.set_reduce_scatter_unused_params(True) (torch 2.13)"
+            )
+        if flat.dtype != self.dtype:
+            raise UsageError(
+                f"{self.name!r} reduces gradients in {flat.dtype}, which were to be {self.dtype}: convert the model, "
+                "and choose its mixed precision, before resireduce.compress_fsdp(...)"
+            )
+        if self.group.gradient_divide_factor != self.divisor:
+            raise UsageError(
+                f"{self.name!r}: set_gradient_divide_factor({self.group.gradient_divide_factor}) came after "
+                f"resireduce.compress_fsdp(...), which knew {self.divisor}: what residuals hold was divided by that. "
+                "Call it before"
+            )
+
+
+def held_by(state: Any) -> list[Any]:
+    """Return the FSDPParamGroups of `state`, an FSDPState: more than one since torch 2.12."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return list(groups)
+
+
+def has_replicas(group: Any) -> bool:
+    """Whether FSDP itself averages the gradients of `group`, an FSDPParamGroup, between replicas."""
+    return getattr(group.mesh_info, "replicate_mesh_dim", None) is not None
+
+
+# --- The units of a model that `fully_shard` has sharded, found in the order of the model ---
+
+
+READS = "resireduce reads FSDP2's units as torch 2.9 to 2.15 have them, and not those of torch {version} ({error}); "
+
+
+def find_units(model: nn.Module) -> list[Unit]:
+    """Return the units of `model` that have trained parameters, in the order of the model; parameters are resharded.
+
+    Raises ConfigError for a model that `fully_shard` has not sharded, or sharded in a way that leaves no hook.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[int, Unit] = {}
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        module.reshard()
+        name = names[id(module)] or "(root)"
+        try:
+            for group in _groups(module, name):
+                if id(group) not in found:
+                    found[id(group)] = _unit(name, module, group, model)
+        except AttributeError as error:
+            raise ConfigError(READS.format(version=torch.__version__, error=error) + "install one of those") from error
+    if not found:
+        raise ConfigError(
+            f"model: {type(model).__name__} is not sharded; call fully_shard(...) of torch.distributed.fsdp on it "
+            "first, or use resireduce.distribute(...), which needs no sharding"
+        )
+    return [unit for unit in found.values() if unit.slices]
+
+
+def _groups(module: FSDPModule, name: str) -> list[Any]:
+    """Return the group that FSDP reduces at once for `module`; none if its parameters are all in other units."""
+    groups = held_by(module._get_fsdp_state())
+    if len(groups) > 1:
+        raise ConfigError(
+            f"model: {name!r} is sharded over several meshes by shard_placement_fn, where FSDP has no hook; call "
+            "fully_shard on each part with its own mesh"
+        )
+    for group in groups:
+        _check_group(group, name)
+    return groups
+
+
+def _check_group(group: Any, name: str) -> None:
+    """Raise ConfigError unless `group`, of module `name`, is sharded over one dimension, and has no hook."""
+    if has_replicas(group):
+        raise ConfigError(
+            f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+            "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
+        )
+    if group._all_reduce_hook is not None:
+        raise ConfigError(
+            f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
+            "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
+        )
+    for parameter in group.fsdp_params:
+        placements = parameter.sharded_param.placements
+        if len(placements) > 1:
+            raise ConfigError(
+                f"model: a parameter of {name!r} is split in several ways {tuple(placements)} (tensor parallelism?), "
+                "which is not supported; give a model that only fully_shard has split"
+            )
+
+
+def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    slices: list[Slice] = []
+    start, first = 0, group.fsdp_params[0]
+    for parameter in group.fsdp_params:
+        if parameter.sharded_param.requires_grad:
+            info = parameter._module_info
+            name_in_model = names[id(getattr(info.module, info.param_name))]
+            first = first if slices else parameter
+            slices.append(Slice(name_in_model, parameter.sharded_size, start, parameter))
+            start += parameter.padded_sharded_param_size.numel()
+    is_widened = hasattr(first, "sharded_grad_dtype")  # torch 2.15 adds up gradients in the shards' own dtype
+    computed = None if is_widened else first.mp_policy.param_dtype
+    dtype = first.mp_policy.reduce_dtype or computed or first.sharded_param.dtype
+    state, divisor = module._get_fsdp_state(), group.gradient_divide_factor
+    unit = Unit(name, module, tuple(slices), start, dtype, group, state, divisor)
+    assert not unit.is_in_backward, "it is read here to find out whether this torch has it"
+    return unit
+
+
+def shard_group(units: list[Unit]) -> dist.ProcessGroup:
+    """Return the ranks over which `units` are sharded. Raises ConfigError if they are not the same for all."""
+    groups = [unit.group.mesh_info.shard_process_group for unit in units]
+    ranks = [tuple(dist.get_process_group_ranks(group)) for group in groups]
+    for unit, one in zip(units, ranks, strict=True):
+        if one != ranks[0]:
+            raise ConfigError(
+                f"model: {unit.name!r} is sharded over ranks {one} and {units[0].name!r} over {ranks[0]}; give all "
+                "the same mesh"
+            )
+    first: dist.ProcessGroup = groups[0]
+    return first
+
+
+def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
+    """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
+    found: dict[str, nn.Parameter] = {}
+    for unit in units:
+        element = torch.empty((), dtype=unit.dtype, device=unit.group.device)
+        found |= {one.name: nn.Parameter(element.expand(one.shape), requires_grad=False) for one in unit.slices}
+    return found
+
+
+def shards_of(units: Sequence[Unit]) -> dict[str, Tensor]:
+    """Return this rank's shard of each frozen parameter under the roots of `units`, and of each that is trained."""
+    roots = {id(unit.state._state_ctx): unit.state._state_ctx for unit in units}
+    groups = [group for root in roots.values() for state in root.all_states for group in held_by(state)]
+    held = [(one._param_fqn, one) for group in groups for one in group.fsdp_params]
+    named = [(name, one) for name, one in held if not one.sharded_param.requires_grad]
+    named += [(one.name, one.held) for unit in units for one in unit.slices]
+    return {name: one.sharded_param.detach().to_local() for name, one in named}
+
+
+def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tensor]]]:
+    """Return the unit of each parameter of `units`, and a function that returns this rank's shard of it: those that are
+    not empty, the smallest first."""
+    found = [(one.shape.numel(), unit, one.held) for unit in units for one in unit.slices if one.shape.numel()]
+    ordered = sorted(found, key=lambda each: each[0])
+    return [(unit, partial(getattr, held, "sharded_param")) for _, unit, held in ordered]
+
+
+# --- Units that FSDP2 reduces before their gradients have come: these are zeros, which need no exchange ---
+#
+# With `set_reduce_scatter_unused_params(True)` a module that is called several times is reduced once for each call,
+# while autograd makes the gradients of its parameters at the last.
+
+
+class Early:
+    """Knows whether the gradients of one unit are still to come in the backward pass that reduces it.
 
     Args:
-        model: all parts of it sharded by `fully_shard` over one dimension; parameters may still be on the meta device.
-        replicate: the ranks that hold the same shard, one in each replica: a mesh of one dimension, or a process group.
-        scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as in
-            `resireduce.distribute`; whole tensors decide which tensors are small, and which form groups, while
-            densities and ratios are shares of this rank's slice. Steps are counted by backward passes that synchronise
-            gradients. With a compressor that corrects momentum (dgc-momentum) the optimizer must have none, which the
-            hook cannot check.
-
-    Raises ConfigError, before anything is changed, for what cannot be used. `backward()` raises NonFiniteGradient on
-    the ranks that meet NaN or infinity, as with `resireduce.compress_ddp`; the first one raises ConfigError if replicas
-    start with different parameters, which are not made equal here, nor by FSDP itself.
+        unit: is watched from the next forward pass on.
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
-    settings = Settings(**given, gradients="kept")
-    check_count("warm_up_steps", warm_up_steps, of="steps")
-    _check_model(model)
-    units = find_units(model)
-    parameters, lossy = _parameters(model, units), find_compressor(settings)
-    settings = settle_slices(settings, lossy, model, parameters, likes(units))
-    ranks = shard_group(units)
-    across = _replicas(replicate, ranks)
-    shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
-    _agree(settings.agreed(compressor=lossy), units, parameters, shards, replicas)
-    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
-    return ShardedCompressionHook(model, units, feedback, shards)
+
+    def __init__(self, unit: Unit):
+        self._unit = unit
+        self._watched: list[Tensor] = []
+        self._has_come = False
+        unit.module.register_forward_pre_hook(self._watch)  # type: ignore[attr-defined]
+
+    def is_early(self) -> bool:
+        """Whether no gradient has come since the last call, and some will in this pass; the same on all ranks.
+
+        FSDP then reduces the unit again; what it reduces now are zeros.
+        """
+        came, self._has_come = self._has_come, False
+        is_by_hand = private.current_pass() == -1  # after all passes
+        if came or is_by_hand or not self._unit.makes_zeros:
+            return False
+        gathered = self._unit.gathered()
+        known = all(any(one is other for other in self._watched) for one in gathered)
+        return known and any(map(_will_come, gathered))
+
+    @torch.compiler.disable
+    def _watch(self, *_: object) -> None:
+        """Before a forward pass, when FSDP has gathered the unit: watch for the gradients that it will have.
+
+        Raises UsageError if FSDP is still within a backward pass, which has failed.
+        """
+        if self._unit.is_in_backward and private.current_pass() == -1:
+            raise UsageError(
+                "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
+                "build model and optimizer anew, on every rank, from a checkpoint"
+            )
+        if not self._unit.makes_zeros:
+            return
+        for one in self._unit.gathered():
+            if not any(one is other for other in self._watched):
+                self._watched.append(one)
+                one.register_post_accumulate_grad_hook(self._note)
+
+    @torch.compiler.disable
+    def _note(self, _: Tensor) -> None:
+        self._has_come = True
 
 
-def _check_model(model: object) -> None:
-    """Raise ConfigError unless `model` is a module that FSDP2 may have sharded, and this torch has its hook."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model: an object of type {type(model).__name__} is not allowed; give a Module")
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise ConfigError(
-            "model: a FullyShardedDataParallel (FSDP1) is not allowed; shard it by fully_shard of "
-            "torch.distributed.fsdp (FSDP2)"
-        )
-    if not hasattr(FSDPModule, "set_all_reduce_hook"):
-        raise ConfigError(
-            READS.format(version=torch.__version__, error="no set_all_reduce_hook") + "install one of those"
-        )
+def _will_come(parameter: Tensor) -> bool:
+    """Whether the backward pass under way makes, or has made, a gradient of `parameter`."""
+    return bool(private.runs_in_pass(accumulation_node(parameter)))
 
 
-def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
-    """Return the trained parameters of `units`, by name, in the order of the model; warn if there are others."""
-    held = {one.name for unit in units for one in unit.slices}
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    beside = [name for name in trained if name not in held]
-    if beside:
-        warn(
-            f"{beside[0]!r}: trained, but in no unit of fully_shard, so that each rank has a gradient of its own: call "
-            "fully_shard(model) too, or average it yourself"
-        )
-    if not held:
-        raise ConfigError("model: no parameter that fully_shard holds is trained; freeze fewer")
-    return {name: parameter for name, parameter in trained.items() if name in held}
+# --- The end of a backward pass under FSDP2, which does not say itself which unit is the last to be reduced ---
 
 
-def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the process group that `replicate` stands for. Raises ConfigError unless it crosses `shards` here."""
-    if isinstance(replicate, DeviceMesh) and replicate.ndim == 1:
-        group = replicate.get_group()
-    elif isinstance(replicate, dist.ProcessGroup):
-        group = replicate
-    else:
-        raise ConfigError(
-            f"replicate: {replicate!r} is not allowed; give a mesh of one dimension, such as mesh['replicate'], or a "
-            "process group that this rank is in"
-        )
-    ranks = dist.get_process_group_ranks(group)
-    common = sorted({*ranks} & {*dist.get_process_group_ranks(shards)})
-    if common != [dist.get_rank()]:
-        raise ConfigError(
-            f"replicate: ranks {ranks} have {common} in common with those that this replica is sharded over; give the "
-            "other dimension of the mesh, whose ranks hold the same shard"
-        )
-    return group
+class PassEnd:
+    """Calls `end` at the end of each backward pass in which `expect` has been called.
 
+    A pass may leave out any unit, as stochastic depth does, and reduce another one twice, so that a count of units does
+    not show its end.
 
-def _agree(
-    settings: dict[str, object],
-    units: list[Unit],
-    parameters: Mapping[str, nn.Parameter],
-    shards: Communicator,
-    replicas: Communicator,
-) -> None:
-    """Raise ConfigError on all ranks of all replicas if settings, units or parameters differ between any of them."""
-    agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
-    found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
-    for ranks, others in ((shards, replicas), (replicas, shards)):
-        check_agreement(found | settings, parameters, ranks, beside=others)
+    Args:
+        units: those of the model.
+        end: is called once all of them that are reduced in the pass have been.
+    """
+
+    def __init__(self, units: Sequence[Unit], end: Callable[[], None]):
+        self._units, self._end = units, end
+        self._task = -1
+        self.stream: torch.cuda.Stream | None = None
+        """The stream on which units are reduced, if they are on a GPU: `end` is called on it, too."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether FSDP is within a backward pass."""
+        return any(unit.is_in_backward for unit in self._units)
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether units are reduced outside of any pass: torch's pipelines do so after those of all microbatches."""
+        return bool(private.current_pass() == -1)
+
+    def expect(self) -> bool:
+        """Within a pass: have `end` called at its end. Return whether autograd has begun a pass since the last call.
+
+        A reentrant activation checkpoint runs passes within the pass.
+        """
+        task = private.current_pass()
+        if task == self._task:
+            return False
+        self._task = task
+        private.at_end_of_pass(partial(self._check, False))
+        return True
+
+    def _check(self, is_last: bool) -> None:
+        """End, unless FSDP may have units to reduce in callbacks after this one, or this pass is within another."""
+        if self.is_under_way:
+            if not is_last:
+                private.at_end_of_pass(partial(self._check, True))
+        elif self.stream is None:
+            self._end()
+        else:
+            with torch.cuda.stream(self.stream):
+                self._end()
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 # --- The all-reduce hook of FSDP2: what happens to the gradients of one unit after their reduce-scatter ---
 
 
+UNKNOWN = (
+    "unfrozen or added after fully_shard(...), which does not hold it, so that each rank has its own gradient of it: "
+    "do that before the model is sharded, or average it yourself"
+)
 SHARD = ("shard_rank", "shard_world_size")
 """Additional keys of a residual state: the number of this rank's shard, and how many there are."""
 
@@ -291,8 +528,8 @@ class ShardedCompressionHook(HookState):
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
-        held = dict(frozen_shards(self.units)) | {name: one for unit in self.units for name, one in unit.shards()}
-        mine = {f"values of {name} (a checksum)": str(digest([one])) for name, one in held.items()}
+        held = shards_of(self.units).items()
+        mine = {f"values of {name} (a checksum)": str(digest([one])) for name, one in held}
         agree(mine | {STEP: str(self.steps)}, self.feedback.communicator, beside=self._shards)
         self._is_known = True
 
@@ -373,3 +610,118 @@ class ShardedCompressionHook(HookState):
 def _reduce(hook: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
     """Reduce `unit`: FSDP calls a hook with the flat tensor alone."""
     hook.reduce(unit, flat)
+
+
+# --- The call: the model is checked, all ranks compare what they were given, and the hook is made ---
+
+
+def compress_fsdp(
+    model: nn.Module,
+    replicate: DeviceMesh | dist.ProcessGroup,
+    scheme: str | Scheme = "w+2d",
+    compressor: str | Compressor = "topk",
+    density: float | Callable[[int], float] = 0.01,
+    groups: str | Grouping | Mapping[str, object] = "auto",
+    residual_dtype: str | None = None,
+    dense: Iterable[str] | None = None,
+    options: Mapping[str, object] | None = None,
+    residual_device: str | None = None,
+    warm_up_steps: int = 0,
+) -> ShardedCompressionHook:
+    """Make replicas of `model` average compressed slices of their gradients, with error feedback.
+
+    Over a two-dimensional mesh FSDP would average between replicas itself. Instead, shard over `mesh["shard"]` alone,
+    and give `mesh["replicate"]` here. Call it once, before the first backward pass. Averages are in `.grad` when
+    `backward()` returns, so that clipping and any optimizer work on them as usual.
+
+    Args:
+        model: all parts of it sharded by `fully_shard` over one dimension; parameters may still be on the meta device.
+        replicate: the ranks that hold the same shard, one in each replica: a mesh of one dimension, or a process group.
+        scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as in
+            `resireduce.distribute`; whole tensors decide which tensors are small, and which form groups, while
+            densities and ratios are shares of this rank's slice. Steps are counted by backward passes that synchronise
+            gradients. With a compressor that corrects momentum (dgc-momentum) the optimizer must have none, which the
+            hook cannot check.
+
+    Raises ConfigError, before anything is changed, for what cannot be used. `backward()` raises NonFiniteGradient on
+    the ranks that meet NaN or infinity, as with `resireduce.compress_ddp`; the first one raises ConfigError if replicas
+    start with different parameters, which are not made equal here, nor by FSDP itself.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
+    settings = Settings(**given, gradients="kept")
+    check_count("warm_up_steps", warm_up_steps, of="steps")
+    _check_model(model)
+    units = find_units(model)
+    parameters, lossy = _parameters(model, units), find_compressor(settings)
+    settings = settle_slices(settings, lossy, model, parameters, likes(units))
+    ranks = shard_group(units)
+    across = _replicas(replicate, ranks)
+    shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
+    _agree(settings.agreed(compressor=lossy), units, parameters, shards, replicas)
+    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
+    return ShardedCompressionHook(model, units, feedback, shards)
+
+
+def _check_model(model: object) -> None:
+    """Raise ConfigError unless `model` is a module that FSDP2 may have sharded, and this torch has its hook."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: an object of type {type(model).__name__} is not allowed; give a Module")
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise ConfigError(
+            "model: a FullyShardedDataParallel (FSDP1) is not allowed; shard it by fully_shard of "
+            "torch.distributed.fsdp (FSDP2)"
+        )
+    if not hasattr(FSDPModule, "set_all_reduce_hook"):
+        raise ConfigError(
+            READS.format(version=torch.__version__, error="no set_all_reduce_hook") + "install one of those"
+        )
+
+
+def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
+    """Return the trained parameters of `units`, by name, in the order of the model; warn if there are others."""
+    held = {one.name for unit in units for one in unit.slices}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    beside = [name for name in trained if name not in held]
+    if beside:
+        warn(
+            f"{beside[0]!r}: trained, but in no unit of fully_shard, so that each rank has a gradient of its own: call "
+            "fully_shard(model) too, or average it yourself"
+        )
+    if not held:
+        raise ConfigError("model: no parameter that fully_shard holds is trained; freeze fewer")
+    return {name: parameter for name, parameter in trained.items() if name in held}
+
+
+def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the process group that `replicate` stands for. Raises ConfigError unless it crosses `shards` here."""
+    if isinstance(replicate, DeviceMesh) and replicate.ndim == 1:
+        group = replicate.get_group()
+    elif isinstance(replicate, dist.ProcessGroup):
+        group = replicate
+    else:
+        raise ConfigError(
+            f"replicate: {replicate!r} is not allowed; give a mesh of one dimension, such as mesh['replicate'], or a "
+            "process group that this rank is in"
+        )
+    ranks = dist.get_process_group_ranks(group)
+    common = sorted({*ranks} & {*dist.get_process_group_ranks(shards)})
+    if common != [dist.get_rank()]:
+        raise ConfigError(
+            f"replicate: ranks {ranks} have {common} in common with those that this replica is sharded over; give the "
+            "other dimension of the mesh, whose ranks hold the same shard"
+        )
+    return group
+
+
+def _agree(
+    settings: dict[str, object],
+    units: list[Unit],
+    parameters: Mapping[str, nn.Parameter],
+    shards: Communicator,
+    replicas: Communicator,
+) -> None:
+    """Raise ConfigError on all ranks of all replicas if settings, units or parameters differ between any of them."""
+    agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
+    found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
+    for ranks, others in ((shards, replicas), (replicas, shards)):
+        check_agreement(found | settings, parameters, ranks, beside=others)
