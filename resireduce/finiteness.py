@@ -8,7 +8,6 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.errors import NonFiniteGradient
-from resireduce.kernels.native import in_triton
 
 AT_ONCE = ("cpu", "meta")
 """Types of devices on which the host need not wait for an answer."""
@@ -61,7 +60,7 @@ class Finiteness:
         self.restart()
         if not noted:
             return None
-        fine = torch.cat([one.to(noted[0][1].device, torch.bool) for _, one in noted]).tolist()  # the host waits once
+        fine = torch.cat([one.to(noted[0][1].device) for _, one in noted]).tolist()  # the host waits once
         names = (name for names, _ in noted for name in names)
         spoilt = next((name for name, is_fine in zip(names, fine, strict=True) if not is_fine), None)
         return None if spoilt is None else NonFiniteGradient(_text(spoilt, "nothing of it was sent"))
@@ -92,11 +91,7 @@ def refusal(name: str) -> str:
 
 
 def zero_unless_finite_(grad: Tensor) -> Tensor:
-    """Fill `grad` with zeros if it is not finite; return whether it was: 0-D bool or int32. The host does not wait."""
-    if in_triton(grad):
-        from resireduce.kernels.gpu import one_pass
-
-        return one_pass.zero_unless_finite_(grad)
+    """Fill `grad` with zeros if it is not finite; return whether it was: 0-D bool. The host does not wait."""
     fine = torch.linalg.vector_norm(grad, torch.inf) < torch.inf  # NaN is not less either
     grad.masked_fill_(fine.logical_not(), 0.0)
     return fine

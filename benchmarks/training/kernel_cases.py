@@ -10,7 +10,6 @@ from torch import Tensor
 from benchmarks.training.measure_rank import in_turn, now
 from resireduce.compressors.base import Sum
 from resireduce.compressors.topk import TopK
-from resireduce.finiteness import zero_unless_finite_
 from resireduce.kernels.gpu import bucket, one_pass, self_check
 from resireduce.kernels.selection import by_keys
 from resireduce.pieces import generator
@@ -32,10 +31,6 @@ def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
     indices = select_plainly(source, k)
     return {
         f"select, density {DENSITY:g}": (lambda x: (select_plainly(x, k),), lambda x: (bucket.select(x, k),)),
-        "finite": (
-            lambda x: (zero_unless_finite_(x), x),
-            lambda x: (one_pass.zero_unless_finite_(x).to(torch.bool), x),
-        ),
         f"top-k of a bucket, density {DENSITY:g}": (_of_bucket_plainly, _of_bucket),
         **_crossing(source),
         **(_added(indices) if source.dtype == torch.float32 else {}),

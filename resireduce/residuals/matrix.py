@@ -17,7 +17,7 @@ from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, norm_dtyp
 def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
     """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` (int32, ascending) of contiguous 2-D `matrix`, in place.
 
-    Plain torch goes through whole rows, a sixteenth of them at a time: where operations must be deterministic, a GPU
+    Plain torch goes through whole rows, few of them at a time: where operations must be deterministic, a GPU
     would write single elements after sorting their indices, which takes several times the memory of the matrix.
     """
     if _in_triton(matrix, rows, columns, values):
@@ -26,7 +26,7 @@ def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor)
         one_pass.add_crossing_(matrix, rows, columns, values)
         return
     places = columns.long()
-    for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
+    for some, part in zip(rows.tensor_split(2 * PIECES), values.tensor_split(2 * PIECES), strict=True):
         whole = matrix.index_select(0, some).index_add_(1, places, part.to(matrix.dtype))
         matrix.index_copy_(0, some.long(), whole)
 
@@ -34,7 +34,7 @@ def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor)
 def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return a copy of contiguous 2-D `matrix` where 1-D `rows` cross 1-D `columns` (int32, ascending): 2-D.
 
-    Plain torch copies whole rows, a sixteenth of them at a time: single elements would take four times as long.
+    Plain torch copies whole rows, few of them at a time: single elements would take four times as long.
     """
     values = matrix.new_empty(len(rows), len(columns))
     if _in_triton(matrix, rows, columns, values):
@@ -42,7 +42,7 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
         one_pass.cut_crossing_into(values, matrix, rows, columns)
         return values
-    for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
+    for some, part in zip(rows.tensor_split(2 * PIECES), values.tensor_split(2 * PIECES), strict=True):
         torch.index_select(matrix.index_select(0, some), 1, columns, out=part)
     return values
 
@@ -178,11 +178,12 @@ class RowsColumnsResidual(RowsResidual):
         left = error()
         matrix, sizes = left.view(len(left), -1), (len(self._rows[name]), len(self._columns[name]))
         self._stored[name].release()
-        of_rows, of_columns = self._norms.pop(name, None) or self._norms_of(matrix)
         self._rows[name] = self._columns[name] = matrix.new_empty(0)  # free before others are made
-        rows = self._rows[name] = self._chosen(of_rows, sizes[0], f"{name}/rows", step)
-        columns = self._columns[name] = self._chosen(of_columns, sizes[1], f"{name}/columns", step)
-        del of_rows, of_columns
+        norms_of = self._norms.pop(name, None) or self._norms_of(matrix)
+        rows = self._chosen(norms_of[0], sizes[0], f"{name}/rows", step)
+        columns = self._chosen(norms_of[1], sizes[1], f"{name}/columns", step)
+        del norms_of
+        self._rows[name], self._columns[name] = rows, columns
         self._stored[name].set_(cut_crossing(matrix, rows, columns), self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ NORM = {
     "root": "fp32",
 }
 NORMED = {"TILE": one_pass.NORM_TILE, "MOST": one_pass.MOST}
-LOOKED, TILED = {"TILE": one_pass.LOOK_TILE}, {"TILE": one_pass.TILE}
+TILED = {"TILE": one_pass.TILE}
 ENCODED = {"TINY": one_pass.TINY, "ROWS": one_pass.ROWS}
 KERNELS = {
     "look for NaN": (bucket._look_for_non_finite, KEYS, LOOK),
@@ -49,12 +49,6 @@ KERNELS = {
     "write float16": (bucket._write_selected, HALF_KEYS, HALF | {"TAKE": True}),
     "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False}),
     "add what was sent": (bucket._add_sent, KEYS, {"TILE": bucket.SENT_TILE}),
-    "finite": (one_pass._zero_unless_finite, {"gradient": "*fp32", "state": "*i32"}, LOOKED),
-    "finite bfloat16": (
-        one_pass._zero_unless_finite,
-        {"gradient": "*bf16", "state": "*i32"},
-        LOOKED,
-    ),
     "add a crossing": (
         one_pass._add_crossing,
         CROSSING | {"matrix": "*fp16", "values": "*fp16"},

@@ -1,4 +1,4 @@
-"""Kernels that go over one tensor once: whether it is finite, norms, where rows cross columns, codes of few bits.
+"""Kernels that go over one tensor once: the mean of its norms, where rows cross columns, codes of few bits.
 
 The modules of the kernels can be imported, and read, without Triton.
 """
@@ -20,12 +20,10 @@ try:
 except ImportError:
     triton, tl = None, SimpleNamespace(constexpr=int)  # what signatures name
 
-TILE, NORM_TILE, LOOK_TILE = 1024, 2048, 4096
-"""Elements that are processed at once, powers of two: of codes, or columns of a matrix; of norms; and by
-`zero_unless_finite_`."""
-LOOK_PROGRAMS, SUM_PROGRAMS, MOST = 8, 4, 1024
-"""Most programs of `zero_unless_finite_` and of `mean_norm` for each multiprocessor; and most of the second in all, a
-power of two. In all they are fewer than 2^15."""
+TILE, NORM_TILE = 1024, 2048
+"""Elements that are processed at once, powers of two: of codes, or columns of a matrix; and of norms."""
+SUM_PROGRAMS, MOST = 4, 1024
+"""Most programs of `mean_norm` for each multiprocessor; and in all, a power of two."""
 BLOCK, ROWS = 64, 32
 """Elements of a block that has a scale, and blocks of one program: powers of two."""
 TINY = torch.finfo(torch.float32).tiny
@@ -78,48 +76,7 @@ def times(x, inverted):  # type: ignore[no-untyped-def]
     return bits.to(tl.float64, bitcast=True).to(tl.float32)
 
 
-# --- Whether a gradient is finite, and the mean of a residual's norms ---
-
-
-@jit
-def _zero_unless_finite(gradient, state, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write to `state` whether all elements are finite; the last program to come writes zeros if not.
-
-    state: two numbers, 0 at first: 1 if all are finite; and the number of programs that have come, plus 2^16 for each
-    that has found an element that is not.
-    """
-    first = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    fine = tl.full([TILE], 1, tl.int32)
-    start = 0
-    while start + tl.program_id(0) * TILE < n:
-        value = tl.load(gradient + start + first, mask=start + first < n, other=0.0).to(tl.float32)
-        fine = fine & (tl.abs(value) < float("inf")).to(tl.int32)
-        start += tl.num_programs(0) * TILE
-    seen = tl.where(tl.min(fine) == 0, 65537, 1)
-    seen += tl.atomic_add(state + 1, seen, sem="acq_rel", scope="gpu")
-    if (seen & 65535) == tl.num_programs(0):
-        if seen < 65536:
-            tl.store(state, 1)
-        else:
-            at = tl.arange(0, TILE)
-            start = 0
-            while start < n:
-                zeros = tl.zeros([TILE], tl.float32).to(gradient.dtype.element_ty)
-                tl.store(gradient + start + at, zeros, mask=start + at < n)
-                start += TILE
-
-
-def zero_unless_finite_(grad: Tensor, tile: int = LOOK_TILE) -> Tensor:
-    """Fill `grad` with zeros if it holds NaN or infinity; return 1 if it held none, else 0: int32, 0-D, on its device.
-
-    grad: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. tile: how many elements are processed at
-    once, a power of two.
-    """
-    state = torch.zeros(2, dtype=torch.int32, device=grad.device)
-    programs = min(-(-grad.numel() // tile), LOOK_PROGRAMS * at_once(grad.device))
-    with on_device(grad):
-        _zero_unless_finite[(programs,)](grad, state, grad.numel(), tile, **EXACT)
-    return state[0]
+# --- The mean of a residual's norms ---
 
 
 @jit
