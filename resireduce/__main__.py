@@ -48,14 +48,7 @@ def parser() -> argparse.ArgumentParser:
         add("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
         add("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
         add("--json", action="store_true", help="print JSON, in bytes")
-    _add_training(plan.add_argument)
-    _add_batch(plan.add_argument)
-    plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
-    return root
-
-
-def _add_training(add: Callable[..., object]) -> None:
-    """Declare, by `add`, the options of `plan` about training: the optimizer, compression, residuals and ranks."""
+    # Training: the optimizer, compression, residuals and ranks.
     text = (
         "sgd (with momentum), adamw, second-moment-adamw, adafactor, rmsprop, or module:callable (default: %(default)s)"
     )
@@ -83,10 +76,7 @@ def _add_training(add: Callable[..., object]) -> None:
     add("--ranks-per-node", metavar="N", type=as_count, help=text)
     text = "over how many ranks FSDP2 shards each replica, for compress_fsdp (default: not sharded)"
     add("--shards", metavar="N", type=as_count, help=text)
-
-
-def _add_batch(add: Callable[..., object]) -> None:
-    """Declare, by `add`, the options of `plan` about the fullest moment of a step, with activations."""
+    # The fullest moment of a step, with activations.
     text = "samples of a step: also plan its fullest moment on a GPU, with activations"
     add("--batch", metavar="N", type=as_count, help=text)
     text = "module:callable of the model and N that returns the loss (default: that of a known model)"
@@ -96,6 +86,8 @@ def _add_batch(add: Callable[..., object]) -> None:
     add("--loss-chunk", metavar="ROWS", type=as_count, help=text)
     text = "the GPU's: say what fits, and the largest batch, e.g. 24GB or 80GiB"
     add("--memory", metavar="BYTES", type=as_count, help=text)
+    add("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
+    return root
 
 
 # --- What text means. What is no value of the kind stays a text, and is refused by name later ---
@@ -159,14 +151,6 @@ def patterns_in(path: str | None) -> str | dict[str, object]:
 MIB = 2**20
 
 
-def figure_lines(result: Mapping[str, float]) -> list[str]:
-    """Return a line for each of the figures of a plan, its `result`: bytes, or shares."""
-    return [
-        f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
-        for key, value in result.items()
-    ]
-
-
 FULLEST = ("memory_bytes", "fits", "largest_batch")
 """What a plan says beside the bytes of the fullest moment, if it was given a memory."""
 WAYS = {
@@ -221,14 +205,10 @@ def item_line(item: Item) -> str:
 def group_lines(
     grouping: "Grouping", others: Sequence[str], sizes: Mapping[str, int], whole: int, saved: Mapping[str, int]
 ) -> list[str]:
-    """Return lines about the tensors of a model, and what schemes save by their kinds.
+    """Return lines about the tensors of a model, with their `sizes` in bytes, and what schemes save by their kinds.
 
-    Args:
-        grouping: the reusable groups and specific layers.
-        others: the names of all other tensors that are compressed.
-        sizes: the bytes of each tensor.
-        whole: the bytes of full residuals.
-        saved: what each scheme saves of these.
+    `others` are neither in the `grouping` nor dense; `whole` are the bytes of full residuals, and `saved` those that
+    each scheme saves of them.
     """
     lines = [f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors"]
     lines += [f"  {sizes[g[0]] / MIB:10,.2f} MiB x {len(g)}  {g[0]} ... {g[-1]}" for g in grouping.groups]
@@ -284,7 +264,11 @@ def _plan(args: argparse.Namespace) -> str:
         return json.dumps(result | listed, indent=2)
     choices = result.pop("choices", ())
     found = {key: result.pop(key) for key in [*result] if key in FULLEST or key.startswith("fullest_")}
-    return "\n".join([*figure_lines(result), *map(item_line, items), *fullest_lines(found, choices)])
+    figures = [
+        f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
+        for key, value in result.items()
+    ]
+    return "\n".join([*figures, *map(item_line, items), *fullest_lines(found, choices)])
 
 
 def _groups(args: argparse.Namespace) -> str:

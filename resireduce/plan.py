@@ -102,7 +102,7 @@ def plan(
     if shards is not None:
         check_shards(shards, world_size, given, compiled)
     model, arguments = _build(build), dict(optimizer_args or {})
-    peak = None
+    beside_total: dict[str, Any] = {}
     if shards is not None:
         items, beside, baseline = shard_states(model, optimizer, arguments, shards, given)
         states = ModelStates(**sums(items))
@@ -116,22 +116,21 @@ def plan(
         with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
             items, peak = two_steps(model, distributed, compiled)
         states = ModelStates(**sums(items))
+        beside_total = {"peak_states": peak, "in_flight": peak - states.total, "waiting": waiting}
         trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
         beside = {
             "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
             "frozen": sum(one.nbytes for one in model.parameters() if id(one) not in trained),
         }
         baseline = baseline_total(model, states, given.dense)
+        beside_total["peak_normalised"] = peak / baseline
     result: dict[str, Any] = {
         **states.as_dict(),
         **beside,
         "buffers": sum(buffer.nbytes for buffer in model.buffers()),
         "baseline_total": baseline,
         "normalised": states.total / baseline,
-    }
-    if peak is not None:
-        result |= {"peak_states": peak, "in_flight": peak - states.total, "waiting": waiting}
-        result["peak_normalised"] = peak / baseline
+    } | beside_total
     if itemised:
         result["items"] = items
     if batch is not None:
@@ -190,15 +189,8 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
-    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one.
-
-    The peak is over as many further steps as the compressor has turns.
-
-    Args:
-        model: without storage.
-        optimizer: made of it by `resireduce.distribute`.
-        compiled: whether the whole model is one compiled graph, whose gradients all come at the end.
-    """
+    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one, and
+    of as many further ones as the compressor has turns."""
     _step(model, optimizer, compiled)
     items, peak = itemise_states(optimizer, model), 0
     for _ in range(optimizer.feedback.compressor.turns):
@@ -267,10 +259,8 @@ MADE = ("backend", "gradients")
 
 
 def check_shards(shards: Any, world_size: int, given: Settings, compiled: bool) -> None:
-    """Raise ConfigError unless `world_size` ranks can be replicas of as many `shards`, with the settings `given`.
-
-    compiled: whether the plan was to be that of a compiled model, which differs only in its fullest moment.
-    """
+    """Raise ConfigError unless `world_size` ranks can be replicas of as many `shards`, with the settings `given`, and
+    nothing is asked that means nothing then, as `compiled`."""
     if not is_count(shards) or not shards or world_size % shards:
         raise ConfigError(
             f"shards: {shards!r} is not allowed with {world_size} ranks; give a divisor of their number: over how many "
@@ -286,10 +276,9 @@ def check_shards(shards: Any, world_size: int, given: Settings, compiled: bool) 
 
 
 def slice_of(parameter: Tensor, name: str, shards: int) -> nn.Parameter:
-    """Return a tensor without storage like the slice of `parameter` that the first of `shards` ranks holds.
+    """Return a tensor without storage like the slice of a parameter that the first of `shards` ranks holds.
 
-    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most. Raises ConfigError, which
-    says the `name`, for a parameter without dimensions.
+    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most.
     """
     if not parameter.dim():
         raise ConfigError(f"model: {name!r} is a scalar, which fully_shard refuses; make it a tensor of one element")
@@ -302,14 +291,7 @@ def shard_states(
     model: nn.Module, optimizer: str | Maker, arguments: Mapping[str, object], shards: int, given: Settings
 ) -> tuple[list[Item], dict[str, int], int]:
     """Return every tensor of the model states of the first rank, at a step boundary; the bytes of host_residuals and
-    frozen, and baseline_total, as `plan` has them.
-
-    Args:
-        model: without storage, not sharded.
-        optimizer, arguments: as `plan` was given them.
-        shards: over how many ranks each replica is sharded.
-        given: settings of `compress_fsdp`, whose backend has all ranks.
-    """
+    frozen, and baseline_total, as `plan` has them. The `model` is whole, and the backend `given` has all ranks."""
     sliced = {name: slice_of(parameter, name, shards) for name, parameter in model.named_parameters()}
     slices = {name: one for name, one in sliced.items() if one.requires_grad}
     parameters = {name: one for name, one in model.named_parameters() if name in slices}

@@ -8,7 +8,6 @@ order. Neither depends on the other, so that a few of each tell what many choice
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -26,7 +25,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, is_count, short
 from resireduce.planning.item import sums
 from resireduce.planning.memory import LiveBytes, held_items
-from resireduce.planning.models import first_line
+from resireduce.planning.models import attempt
 from resireduce.planning.optimizers import Maker, Ones, make_optimizer, without_storage
 from resireduce.settings import Settings
 
@@ -135,34 +134,13 @@ def _attention(
     return efficient(query, key, value, attn_mask, wanted, dropout_p, is_causal, scale=scale)[0]
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of `model`: the members of its outermost lists whose members are all of one type."""
-    found: list[nn.Module] = []
-
-    def look(module: nn.Module) -> None:
-        parts = list(module.children())
-        alike = len(parts) > 1 and len({type(part) for part in parts}) == 1 and any(parts[0].children())
-        if isinstance(module, nn.ModuleList | nn.Sequential) and alike:
-            found.extend(parts)
-        else:
-            for part in parts:
-                look(part)
-
-    look(model)
-    return found
-
-
-@contextmanager
-def _forward(modules: Iterable[nn.Module], by: Callable[[nn.Module], Any]) -> Iterator[None]:
-    """Within it the forward pass of each of `modules` is what `by` returns for it."""
-    changed = list(modules)
-    for module in changed:
-        module.forward = by(module)
-    try:
-        yield
-    finally:
-        for module in changed:
-            del module.forward
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks of a model: the members of its outermost lists whose members are all of one type."""
+    parts = list(module.children())
+    alike = len(parts) > 1 and len({type(part) for part in parts}) == 1 and any(parts[0].children())
+    if isinstance(module, nn.ModuleList | nn.Sequential) and alike:
+        return parts
+    return [block for part in parts for block in blocks_of(part)]
 
 
 def head_of(model: nn.Module) -> nn.Module:
@@ -181,31 +159,27 @@ def head_of(model: nn.Module) -> nn.Module:
 
 @dataclass
 class Passes:
-    """Bytes of a forward and a backward pass of the model alone, with its buffers and what is not trained."""
+    """Bytes of a forward and a backward pass of the model alone, with its buffers and what is not trained.
+
+    held: buffers and parameters that are not trained. forward: most in the forward pass. handed: each gradient as it
+    comes: whose, the most since the one before, and what is alive without it. after: most after the last gradient.
+    left: what is alive after the backward pass.
+    """
 
     held: int
-    """Buffers and parameters that are not trained."""
     forward: int = 0
-    """Most in the forward pass."""
     handed: list[tuple[nn.Parameter, int, int]] = field(default_factory=list)
-    """Each gradient as it comes: whose, the most since the one before, and what is alive without it."""
     after: int = 0
-    """Most after the last gradient."""
     left: int = 0
-    """What is alive after the backward pass."""
 
 
 def trace_passes(
     model: nn.Module, inputs: Inputs, batch: int, checkpointed: bool = False, loss_chunk: int | None = None
 ) -> Passes:
-    """Return the bytes of a forward and a backward pass of `model` with a batch. Raises ConfigError if it has none.
+    """Return the bytes of a forward and a backward pass of `model`, which has no storage, and is left as it was.
 
-    Args:
-        model: without storage; it is left as it was.
-        inputs: returns the loss.
-        batch: how many samples.
-        checkpointed: whether each of its repeated blocks is computed anew in the backward pass.
-        loss_chunk: how many rows of logits are made at a time; None: all.
+    checkpointed: whether each of its repeated blocks is computed anew in the backward pass. `inputs`, `batch` and
+    `loss_chunk` are as in `resireduce.plan`. Raises ConfigError if there is no loss, or a part that is asked for.
     """
     blocks = blocks_of(model) if checkpointed else []
     if checkpointed and not blocks:
@@ -227,11 +201,13 @@ def trace_passes(
 
     hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
     training = model.training
-    anew = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    for block in blocks:
+        forward = partial(type(block).forward, block)
+        block.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+    for head in heads:
+        head.forward = lambda hidden: hidden
     try:
         with (
-            _forward(blocks, lambda block: partial(anew, partial(type(block).forward, block))),
-            _forward(heads, lambda _: lambda hidden: hidden),
             torch.device("meta"),
             OnGpu(heads[0] if heads else None, loss_chunk),
             Ones(),
@@ -247,21 +223,16 @@ def trace_passes(
         model.train(training)
         for hook in hooks:
             hook.remove()
+        for module in (*blocks, *heads):
+            del module.forward
     if not passes.handed:
         raise ConfigError(f"inputs: the loss depends on no trained parameter of the {type(model).__name__}; {CURE}")
     return passes
 
 
 def _loss(inputs: Inputs, model: nn.Module, batch: int) -> Tensor:
-    try:
-        loss = inputs(model, batch)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"inputs: no loss with a batch of {batch} on tensors without storage (the meta device): "
-            f"{first_line(error)}; {CURE}"
-        ) from error
+    failed = f"inputs: no loss with a batch of {batch} on tensors without storage (the meta device)"
+    loss = attempt(failed, lambda: inputs(model, batch), CURE)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ConfigError(f"inputs: it returns {what}, no scalar that depends on the model's parameters; {CURE}")
@@ -284,28 +255,27 @@ class _Made(Function):
 
 @dataclass
 class Held:
-    """Bytes that the library and the optimizer hold over a step, beside the model."""
+    """Bytes that the library and the optimizer hold over a step, beside the model.
+
+    states: between two steps, by kind of model state, without gradients. start: as it begins, as the allocator counts.
+    beside: what each gradient that is handed over, with itself, adds: at most while it is, and from then on. update:
+    most while parameters are updated, beyond what was held before. kept: whether what a gradient adds from then on is
+    the gradient. earlier: what earlier passes of the step have left.
+    """
 
     states: dict[str, int]
-    """Between two steps, by kind of model state, without gradients."""
     start: int
-    """As it begins, as the allocator counts."""
     beside: dict[nn.Parameter, tuple[int, int]]
-    """What each gradient that is handed over, with itself, adds: at most while it is, and from then on."""
     update: int
-    """Most while parameters are updated, beyond what was held before."""
     kept: bool
-    """Whether what a gradient adds from then on is the gradient."""
     earlier: int = 0
-    """What earlier passes of the step have left."""
 
 
 def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -> Held:
     """Return the bytes that `optimizer` and its library hold in a step.
 
-    Args:
-        optimizer: made by `resireduce.distribute`, of parameters without storage, after a first step.
-        order: the parameters in the order in which the backward pass hands over their gradients.
+    It is made by `resireduce.distribute`, of parameters without storage, and has taken a first step. The backward pass
+    hands over gradients in the `order` of these parameters.
     """
     optimizer.zero_grad()
     states = held_items(optimizer)
@@ -340,17 +310,11 @@ def hold(
     arguments: Mapping[str, Any],
     changed: Mapping[str, Any],
 ) -> list[Held]:
-    """Return what the library and the optimizer hold beside the model in each kind of step, with `changed` settings.
+    """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step, with
+    `changed` settings in place of some that were `given`.
 
-    Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
-
-    Args:
-        model: without storage.
-        given: the settings that were asked for.
-        order: the parameters in the order in which the backward pass hands over their gradients.
-        optimizer: a name or a callable, which is given `arguments`.
-        arguments: keywords of the optimizer.
-        changed: settings in the place of those in `given`.
+    The backward pass hands over gradients in `order`. Tensors that are treated alike, each on its own, are represented
+    by one of them: few bits take many operations.
     """
     given = replace(given, **changed)
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -391,10 +355,7 @@ def _hand_over(optimizer: DistributedOptimizer, parameters: list[nn.Parameter]) 
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
-    """Return where the fullest moment of a step lies, and the bytes of what is alive then.
-
-    Those of the model are in `passes`, those of the library and the optimizer in `held`.
-    """
+    """Return where the fullest moment of a step lies, and the bytes of what is alive then."""
     now, gradients = held.start + held.earlier, held.earlier if held.kept else 0
     best = (passes.forward + now, "forward", passes.forward, gradients)
     for parameter, most, rest in passes.handed:
@@ -460,10 +421,8 @@ def as_bytes(memory: object) -> int:
 
 
 def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **asked: Any) -> None:
-    """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
-
-    batch, inputs, compiled, shards, asked: its arguments of these names; `asked` has checkpoint, loss_chunk and memory.
-    """
+    """Raise ConfigError if the fullest moment cannot be planned with these arguments of `resireduce.plan`; `asked` has
+    checkpoint, loss_chunk and memory."""
     if batch is None:
         for name, value in asked.items():
             if value:
@@ -497,8 +456,7 @@ def plan_batch(
 ) -> dict[str, Any]:
     """Return the fullest moment, what other choices would hold then, and with a `memory` what fits into it.
 
-    `optimizer` with its `arguments` and the settings `given` are those that were asked for; `model` is without storage,
-    and `batch`, `inputs`, `progress`, `checkpoint`, `loss_chunk` and `memory` are as `resireduce.plan` was given them.
+    `model` is without storage, and `given` are the settings; all others are as `resireduce.plan` was given them.
     """
 
     def trace(what: str, size: int, checkpointed: bool, chunk: int | None) -> Passes:
@@ -542,10 +500,7 @@ def plan_batch(
 def choices(
     optimizer: Any, arguments: dict[str, Any], given: Settings
 ) -> Iterator[tuple[str, Any, dict[str, Any], Mapping[str, Any]]]:
-    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings.
-
-    What was asked for: `optimizer`, its `arguments`, and the settings `given`.
-    """
+    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings."""
     for kind, changed in KINDS.items():
         if kind == "as asked" or any(getattr(given, name) != value for name, value in changed.items()):
             yield kind, optimizer, arguments, changed

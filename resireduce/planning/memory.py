@@ -131,10 +131,7 @@ class ModelStates:
 
 
 def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
-    """Return the model states of this rank, in bytes, counted tensor by tensor; one held twice is counted once.
-
-    optimizer: made by `resireduce.distribute`.
-    """
+    """Return the model states of this rank, in bytes: the sums of `itemise_states`."""
     return ModelStates(**sums(itemise_states(optimizer)))
 
 
@@ -165,11 +162,7 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
-    """Return the tensors that `optimizer`, its parameters and its residuals hold now, each once, by kind of model
-    state.
-
-    Residuals in the host's memory are not among them.
-    """
+    """Return the tensors of `itemise_states`, each once, by kind of model state."""
     held: dict[str, list[Tensor]] = {state: [] for state in STATES}
     for item, tensor in held_items(optimizer):
         held[item.state].append(tensor)
@@ -272,10 +265,9 @@ def _called_by_library() -> bool:
 
 
 def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict[str, int]:
-    """Return the bytes of all residuals of `parameters` (by name) with each scheme, default options, in the parameters'
-    dtype.
+    """Return the bytes of all residuals of `parameters`, with their `grouping`, by scheme with its default options.
 
-    grouping: of those tensors. Residuals are registered for tensors without storage, so that nothing is allocated.
+    Residuals are registered for tensors without storage, so that nothing is allocated.
     """
     held = {}
     for scheme in SCHEMES:

@@ -53,11 +53,8 @@ def first_line(error: BaseException) -> str:
 def check_arguments(
     field: str, name: str, make: Callable[..., Any], arguments: Iterable[str], own: int = 0
 ) -> Callable[..., Any]:
-    """Return `make`, if it takes `arguments` by name, as far as its signature tells.
-
-    Otherwise raise a ConfigError of `field`, with the `name` of `make` and the arguments that it takes, except for the
-    first `own`, which the library gives.
-    """
+    """Return `make`, called `name`, if it takes `arguments` by name, as far as its signature tells, beside the first
+    `own`, which the library gives. Otherwise raise a ConfigError of `field`, with what it takes."""
     try:
         parameters = list(signature(make).parameters.values())[own:]
     except (TypeError, ValueError):  # some that are written in C tell nothing
@@ -127,8 +124,6 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """Return the content of the file. Raises ConfigError if it is no configuration, or one of weights in a form of
-    their own."""
     file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
