@@ -94,7 +94,7 @@ class Scatter:
     def has_come(self, handle: Handle[Tensor]) -> bool:
         """Return whether the oldest message has come from all ranks; wait for it while too much is held."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not handle.is_ready:
+        while not handle.is_ready():
             if not self.is_patient or self.held_bytes <= self.held_limit:
                 return False
             self.is_patient = time.monotonic() < deadline

@@ -21,13 +21,8 @@ class Handle(Generic[T_co]):
 
     wait: Callable[[], T_co]
     """Waits for the result, and returns it."""
-    ready: Callable[[], bool] | None = None
-    """Says whether that is possible without waiting for another rank; None: it always is, or nobody asks."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `wait` returns without waiting for another rank."""
-        return self.ready is None or self.ready()
+    is_ready: Callable[[], bool] = lambda: True
+    """Says whether that is possible without waiting for another rank, where anybody asks."""
 
 
 class Communicator(ABC):
@@ -79,13 +74,13 @@ class Communicator(ABC):
         def own() -> Tensor:
             return whole.wait().view(self.world_size, -1)[self.rank].clone()
 
-        return Handle(own, lambda: whole.is_ready)
+        return Handle(own, whole.is_ready)
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Send the first `sizes[0]` elements of 1-D `tensor` to rank 0, the next `sizes[1]` to rank 1, and so on.
 
         The result is what each rank has sent to this one, in rank order, 1-D and perhaps empty. `sizes` are those of
-        this rank alone: others may send other numbers. Raises NotImplementedError if a communicator lacks it:
+        this rank alone: others may send other numbers. A communicator may lack it:
         compressors that need it are refused before.
         """
         raise NotImplementedError(f"{type(self).__name__} has no all_to_all")

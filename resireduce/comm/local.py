@@ -129,7 +129,7 @@ class LocalCommunicator(Communicator):
                 tensor.add_(other)
             return tensor
 
-        return Handle(finish, lambda: inputs.is_ready)
+        return Handle(finish, inputs.is_ready)
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         """Return for each of `partitions` this rank's communicator with the ranks of its part."""

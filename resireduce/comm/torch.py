@@ -98,8 +98,8 @@ class Ragged:
     ranks launch in one order, wherever each of them waits.
     """
 
-    sizes: Handle[Sequence[Tensor]]
-    """Brings the sizes."""
+    sizes: Handle[Any]
+    """Brings the sizes, as tensors of one element."""
     launch_elements: Callable[[list[int]], Handle[Sequence[Tensor]]]
     """Launches the second, given the sizes."""
     launched: Handle[Sequence[Tensor]] | None = None
@@ -144,7 +144,7 @@ class TorchCommunicator(Communicator):
     @property
     def would_block(self) -> bool:
         """Whether a gather or an exchange, which must be launched before any other collective, still lacks sizes."""
-        return self._ragged is not None and self._ragged.launched is None and not self._ragged.sizes.is_ready
+        return self._ragged is not None and self._ragged.launched is None and not self._ragged.sizes.is_ready()
 
     def close(self) -> None:
         """Let another optimizer use this process group."""
@@ -187,8 +187,7 @@ class TorchCommunicator(Communicator):
             return Handle(lambda: [row[:size] for row, size in zip(rows.wait(), sizes, strict=True)])
 
         own = self._near(torch.tensor([tensor.numel()], device=self.control_device))
-        rows = self._rows(own, self.control_device)
-        return self._begin(Ragged(Handle(lambda: [*rows.wait()], lambda: rows.is_ready), launch))
+        return self._begin(Ragged(self._rows(own, self.control_device), launch))
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange, which costs a second, small one, of the sizes."""
@@ -253,7 +252,7 @@ class TorchCommunicator(Communicator):
         result = near.new_empty(sum(theirs), pin_memory=near.device != device)
         work = dist.all_to_all_single(result, near, theirs, sizes, group=self.group, async_op=True)
         brought = _then(work, result, device)
-        return Handle(lambda: brought.wait().split(theirs), lambda: brought.is_ready)
+        return Handle(lambda: brought.wait().split(theirs), brought.is_ready)
 
 
 def _then(work: dist.Work, result: Tensor, device: torch.device | None = None) -> Handle[Tensor]:
