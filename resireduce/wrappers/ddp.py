@@ -209,13 +209,13 @@ class CompressionHook(HookState):
         self._outside = Outside(model.module, {**others, **parameters}, UNKNOWN)
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
-        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
+        self._under_way = UnderWay(feedback, self.slots)
         self._unseen, self._is_known = {*self.slots}, False
         by_size = sorted(self.slots, key=lambda slot: slot.nbytes)
         self._watched = by_size[:WATCHED]
         self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in by_size])
         self.nodes = [accumulation_node(slot.parameter) for slot in self.slots]
-        self._layouts = Layouts()
+        self._strides: dict[Slot, tuple[int, ...]] = {}
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
@@ -256,7 +256,7 @@ class CompressionHook(HookState):
             self._is_known = True
         slots, buffer = self._slots_of(bucket), bucket.buffer()
         views = views_in(buffer, slots)
-        self._layouts.check(views)
+        self._check_layouts(views)
         self._under_way.send(views, buffer, self._take, self.steps)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
@@ -276,6 +276,21 @@ class CompressionHook(HookState):
         if bucket.buffer().layout != torch.strided:
             raise UsageError(f"the gradient of {known[0].name!r} is sparse: make its layer with sparse=False")
         return known
+
+    def _check_layouts(self, views: Mapping[Slot, Tensor]) -> None:
+        """Raise UsageError if one of `views`, in which a bucket was cut by the strides of parameters, is no gradient.
+
+        A bucket does not tell how it is laid out, so that values are compared, in the first pass that has a gradient. A
+        parameter whose strides have changed since an earlier pass is refused, whatever its gradient is.
+        """
+        for slot, view in views.items():
+            strides, grad = slot.parameter.stride(), slot.parameter.grad
+            known = self._strides.get(slot)
+            if known == strides or grad is None or not slot.is_taken:
+                continue
+            if known is not None or _in_another_order(view, grad):
+                raise UsageError(LAID_OUT.format(name=slot.name))
+            self._strides[slot] = strides
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
         """Return what is to be compressed of a gradient; None if this rank has none in this pass.
@@ -304,10 +319,9 @@ class CompressionHook(HookState):
         in_pass = private.current_pass() >= 0  # not where join() lets ranks go on
         if in_pass:  # which may go on after the last bucket
             private.at_end_of_pass(self._outside.warn)
-        self._under_way.end_rounds()
+        self._under_way.receive_all()
         self.feedback.end_step(self.steps)
         self.steps += 1
-        self._under_way.receive_all()
         self._put_back()
         self._consider_absent()
         self.feedback.states.commit()
@@ -372,30 +386,6 @@ LAID_OUT = (
     "gradient, with or without compression: give the model its layout, as by to(memory_format=torch.channels_last), "
     "before it is wrapped"
 )
-
-
-class Layouts:
-    """Looks whether gradients lie in their buckets as their parameters do in memory.
-
-    A bucket does not tell how it is laid out, so that values are compared, in the first pass that has a gradient.
-    """
-
-    def __init__(self) -> None:
-        self._strides: dict[Slot, tuple[int, ...]] = {}
-
-    def check(self, views: Mapping[Slot, Tensor]) -> None:
-        """Raise UsageError if one of `views`, in which a bucket was cut by the strides of parameters, is no gradient.
-
-        A parameter whose strides have changed since an earlier pass is refused, whatever its gradient is.
-        """
-        for slot, view in views.items():
-            strides, grad = slot.parameter.stride(), slot.parameter.grad
-            known = self._strides.get(slot)
-            if known == strides or grad is None or not slot.is_taken:
-                continue
-            if known is not None or _in_another_order(view, grad):
-                raise UsageError(LAID_OUT.format(name=slot.name))
-            self._strides[slot] = strides
 
 
 def views_in(buffer: Tensor, slots: Sequence[Slot]) -> dict[Slot, Tensor]:

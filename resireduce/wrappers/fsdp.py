@@ -423,7 +423,7 @@ class ShardedCompressionHook(HookState):
         held = {name: like for name, like in likes(self.units).items() if like.numel()}
         self.slots = make_slots(held, feedback)
         self._slot_of = {slot.name: slot for slot in self.slots}
-        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
+        self._under_way = UnderWay(feedback, self.slots)
         self._reduced: set[Unit] = set()
         self._failed, self._is_known, self._is_fresh = False, False, True
         self._pass = PassEnd(self.units, self._end_step)

@@ -88,24 +88,19 @@ Take = Callable[[Slot, Tensor], Tensor | None]
 
 
 class UnderWay:
-    """Launches messages and receives them, the oldest first, so that gathered ones stay within a limit.
+    """Launches messages and receives them, the oldest first.
 
-    A gathered message takes world size x payload bytes until it is received. An all-reduced one takes nothing: it is
-    summed in its own memory.
-
-    Args:
-        feedback: compresses, sends and receives.
-        limit_bytes: gathered bytes beyond which the oldest messages are received before the next is launched.
+    A gathered message takes world size x payload bytes until it is received: beyond a sixteenth of the gradients of all
+    `slots` the oldest are received before the next is launched. An all-reduced one is summed in its own memory.
     """
 
-    def __init__(self, feedback: ErrorFeedback, limit_bytes: int):
-        self._feedback, self._limit_bytes = feedback, limit_bytes
+    def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
+        self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // 16
         self.drop()
 
     def drop(self) -> None:
         """Forget all messages."""
         self._messages: deque[tuple[Message | Round, Sequence[Tensor]]] = deque()  # and where its averages belong
-        self._gathered_bytes = 0
 
     def send(self, views: Mapping[Slot, Tensor], whole: Tensor, take: Take, step: int) -> None:
         """Launch the messages of gradients of `step`, given as `views` of the `whole` that the wrapper holds.
@@ -126,32 +121,30 @@ class UnderWay:
 
     def _launch(self, made: Message | Round, targets: Sequence[Tensor]) -> None:
         """Launch a message, or the first round of one; averages go into `targets`."""
-        nbytes = made.gathered_nbytes(self._feedback.communicator.world_size)
-        while nbytes and self._messages and self._gathered_bytes + nbytes > self._limit_bytes:
+        ranks = self._feedback.communicator.world_size
+        free = self._limit_bytes - made.gathered_nbytes(ranks)
+        while free < self._limit_bytes and self._messages and self._gathered_bytes(ranks) > free:
             self._receive()
-        self._gathered_bytes += nbytes
         self._feedback.send(made)
         self._messages.append((made, targets))
 
-    def end_rounds(self) -> None:
-        """Make the payloads that ranks make in rounds, of all tensors in the same order, and launch them."""
+    def _gathered_bytes(self, ranks: int) -> int:
+        return sum(one.gathered_nbytes(ranks) for one, _ in self._messages)
+
+    def receive_all(self) -> None:
+        """Make the payloads that ranks make in rounds, of all tensors in the same order; then receive all averages."""
         while any(isinstance(one, Round) for one, _ in self._messages):
             for place, (one, targets) in enumerate(self._messages):
                 if isinstance(one, Round):
                     following = self._feedback.end_round(one)
                     self._feedback.send(following)
                     self._messages[place] = following, targets
-
-    def receive_all(self) -> None:
-        """End all rounds, and put all averages into their targets."""
-        self.end_rounds()
         while self._messages:
             self._receive()
 
     def _receive(self) -> None:
         message, targets = self._messages.popleft()
         assert isinstance(message, Message)
-        self._gathered_bytes -= message.gathered_nbytes(self._feedback.communicator.world_size)
         into = [target if target.is_contiguous() else None for target in targets]
         for target, average in zip(targets, self._feedback.receive(message, None, into), strict=True):
             if average is not target:
@@ -259,9 +252,12 @@ class FirstSteps:
         if not then:
             return
         pairs = [(one(), was) for one, was in zip(self._parameters, then, strict=False) if was]
-        gone = [(one, was) for one, was in pairs if not _is_left(one.grad)]
+        gone = [(one, was) for one, was in pairs if one.grad is None or not _local(one.grad).any()]
         stepped, self._stepped = self._stepped, set()
-        dropped = sum(id(one) not in stepped and _is_as_it_was(one, was) for one, was in gone)
+        dropped = sum(
+            id(one) not in stepped and one._version == version and torch.equal(_local(one), values)
+            for one, (version, values) in gone
+        )
         probes = self._has_stepped and not stepped
         count = len(gone) if probes else dropped
         if not count or count < SHARE * len(then):
@@ -283,11 +279,6 @@ class FirstSteps:
             if self._before[optimizer] == UNUSED:
                 warn(NOT_USED.format(steps=UNUSED))
 
-    @property
-    def has_exchanged(self) -> bool:
-        """Whether averages have come."""
-        return self._looks < LOOKS
-
     def _find_optimizers(self) -> None:
         """Find optimizers of these parameters that are new, and watch from which state they go on."""
         own = {one() for one in self._parameters}
@@ -304,17 +295,7 @@ _ALL: weakref.WeakSet[FirstSteps] = weakref.WeakSet()
 
 def _is_exchanged(parameter: Tensor) -> bool:
     """Whether a wrapper that has `parameter` has exchanged gradients: another one trains a part that they share."""
-    return any(id(parameter) in one.known and one.has_exchanged for one in tuple(_ALL))
-
-
-def _is_as_it_was(parameter: Tensor, then: tuple[int, Tensor]) -> bool:
-    """Whether `parameter` is as it was, by version and values."""
-    version, values = then
-    return parameter._version == version and torch.equal(_local(parameter), values)
-
-
-def _is_left(grad: Tensor | None) -> bool:
-    return grad is not None and bool(_local(grad).any())
+    return any(id(parameter) in one.known and one._looks < LOOKS for one in tuple(_ALL))
 
 
 def _local(tensor: Tensor) -> Tensor:
