@@ -6,7 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from snakemake.logging import logger
-from snakemake.utils import update_config, validate
+from snakemake.utils import update_config
 
 from benchmarks.core.config_reader import extend, read_yaml
 from benchmarks.core.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash, get_packages, get_pretrained
@@ -42,7 +42,7 @@ from resireduce.errors import ConfigError
 os.environ.update(PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 hide_noise(logger, workflow.output_settings.quiet or ())
 
-# Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
+# Bad input ends the run here, with one line and no traceback.
 try:
     held = {}
     for path in workflow.configfiles:  # again, since Snakemake takes a key twice, and reads 010 as 8
@@ -63,7 +63,6 @@ except ConfigError as error:
 RUN = f"{RUNS}/{config['run']}"
 # Not again in each job, which reads all of this too.
 if workflow.is_main_process:
-    validate(config, "../config/schema/run.schema.json")
     try:
         check_records(RUN, CELLS)
     except RecordError as error:

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from benchmarks.core.config_reader import read_config
@@ -102,14 +101,6 @@ def test_a_part_without_any_of_the_values_is_left_out_and_own_entries_stay(tmp_p
     own = write(tmp_path, "extends: base.yaml\nonly: {model: vgg-digits}\nmatrix: [{model: resnet-digits}]")
     assert [cell.model for cell in expand_parts(matrix(own))["matrix"]] == ["vgg-digits", "vgg-digits", "resnet-digits"]
     assert list(expand_parts(matrix(own))) == ["matrix"]
-
-
-@pytest.mark.parametrize("own", [OWN, "extends: smoke.yaml\nonly: {model: gpt2-bytes}", "extends: smoke.yaml"])
-def test_what_stands_by_itself_is_valid_by_the_schema_which_snakemake_asks(tmp_path: Path, own: str) -> None:
-    (tmp_path / "smoke.yaml").write_text((CONFIGS / "smoke.yaml").read_text())
-    config = read_config(write(tmp_path, own))
-    jsonschema.validate(config, json.loads((CONFIGS / "schema/run.schema.json").read_text()))
-    assert get_cells(config)
 
 
 def test_systems_on_a_cluster_are_those_of_one_machine_with_a_rank_on_each_node() -> None:

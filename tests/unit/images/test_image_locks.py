@@ -1,6 +1,5 @@
 """Lock files of the images: the reader refuses what does not hold a package fast, and the project's own hold."""
 
-import ast
 import importlib.metadata
 import platform
 import re
@@ -18,14 +17,14 @@ from benchmarks.images import locks
 from benchmarks.images.locks import LOCKS, compile_lock, find_lock
 from resireduce.errors import ConfigError
 from tests.unit.images.test_packaging import PROJECT, SUITE, pins
-from tests.unit.test_dependencies import imports, module_of, sources
+from tests.unit.test_dependencies import imports, sources
 
 A, B = "a" * 64, "0123456789abcdef" * 4
 GOOD = f"numpy==2.4.6 --hash=sha256:{A}\n"
 IMAGES = ("cpu", "cuda12")
 DONE_WITHOUT = {"triton"}
 """What torch for CUDA brings, and is not needed where it is not there."""
-HOST_ONLY = {"docker", "snakemake", "snakemake-executor-plugin-slurm", "altair", "vl-convert-python", "jsonschema"}
+HOST_ONLY = {"docker", "snakemake", "snakemake-executor-plugin-slurm", "altair", "vl-convert-python"}
 """What cells do not need: the workflow runs on the host, and so does the report."""
 HOST_CODE = ("benchmarks/analysis/", "benchmarks/doctor/gpu/", "benchmarks/images/", "benchmarks/rig/")
 
@@ -141,8 +140,8 @@ def test_an_image_has_what_cells_need_and_not_the_host_s(name: str) -> None:
 
 def test_every_import_of_a_cell_is_locked() -> None:
     distributions = importlib.metadata.packages_distributions() | {"pynvml": ["nvidia-ml-py"], "horovod": ["horovod"]}
-    files = [(p, s) for p, s in sources("resireduce/**/*.py", "benchmarks/**/*.py") if not p.startswith(HOST_CODE)]
-    tops = {(p, name.split(".")[0]) for p, s in files for _, name in imports(ast.parse(s), module_of(p))}
+    files = [(p, t) for p, t in sources("resireduce/**/*.py", "benchmarks/**/*.py") if not p.startswith(HOST_CODE)]
+    tops = {(path, name.split(".")[0]) for path, tree in files for _, name in imports(tree)}
     known_here = {*sys.stdlib_module_names, "resireduce", "benchmarks", *DONE_WITHOUT}
     foreign = [(p, top) for p, top in tops if top not in known_here]
     assert len(foreign) > 20
