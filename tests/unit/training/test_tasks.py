@@ -19,7 +19,6 @@ from benchmarks.core.registry import TASKS
 from benchmarks.data.squad import read_squad
 from benchmarks.training.tasks import bytepairs
 from benchmarks.training.tasks.bytepairs import BytePairs, blocks, encode, frequent_pairs, package_files
-from benchmarks.training.tasks.digits import parse_digits
 from benchmarks.training.tasks.questions import (
     FACTS,
     LENGTH,
@@ -139,30 +138,6 @@ def test_accuracy_is_a_percentage(tasks):
     answers = model(task.source.test_images).argmax(1)
     expected = 100 * sum(map(int.__eq__, answers.tolist(), task.source.test_labels.tolist())) / len(answers)
     assert task.metrics_from(task.evaluate(model, 0, 1))[task.metric] == pytest.approx(expected)
-
-
-def row(pixel: str = "16", label: str = "3", pixels: int = 64) -> bytes:
-    return ",".join([*[pixel] * pixels, label]).encode() + b"\n"
-
-
-def test_good_digits_are_scaled_to_one():
-    images, labels = parse_digits(row() + row(pixel="0", label="9"))
-    assert images.shape == (2, 1, 8, 8)
-    assert images.flatten(1).unique(dim=1).tolist() == [[1.0], [-1.0]]
-    assert labels.tolist() == [3, 9]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (row(pixels=63), "64 columns, allowed are 64 pixels and a label"),
-        (row(pixel="17"), r"pixels in \[17, 17\], allowed is \[0, 16\]"),
-        (row(label="10"), "labels other than the integers 0 to 9"),
-    ],
-)
-def test_bad_digits_are_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_digits(text)
 
 
 # Byte pairs
