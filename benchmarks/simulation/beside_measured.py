@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.analysis.table import Table
 from benchmarks.core.files import load_json
-from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths, steps_of
+from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
 from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Key, Work, works
@@ -119,7 +119,7 @@ class Measured:
     def _link(self, level: str, ranks: int) -> Link:
         cost, sharing = self.sending(level, REDUCE).in_turn, self.ranks_per_node if level == "between" else 1
         return Link(
-            latency_seconds=cost.latency / (2 * steps_of(ranks, "ring")),
+            latency_seconds=cost.latency / (2 * (ranks - 1)),
             bandwidth_bytes_per_second=sharing * 2 * (ranks - 1) / ranks / max(cost.per_byte, 1e-15),
         )
 

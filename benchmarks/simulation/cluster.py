@@ -14,9 +14,6 @@ from resireduce.errors import ConfigError, check_share, choose
 
 MOST_RANKS = 4096
 """As many as `plan` accepts."""
-ALGORITHMS = ("ring", "recursive")
-"""Algorithm of collectives: a ring, or doubling and halving (Thakur et al., "Optimization of collective communication
-operations in MPICH", 2005), which sends as many bytes in log2(ranks) steps."""
 EXAMPLES = {
     "bandwidth_bytes_per_second": "bytes a second, such as 3.125e9 for 25 Gbit/s",
     "latency_seconds": "seconds, such as 1.4e-5",
@@ -89,7 +86,6 @@ class Cluster:
     """None only if there is one node."""
     message_seconds: float = 0.0
     """Cost of each collective apart from its steps: kernels, negotiation."""
-    algorithm: str = "ring"
     jitter_seconds: float = 0.0
     """Mean delay of a rank, exponentially distributed: the latest of N ranks is late by this x (1 + 1/2 + ... 1/N) on
     average."""
@@ -98,7 +94,6 @@ class Cluster:
     def __post_init__(self) -> None:
         integer("nodes", self.nodes, 1, MOST_RANKS)
         integer("ranks_per_node", self.ranks_per_node, 1, MOST_RANKS)
-        choose("algorithm", self.algorithm, ALGORITHMS)
         _check_values(self)
         if self.in_node is None and self.ranks_per_node > 1:
             raise ConfigError(f"in_node: missing, with {self.ranks_per_node} ranks in a node; give its link's figures")
@@ -220,27 +215,20 @@ class Cost:
 FREE = Cost(0.0, 0.0)
 
 
-def steps_of(ranks: int, algorithm: str) -> int:
-    """Return the number of steps in which one rank's part reaches all `ranks`, for a cluster's `algorithm`."""
-    return ranks - 1 if algorithm == "ring" else math.ceil(math.log2(ranks))
+def reduce_scatter(ranks: int, link: Link) -> Cost:
+    """Return the cost of a reduce-scatter in a ring of `ranks`, per byte of the whole tensor."""
+    return Cost((ranks - 1) * link.latency_seconds, (ranks - 1) / ranks / link.bandwidth_bytes_per_second)
 
 
-def reduce_scatter(ranks: int, link: Link, algorithm: str) -> Cost:
-    """Return the cost of a reduce-scatter among `ranks`, per byte of the whole tensor."""
-    latency = steps_of(ranks, algorithm) * link.latency_seconds
-    return Cost(latency, (ranks - 1) / ranks / link.bandwidth_bytes_per_second)
-
-
-def all_reduce(ranks: int, link: Link, algorithm: str) -> Cost:
+def all_reduce(ranks: int, link: Link) -> Cost:
     """Return the cost of an all-reduce among `ranks`, per byte of the tensor: the cost of its two halves."""
-    half = reduce_scatter(ranks, link, algorithm)
+    half = reduce_scatter(ranks, link)
     return half + half
 
 
-def all_gather(ranks: int, link: Link, algorithm: str) -> Cost:
+def all_gather(ranks: int, link: Link) -> Cost:
     """Return the cost of an all-gather among `ranks`, per byte of one rank's payload, the largest."""
-    latency = steps_of(ranks, algorithm) * link.latency_seconds
-    return Cost(latency, (ranks - 1) / link.bandwidth_bytes_per_second)
+    return Cost((ranks - 1) * link.latency_seconds, (ranks - 1) / link.bandwidth_bytes_per_second)
 
 
 @dataclass(frozen=True)
@@ -275,13 +263,13 @@ def paths(cluster: Cluster, ranks: int, hierarchy: str) -> Paths:
         link = _slowest([one for one in (inner if in_node > 1 else None, outer if nodes > 1 else None) if one])
         if link is None:
             return Paths(message, message, FREE, 1, 1)
-        gather = message + all_gather(ranks, link, cluster.algorithm)
-        return Paths(gather, message + all_reduce(ranks, link, cluster.algorithm), FREE, ranks, 1)
-    scatter = FREE if inner is None or in_node == 1 else message + reduce_scatter(in_node, inner, cluster.algorithm)
+        gather = message + all_gather(ranks, link)
+        return Paths(gather, message + all_reduce(ranks, link), FREE, ranks, 1)
+    scatter = FREE if inner is None or in_node == 1 else message + reduce_scatter(in_node, inner)
     if outer is None or nodes == 1:
         return Paths(FREE, FREE, scatter, 1, in_node)
-    gather = message + all_gather(nodes, outer, cluster.algorithm)
-    return Paths(gather, message + all_reduce(nodes, outer, cluster.algorithm), scatter, nodes, in_node)
+    gather = message + all_gather(nodes, outer)
+    return Paths(gather, message + all_reduce(nodes, outer), scatter, nodes, in_node)
 
 
 def _slowest(links: list[Link]) -> Link | None:

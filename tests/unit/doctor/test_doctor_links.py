@@ -56,7 +56,7 @@ def test_the_file_is_a_cluster_on_which_a_gather_takes_as_long(tmp_path: Path) -
     cluster = find_cluster(str(tmp_path / "mine.yaml"))
     assert (cluster.nodes, cluster.ranks_per_node, cluster.device.flops) == (3, 2, 1e9), "as the slowest reaches it"
     assert cluster.between_nodes is not None and cluster.in_node is not None
-    cost = all_gather(3, cluster.between_nodes, "ring")
+    cost = all_gather(3, cluster.between_nodes)
     assert cost.latency == pytest.approx(2 * 5e-2) and cost.per_byte == pytest.approx(2 / 1e8)
     alone = [{**rank, "rounds": [{"in_node": one["in_node"]} for one in rank["rounds"]]} for rank in ranks_of(1, 2)]
     (tmp_path / "alone.yaml").write_text(text_of(cluster_of(alone, 2)))

@@ -141,7 +141,6 @@ def test_compression_pays_up_to_the_bandwidth_at_which_it_takes_longer_than_it_s
         ({"device": ""}, "device: missing; give a known one's name, or its figures"),
         ({"device": DEVICE.replace("1e12", "true")}, "flops_per_second: True is not allowed; give operations a second"),
         ({"jitter_seconds": "-1"}, "jitter_seconds: -1 is not allowed; give seconds, such as 1e-5, 0 or more"),
-        ({"algorithm": "star"}, "algorithm: 'star' is not known; allowed: recursive, ring"),
         ({"source": "[a]"}, "source: ['a'] is not allowed; give a text, in quotes if YAML takes it for something else"),
         ({"bandwidth": "1e9"}, "cluster key: 'bandwidth' is not known; allowed:"),
     ],
