@@ -88,10 +88,9 @@ def test_what_a_builder_offers_is_a_step_of_its_recipe() -> None:
 CASES = sorted(json.loads(RECORD.read_text())["cases"], key=lambda case: str(case["name"]))
 
 
-@pytest.mark.parametrize(("number", "model"), enumerate(sorted({case["cell"]["model"] for case in CASES})))
-def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(number: int, model: str) -> None:
-    """One or two cases of each model, and each setting on a model: a case takes five seconds and more."""
-    cases = [case for case in CASES if case["cell"]["model"] == model and SLICES not in case["name"]][number::6]
+@pytest.mark.parametrize("model", sorted({case["cell"]["model"] for case in CASES}))
+def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(model: str) -> None:
+    cases = [case for case in CASES if case["cell"]["model"] == model and SLICES not in case["name"]]
     build, recipe = load(MODELS[model]), WORKLOADS[model]
     module = built(build)
     passes = trace_passes(module, build.inputs, recipe.batch_per_rank)
@@ -117,7 +116,7 @@ def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(number: int,
             compared += 1
             if abs(planned / held - 1) > WITHIN:
                 missed[case["name"]] = planned / held - 1
-    assert compared
+    assert compared >= 4
     assert not missed
 
 
