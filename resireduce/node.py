@@ -92,7 +92,7 @@ class Scatter:
         self._launched += 1
 
     def has_come(self, handle: Handle[Tensor]) -> bool:
-        """Return whether the oldest message has come from all ranks; wait for it while too much is held."""
+        """Return whether the oldest message, that of `handle`, has come from all ranks; wait while too much is held."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not handle.is_ready():
             if not self.is_patient or self.held_bytes <= self.held_limit:
@@ -166,5 +166,5 @@ class Gather:
         return [one for one in found if one is not None]
 
     def gathered(self, own: Tensor, name: str) -> Tensor:
-        """Return the rows of all ranks of the node, [ranks, size of `own`]."""
+        """Return the rows of all ranks of the node, [ranks, size of `own`]; `name`: of the bucket."""
         return self.node.gather(own, f"resireduce.average.{name}").wait().view(self.node.world_size, -1)

@@ -189,8 +189,15 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
-    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one, and
-    of as many further ones as the compressor has turns."""
+    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one.
+
+    The peak is over as many further steps as the compressor has turns.
+
+    Args:
+        model: without storage.
+        optimizer: made of it by `resireduce.distribute`.
+        compiled: whether the whole model is one compiled graph, whose gradients all come at the end.
+    """
     _step(model, optimizer, compiled)
     items, peak = itemise_states(optimizer, model), 0
     for _ in range(optimizer.feedback.compressor.turns):
@@ -276,9 +283,10 @@ def check_shards(shards: Any, world_size: int, given: Settings, compiled: bool) 
 
 
 def slice_of(parameter: Tensor, name: str, shards: int) -> nn.Parameter:
-    """Return a tensor without storage like the slice of a parameter that the first of `shards` ranks holds.
+    """Return a tensor without storage like the slice of `parameter` that the first of `shards` ranks holds.
 
-    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most.
+    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most. Raises ConfigError, which
+    says the `name`, for a parameter without dimensions.
     """
     if not parameter.dim():
         raise ConfigError(f"model: {name!r} is a scalar, which fully_shard refuses; make it a tensor of one element")
@@ -291,7 +299,14 @@ def shard_states(
     model: nn.Module, optimizer: str | Maker, arguments: Mapping[str, object], shards: int, given: Settings
 ) -> tuple[list[Item], dict[str, int], int]:
     """Return every tensor of the model states of the first rank, at a step boundary; the bytes of host_residuals and
-    frozen, and baseline_total, as `plan` has them. The `model` is whole, and the backend `given` has all ranks."""
+    frozen, and baseline_total, as `plan` has them.
+
+    Args:
+        model: without storage, not sharded.
+        optimizer, arguments: as `plan` was given them.
+        shards: over how many ranks each replica is sharded.
+        given: settings of `compress_fsdp`, whose backend has all ranks.
+    """
     sliced = {name: slice_of(parameter, name, shards) for name, parameter in model.named_parameters()}
     slices = {name: one for name, one in sliced.items() if one.requires_grad}
     parameters = {name: one for name, one in model.named_parameters() if name in slices}

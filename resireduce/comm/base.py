@@ -80,7 +80,7 @@ class Communicator(ABC):
         """Send the first `sizes[0]` elements of 1-D `tensor` to rank 0, the next `sizes[1]` to rank 1, and so on.
 
         The result is what each rank has sent to this one, in rank order, 1-D and perhaps empty. `sizes` are those of
-        this rank alone: others may send other numbers. A communicator may lack it:
+        this rank alone: others may send other numbers. Raises NotImplementedError if a communicator lacks it:
         compressors that need it are refused before.
         """
         raise NotImplementedError(f"{type(self).__name__} has no all_to_all")

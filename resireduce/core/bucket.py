@@ -159,7 +159,10 @@ class Slot:
         self.stage = Stage.TAKEN
 
     def expect_another_pass(self) -> None:
-        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it."""
+        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it.
+
+        Raises UsageError after the last pass, and if the guard was dropped.
+        """
         if self.is_over:
             raise UsageError(SECOND_BACKWARD.format(name=self.name))
         if self.stage is Stage.ABSORBED:

@@ -39,7 +39,7 @@ class Profiler(Watcher):
         self._queue, self.feedback = exchange.queue, exchange.feedback
         self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
         self._now: dict[Slot, tuple[float, float, int]] = {}
-        self._taken = 0
+        self._taken = exchange.steps
         self._compress = self._queue.compress
         self._queue.compress = self._timed  # type: ignore[method-assign]
 
@@ -54,15 +54,18 @@ class Profiler(Watcher):
         self._now[slot] = ready, ready - began, message.nbytes if isinstance(message, Message) else 0
         return refused
 
+    def before_step(self) -> None:
+        """Note how many steps were taken before: after one that is skipped there are no more."""
+        self._taken = self._exchange.steps
+
     def after_step(self) -> None:
         """Note the times of a step that was not skipped; once enough are timed, merge tensors by them.
 
         All ranks come here together: rank 0 decides, by the largest times of all ranks.
         """
         now, self._now = self._now, {}
-        taken, self._taken = self._taken, self._exchange.steps
         order = self._queue.compressed
-        if self.rule is None or taken == self._taken or self.feedback.warms_up or not order:
+        if self.rule is None or self._exchange.steps == self._taken or self.feedback.warms_up or not order:
             return
         self._steps.append(now)
         if len(self._steps) <= TIMED_STEPS:

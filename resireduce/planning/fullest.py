@@ -135,7 +135,7 @@ def _attention(
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a model: the members of its outermost lists whose members are all of one type."""
+    """Return the repeated blocks of `model`: the members of its outermost lists whose members are all of one type."""
     parts = list(module.children())
     alike = len(parts) > 1 and len({type(part) for part in parts}) == 1 and any(parts[0].children())
     if isinstance(module, nn.ModuleList | nn.Sequential) and alike:
@@ -355,7 +355,10 @@ def _hand_over(optimizer: DistributedOptimizer, parameters: list[nn.Parameter]) 
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
-    """Return where the fullest moment of a step lies, and the bytes of what is alive then."""
+    """Return where the fullest moment of a step lies, and the bytes of what is alive then.
+
+    Those of the model are in `passes`, those of the library and the optimizer in `held`.
+    """
     now, gradients = held.start + held.earlier, held.earlier if held.kept else 0
     best = (passes.forward + now, "forward", passes.forward, gradients)
     for parameter, most, rest in passes.handed:
@@ -421,8 +424,10 @@ def as_bytes(memory: object) -> int:
 
 
 def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **asked: Any) -> None:
-    """Raise ConfigError if the fullest moment cannot be planned with these arguments of `resireduce.plan`; `asked` has
-    checkpoint, loss_chunk and memory."""
+    """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
+
+    batch, inputs, compiled, shards, asked: its arguments of these names; `asked` has checkpoint, loss_chunk and memory.
+    """
     if batch is None:
         for name, value in asked.items():
             if value:
@@ -456,7 +461,8 @@ def plan_batch(
 ) -> dict[str, Any]:
     """Return the fullest moment, what other choices would hold then, and with a `memory` what fits into it.
 
-    `model` is without storage, and `given` are the settings; all others are as `resireduce.plan` was given them.
+    `optimizer` with its `arguments` and the settings `given` are those that were asked for; `model` is without storage,
+    and `batch`, `inputs`, `progress`, `checkpoint`, `loss_chunk` and `memory` are as `resireduce.plan` was given them.
     """
 
     def trace(what: str, size: int, checkpointed: bool, chunk: int | None) -> Passes:
@@ -500,7 +506,10 @@ def plan_batch(
 def choices(
     optimizer: Any, arguments: dict[str, Any], given: Settings
 ) -> Iterator[tuple[str, Any, dict[str, Any], Mapping[str, Any]]]:
-    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings."""
+    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings.
+
+    What was asked for: `optimizer`, its `arguments`, and the settings `given`.
+    """
     for kind, changed in KINDS.items():
         if kind == "as asked" or any(getattr(given, name) != value for name, value in changed.items()):
             yield kind, optimizer, arguments, changed

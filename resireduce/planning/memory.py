@@ -131,7 +131,10 @@ class ModelStates:
 
 
 def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
-    """Return the model states of this rank, in bytes: the sums of `itemise_states`."""
+    """Return the model states of this rank, in bytes, counted tensor by tensor; one held twice is counted once.
+
+    optimizer: made by `resireduce.distribute`.
+    """
     return ModelStates(**sums(itemise_states(optimizer)))
 
 
@@ -162,7 +165,11 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
-    """Return the tensors of `itemise_states`, each once, by kind of model state."""
+    """Return the tensors that `optimizer`, its parameters and its residuals hold now, each once, by kind of model
+    state.
+
+    Residuals in the host's memory are not among them.
+    """
     held: dict[str, list[Tensor]] = {state: [] for state in STATES}
     for item, tensor in held_items(optimizer):
         held[item.state].append(tensor)

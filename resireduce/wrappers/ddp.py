@@ -319,9 +319,10 @@ class CompressionHook(HookState):
         in_pass = private.current_pass() >= 0  # not where join() lets ranks go on
         if in_pass:  # which may go on after the last bucket
             private.at_end_of_pass(self._outside.warn)
-        self._under_way.receive_all()
+        self._under_way.end_rounds()
         self.feedback.end_step(self.steps)
         self.steps += 1
+        self._under_way.receive_all()
         self._put_back()
         self._consider_absent()
         self.feedback.states.commit()

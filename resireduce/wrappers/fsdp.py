@@ -474,6 +474,7 @@ class ShardedCompressionHook(HookState):
             return
         views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
         self._under_way.send(views, flat, self._take, self.steps)
+        self._under_way.end_rounds()
         self._under_way.receive_all()
         if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
             flat.mul_(self.feedback.communicator.world_size)

@@ -92,6 +92,7 @@ class UnderWay:
 
     A gathered message takes world size x payload bytes until it is received: beyond a sixteenth of the gradients of all
     `slots` the oldest are received before the next is launched. An all-reduced one is summed in its own memory.
+    `feedback` makes and receives them.
     """
 
     def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
@@ -131,14 +132,17 @@ class UnderWay:
     def _gathered_bytes(self, ranks: int) -> int:
         return sum(one.gathered_nbytes(ranks) for one, _ in self._messages)
 
-    def receive_all(self) -> None:
-        """Make the payloads that ranks make in rounds, of all tensors in the same order; then receive all averages."""
+    def end_rounds(self) -> None:
+        """Make the payloads that ranks make in rounds, of all tensors in the same order."""
         while any(isinstance(one, Round) for one, _ in self._messages):
             for place, (one, targets) in enumerate(self._messages):
                 if isinstance(one, Round):
                     following = self._feedback.end_round(one)
                     self._feedback.send(following)
                     self._messages[place] = following, targets
+
+    def receive_all(self) -> None:
+        """Receive all averages, once rounds have ended."""
         while self._messages:
             self._receive()
 

@@ -17,7 +17,7 @@ from resireduce.errors import NonFiniteGradient
 from tests.worlds import distributed
 
 MIB = 2**20
-MOST_FILES = 17
+MOST_FILES = 19
 """So many files a reader of a plain step opens: top-k, full residuals, streamed, torch.distributed."""
 
 

@@ -33,7 +33,7 @@ MANUAL = "".join((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 SECTIONS = dict(re.findall(r"^##? (.+?)\n(.*?)(?=^##? |\Z)", MANUAL, re.MULTILINE | re.DOTALL))
 TRAINS = ("Compressors", "DGC in full", "Groups and specific layers", "Two levels: nodes")
-TRAINS += ("Buckets: which tensors travel together", "All-gather in the next forward pass (DeAR)")
+TRAINS += ("Buckets: which tensors travel together",)
 """Sections whose code begins as the first section's does."""
 
 
