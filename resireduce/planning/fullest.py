@@ -135,7 +135,7 @@ def _attention(
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of `model`: the members of its outermost lists whose members are all of one type."""
+    """Return the repeated blocks of `module`: the members of its outermost lists whose members are of one type."""
     parts = list(module.children())
     alike = len(parts) > 1 and len({type(part) for part in parts}) == 1 and any(parts[0].children())
     if isinstance(module, nn.ModuleList | nn.Sequential) and alike:
