@@ -145,8 +145,9 @@ def distribute(
     distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
-        owned = model, parameters, optimizer, feedback.residual, settings.streamed, communicator.world_size
-        distributed.watchers += watchers_of(*owned)
+        distributed.watchers += watchers_of(
+            model, parameters, optimizer, feedback.residual, settings.streamed, communicator.world_size
+        )
         if settings.merge in [*TIMED]:
             distributed.watchers.append(Profiler(settings.merge, distributed.parts["exchange"], communicator))
         warn_of_unmerged(settings.merge, distributed.messages, [slot.name for slot in distributed.queue.compressed])

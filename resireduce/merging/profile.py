@@ -1,6 +1,7 @@
 """The costs of a step, measured in the first steps of training, for rules that merge messages by them."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket, Slot
 from resireduce.core.feedback import exactly
 from resireduce.core.messages import Message
+from resireduce.core.queue import LaunchQueue
 from resireduce.core.step import Exchange
 from resireduce.errors import NonFiniteGradient
 from resireduce.merging.rules import Costs, line_through
@@ -40,16 +42,22 @@ class Profiler(Watcher):
         self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
         self._now: dict[Slot, tuple[float, float, int]] = {}
         self._taken = exchange.steps
-        self._compress = self._queue.compress
-        self._queue.compress = self._timed  # type: ignore[method-assign]
+        timed = weakref.WeakMethod(self._timed)  # held weakly: what is dropped within the first steps is freed at once
+
+        def compress(bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
+            here = timed()
+            assert here is not None, "who takes steps holds the watchers, too"
+            return here(bucket, step)
+
+        self._queue.compress = compress  # type: ignore[method-assign]
 
     def _timed(self, bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
         """Have `bucket`, which has a single tensor, compressed, and note how long that takes, and when it is ready."""
         if not self.feedback.compresses(bucket.name) or self.feedback.warms_up:
-            return self._compress(bucket, step)
+            return LaunchQueue.compress(self._queue, bucket, step)
         (slot,), device = bucket.slots, bucket.slots[0].parameter.device
         began = _clock(device)
-        refused = self._compress(bucket, step)
+        refused = LaunchQueue.compress(self._queue, bucket, step)
         ready, message = _clock(device), bucket.message
         self._now[slot] = ready, ready - began, message.nbytes if isinstance(message, Message) else 0
         return refused

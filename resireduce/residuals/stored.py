@@ -86,7 +86,7 @@ class Blocks:
 
     LARGEST: ClassVar = {"int8": 127.0, "int4": 7.0, "float8_e4m3": 448.0}
     BITS: ClassVar = {"int8": 8, "int4": 4}
-    """Of the codes that compiled code knows."""
+    """Bits of an element, for the kinds that compiled code encodes."""
 
     def __init__(self, shape: tuple[int, ...], kind: str, device: torch.device):
         self.kind, self.shape, self.numel = kind, shape, torch.Size(shape).numel()

@@ -1,8 +1,10 @@
 """Merged messages: whatever travels together, training is the same, bit for bit, and what travels is what was asked."""
 
+import gc
 import json
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from resireduce.scheme import COMPRESSORS
 from tests.bounds import step_bounds
-from tests.worlds import Net, distributed, same, seeded, train, train_world
+from tests.worlds import Net, distributed, residuals, same, seeded, train, train_world
 
 LARGE = ["head.weight", *[f"blocks.{i}.{way}.weight" for i in (2, 1, 0) for way in ("down", "up")], "first.weight"]
 """Tensors of `Wide` that are compressed, in the order in which their gradients come."""
@@ -419,3 +421,21 @@ def test_tensors_of_two_kinds_cannot_share_a_message_and_are_kept_apart() -> Non
     with distributed(model, merge="one") as optimizer:
         messages = [names for names in optimizer.messages if set(names) & set(LARGE)]
     assert len(messages) == 3 and all(len({kinds[name] for name in names}) == 1 for names in messages)
+
+
+@pytest.mark.parametrize("merge", ["none", "mg-wfbp"])
+def test_what_is_dropped_within_the_timed_steps_is_freed_at_once(merge: str) -> None:
+    model = seeded(Wide)
+    optimizer = resireduce.distribute(
+        model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", merge=merge
+    )
+    loss_of(model, torch.Generator().manual_seed(0)).backward()
+    optimizer.step()
+    held = [weakref.ref(residual) for residual in residuals(optimizer).values()]
+    gc.collect()
+    gc.disable()
+    try:
+        del optimizer
+        assert held and not any(one() is not None for one in held)
+    finally:
+        gc.enable()

@@ -1,4 +1,4 @@
-"""The same contracts over Horovod, with Gloo: two processes, and two levels of two."""
+"""Collectives and compressed training over Horovod with Gloo, on two processes and on two nodes of two."""
 
 import os
 import shutil
@@ -137,7 +137,7 @@ def check_that_nodes_are_as_over_torch(communicator: Communicator) -> None:
 
 
 def check_that_process_sets_are_asked_for(communicator: Communicator) -> None:
-    """Of nodes that nobody told Horovod of when it started."""
+    """Nodes are given to distribute() alone: Horovod was started without them."""
     asked = r"init\(process_sets=\[hvd\.ProcessSet\(\[0, 3\]\), hvd\.ProcessSet\(\[1, 2\]"
     with pytest.raises(ConfigError, match=asked):
         train(communicator, seeded(Net), hierarchy=[[0, 3], [1, 2]])
