@@ -33,7 +33,7 @@ def main(needed: list[str]) -> None:
     """Check all, or end with one line that says what is wrong."""
     if found := [name for name in COMPILERS if shutil.which(name)]:
         sys.exit(f"error: the image has compilers in it: {', '.join(found)}")
-    _run(sys.executable, "-c", "from resireduce.kernels.native import library; assert library(), 'no compiled loops'")
+    _run(sys.executable, "-c", "from resireduce.kernels.ops import library; assert library(), 'no compiled loops'")
     built = _run("horovodrun", "--check-build")
     if missing := [name for name in needed if f"[X] {name}" not in built]:
         sys.exit(f"error: Horovod is built without {', '.join(missing)}:\n{built}")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from resireduce.comm.nodes import NodeSlices
 from resireduce.errors import ConfigError
-from resireduce.finiteness import is_finite
+from resireduce.kernels.ops import is_finite
 
 if TYPE_CHECKING:
     from resireduce.core.bucket import Slot

@@ -65,12 +65,12 @@ COMPRESSORS = {
 }
 """All compressors, by name."""
 
-FULL = "resireduce.residuals.full:FullResidual"
-NONE = "resireduce.residuals.full:NoResidual"
+FULL = "resireduce.residuals.base:FullResidual"
+NONE = "resireduce.residuals.base:NoResidual"
 WEIGHTED = "resireduce.residuals.group:WeightedResidual"
 ROWS_COLUMNS = "resireduce.residuals.matrix:RowsColumnsResidual"
-PARTIAL = "resireduce.residuals.full:PartialResidual"
-DECAYED = "resireduce.residuals.full:DecayedResidual"
+PARTIAL = "resireduce.residuals.base:PartialResidual"
+DECAYED = "resireduce.residuals.base:DecayedResidual"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from resireduce.kernels.native import SWITCH, library
+from resireduce.kernels.ops import SWITCH, library
 
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 

@@ -53,14 +53,14 @@ def _one_of(*names: str) -> Callable[[str, Any], str]:
 NORMS, CHOICES = _one_of("residual", "compensated"), _one_of("largest", "softmax")
 CHECKS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "resireduce.residuals.group:AverageResidual": {},
-    "resireduce.residuals.full:FullResidual": {},
-    "resireduce.residuals.full:NoResidual": {},
+    "resireduce.residuals.base:FullResidual": {},
+    "resireduce.residuals.base:NoResidual": {},
     WEIGHTED: {"phi": _weight, "norms": NORMS},
     "resireduce.residuals.group:MemberResidual": {"norm": _norm, "smallest": _yes_or_no},
     "resireduce.residuals.matrix:RowsResidual": {"row_ratio": _share, "norms": NORMS, "choice": CHOICES},
     ROWS_COLUMNS: {"row_ratio": _share, "column_ratio": _share, "norms": NORMS, "choice": CHOICES},
-    "resireduce.residuals.full:PartialResidual": {"ratio": _share},
-    "resireduce.residuals.full:DecayedResidual": {"decay": check_share},
+    "resireduce.residuals.base:PartialResidual": {"ratio": _share},
+    "resireduce.residuals.base:DecayedResidual": {"decay": check_share},
 }
 """Allowed options of each residual. The library itself checks those of residuals missing here, when the cell runs."""
 

@@ -11,7 +11,7 @@ from benchmarks.training.measure_rank import in_turn, now
 from resireduce.compressors.base import Sum
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.gpu import bucket, one_pass, self_check
-from resireduce.kernels.selection import by_keys
+from resireduce.kernels.ops import by_keys
 from resireduce.pieces import generator
 from resireduce.residuals import matrix
 from resireduce.residuals.stored import Blocks

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import save_json
-from resireduce.kernels.native import GPU_SWITCH
+from resireduce.kernels.ops import GPU_SWITCH
 
 INTERPRET = "TRITON_INTERPRET"
 

@@ -10,7 +10,7 @@ from resireduce.compressors.base import Agreeing, Inexact, Selecting, State
 from resireduce.core.messages import Payload, Rounds
 from resireduce.errors import check_count
 from resireduce.kernels.codes import pack_codes, unpack_codes
-from resireduce.kernels.norms import norms_of_blocks
+from resireduce.kernels.ops import norms_of_blocks
 from resireduce.pieces import share, slices
 
 ROWS = 64

@@ -11,7 +11,7 @@ from resireduce.compressors.base import Momentum, Selecting
 from resireduce.compressors.thresholds import few_reaching, reaching
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.errors import ConfigError, check_count, check_share, is_count, is_number
-from resireduce.kernels.selection import largest_magnitudes
+from resireduce.kernels.ops import largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
 SAMPLE = 0.01

@@ -11,7 +11,7 @@ from resireduce.compressors.base import Collective, Inexact
 from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
-from resireduce.kernels.norms import norms_of_blocks
+from resireduce.kernels.ops import norms_of_blocks
 from resireduce.pieces import generator, pieces, spread
 
 

@@ -10,8 +10,14 @@ from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Selecting, Sum
 from resireduce.core.messages import Payload, unfilled
-from resireduce.finiteness import is_finite
-from resireduce.kernels.selection import NOT_FINITE, add_sent_each_, in_one_launch, largest_each, largest_magnitudes
+from resireduce.kernels.ops import (
+    NOT_FINITE,
+    add_sent_each_,
+    in_one_launch,
+    is_finite,
+    largest_each,
+    largest_magnitudes,
+)
 from resireduce.pieces import generator, one_of_each, share
 
 # --- The common base of compressors that send some elements as values and indices ---

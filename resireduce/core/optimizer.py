@@ -18,8 +18,7 @@ from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
-from resireduce.core.queue import LaunchQueue
-from resireduce.core.step import Exchange
+from resireduce.core.step import Exchange, LaunchQueue
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.merging.rules import Costs
 from resireduce.settings import Settings

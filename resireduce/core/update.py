@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from resireduce import private
 from resireduce.compressors.momentum import own_momentum
 from resireduce.core.bucket import Slot, clip_factor
-from resireduce.core.queue import LaunchQueue
 from resireduce.errors import UsageError, warn
 from resireduce.same_memory import TIE, overlapping
 from resireduce.settings import Settings
 from resireduce.watchers import StepGuard, Watcher
+
+if TYPE_CHECKING:
+    from resireduce.core.step import LaunchQueue
 
 # --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
 
@@ -206,7 +208,9 @@ class Updater(Watcher):
     a second time.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: LaunchQueue, settings: Settings):
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: "LaunchQueue", settings: Settings
+    ):
         self.queue, self.feedback, self.streamed = queue, queue.feedback, settings.streamed
         self._parameters = [slot.parameter for slot in slots]
         self._set_by_hand = slots if settings.in_backward else ()  # whose `.grad` may be set by hand meanwhile

@@ -11,8 +11,7 @@ from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket, Slot
 from resireduce.core.feedback import exactly
 from resireduce.core.messages import Message
-from resireduce.core.queue import LaunchQueue
-from resireduce.core.step import Exchange
+from resireduce.core.step import Exchange, LaunchQueue
 from resireduce.errors import NonFiniteGradient
 from resireduce.merging.rules import Costs, line_through
 from resireduce.start import broadcast_object

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError, choose, is_number
-from resireduce.kernels.norms import l1_and_l2_norm, mean_norm
+from resireduce.kernels.ops import l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, Residual, addends_of, named, norm_dtype
 from resireduce.residuals.stored import Stored
 

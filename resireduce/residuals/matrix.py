@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError, choose
-from resireduce.kernels.native import DTYPES, in_triton
-from resireduce.kernels.norms import l1_norms
+from resireduce.kernels.ops import DTYPES, in_triton, l1_norms
 from resireduce.pieces import PIECES, generator, share
 from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, norm_dtype, select
 

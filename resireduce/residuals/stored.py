@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.kernels.native import in_triton, library, suits, threads
+from resireduce.kernels.ops import in_triton, library, suits, threads
 from resireduce.pieces import SMALLEST, pieces, spread
 
 

@@ -21,7 +21,7 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot, Stage, accumulation_node, make_slots
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.queue import refuse_partly_absent
+from resireduce.core.step import refuse_partly_absent
 from resireduce.errors import ConfigError, UsageError, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor
@@ -29,7 +29,7 @@ from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree
 from resireduce.watchers import Outside, is_distributed
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay
+from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
 
 UNKNOWN = (
     "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "
@@ -209,7 +209,7 @@ class CompressionHook(HookState):
         self._outside = Outside(model.module, {**others, **parameters}, UNKNOWN)
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
-        self._under_way = UnderWay(feedback, self.slots)
+        self._messages = Messages(feedback, self.slots)
         self._unseen, self._is_known = {*self.slots}, False
         by_size = sorted(self.slots, key=lambda slot: slot.nbytes)
         self._watched = by_size[:WATCHED]
@@ -224,7 +224,7 @@ class CompressionHook(HookState):
             self._first_steps.watch(slot.parameter)
 
     def _restart(self) -> None:
-        self._under_way.drop()
+        self._messages.drop()
         self._results: list[tuple[Future[Tensor], Tensor]] = []
         self._aside: list[tuple[Slot, Tensor, Tensor]] = []  # where an average comes, and what was there
         self.feedback.begin_step(self.steps)
@@ -257,7 +257,7 @@ class CompressionHook(HookState):
         slots, buffer = self._slots_of(bucket), bucket.buffer()
         views = views_in(buffer, slots)
         self._check_layouts(views)
-        self._under_way.send(views, buffer, self._take, self.steps)
+        self._messages.send(views, buffer, self._take, self.steps)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -319,10 +319,10 @@ class CompressionHook(HookState):
         in_pass = private.current_pass() >= 0  # not where join() lets ranks go on
         if in_pass:  # which may go on after the last bucket
             private.at_end_of_pass(self._outside.warn)
-        self._under_way.end_rounds()
+        self._messages.end_rounds()
         self.feedback.end_step(self.steps)
         self.steps += 1
-        self._under_way.receive_all()
+        self._messages.receive_all()
         self._put_back()
         self._consider_absent()
         self.feedback.states.commit()

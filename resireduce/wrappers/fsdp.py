@@ -31,7 +31,7 @@ from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree, check_agreement
 from resireduce.watchers import Outside, digest, refuse_capture, refuse_compiled_autograd
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, UnderWay
+from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
 #
@@ -423,7 +423,7 @@ class ShardedCompressionHook(HookState):
         held = {name: like for name, like in likes(self.units).items() if like.numel()}
         self.slots = make_slots(held, feedback)
         self._slot_of = {slot.name: slot for slot in self.slots}
-        self._under_way = UnderWay(feedback, self.slots)
+        self._messages = Messages(feedback, self.slots)
         self._reduced: set[Unit] = set()
         self._failed, self._is_known, self._is_fresh = False, False, True
         self._pass = PassEnd(self.units, self._end_step)
@@ -473,9 +473,9 @@ class ShardedCompressionHook(HookState):
             self._failed = False
             return
         views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
-        self._under_way.send(views, flat, self._take, self.steps)
-        self._under_way.end_rounds()
-        self._under_way.receive_all()
+        self._messages.send(views, flat, self._take, self.steps)
+        self._messages.end_rounds()
+        self._messages.receive_all()
         if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
             flat.mul_(self.feedback.communicator.world_size)
         self._reduced.add(unit)

@@ -9,9 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from resireduce.core.bucket import Slot, in_buckets
+from resireduce.core.bucket import Bucket, Slot, in_buckets
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message, Payload, Round
+from resireduce.core.messages import Message, Payload
+from resireduce.core.step import GATHERED, UnderWay
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.watchers import FORGOTTEN, Resumed, after_steps, objects
 
@@ -87,21 +88,22 @@ Take = Callable[[Slot, Tensor], Tensor | None]
 """Returns what is to be compressed of a gradient: a copy of it, or itself; None: this rank has none."""
 
 
-class UnderWay:
-    """Launches messages and receives them, the oldest first.
+class Messages:
+    """The messages of a hook: those of a part of the gradients are launched together, and their averages put there.
 
-    A gathered message takes world size x payload bytes until it is received: beyond a sixteenth of the gradients of all
-    `slots` the oldest are received before the next is launched. An all-reduced one is summed in its own memory.
-    `feedback` makes and receives them.
+    Beyond a sixteenth of the gradients of all `slots` the oldest are received before the next is launched, as
+    `UnderWay` says. `feedback` makes and receives them.
     """
 
     def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
-        self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // 16
+        self._feedback = feedback
+        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in slots) // GATHERED)
         self.drop()
 
     def drop(self) -> None:
         """Forget all messages."""
-        self._messages: deque[tuple[Message | Round, Sequence[Tensor]]] = deque()  # and where its averages belong
+        self._under_way.drop()
+        self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each belong
 
     def send(self, views: Mapping[Slot, Tensor], whole: Tensor, take: Take, step: int) -> None:
         """Launch the messages of gradients of `step`, given as `views` of the `whole` that the wrapper holds.
@@ -114,43 +116,34 @@ class UnderWay:
             for slot in slots:  # looks for NaN, and corrects momentum, in the memory of `whole`
                 self._feedback.compress({slot.name: take(slot, views[slot])}, step)
             dense = self._feedback.compressor_of(slots[0].name)
-            self._launch(Message.of([slots[0].name], dense, [Payload.pack(whole, like=whole)]), [whole])
+            message = Message.of([slots[0].name], dense, [Payload.pack(whole, like=whole)])
+            self._launch(Bucket(slots, message), [whole])
             return
         for bucket in in_buckets(slots, None, self._feedback):
-            made = self._feedback.compress({slot.name: take(slot, views[slot]) for slot in bucket.slots}, step)
-            self._launch(made, [views[slot] for slot in bucket.slots])
+            gradients = {slot.name: take(slot, views[slot]) for slot in bucket.slots}
+            bucket.message = self._feedback.compress(gradients, step)
+            self._launch(bucket, [views[slot] for slot in bucket.slots])
 
-    def _launch(self, made: Message | Round, targets: Sequence[Tensor]) -> None:
-        """Launch a message, or the first round of one; averages go into `targets`."""
-        ranks = self._feedback.communicator.world_size
-        free = self._limit_bytes - made.gathered_nbytes(ranks)
-        while free < self._limit_bytes and self._messages and self._gathered_bytes(ranks) > free:
+    def _launch(self, bucket: Bucket, targets: Sequence[Tensor]) -> None:
+        while not self._under_way.has_room(bucket):
             self._receive()
-        self._feedback.send(made)
-        self._messages.append((made, targets))
-
-    def _gathered_bytes(self, ranks: int) -> int:
-        return sum(one.gathered_nbytes(ranks) for one, _ in self._messages)
+        self._under_way.launch(bucket)
+        self._targets.append(targets)
 
     def end_rounds(self) -> None:
         """Make the payloads that ranks make in rounds, of all tensors in the same order."""
-        while any(isinstance(one, Round) for one, _ in self._messages):
-            for place, (one, targets) in enumerate(self._messages):
-                if isinstance(one, Round):
-                    following = self._feedback.end_round(one)
-                    self._feedback.send(following)
-                    self._messages[place] = following, targets
+        self._under_way.end_rounds()
 
     def receive_all(self) -> None:
         """Receive all averages, once rounds have ended."""
-        while self._messages:
+        while self._targets:
             self._receive()
 
     def _receive(self) -> None:
-        message, targets = self._messages.popleft()
-        assert isinstance(message, Message)
+        bucket, targets = self._under_way.pop(), self._targets.popleft()
+        assert isinstance(bucket.message, Message)
         into = [target if target.is_contiguous() else None for target in targets]
-        for target, average in zip(targets, self._feedback.receive(message, None, into), strict=True):
+        for target, average in zip(targets, self._feedback.receive(bucket.message, None, into), strict=True):
             if average is not target:
                 target.copy_(average)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.kernels.selection import by_keys, largest_magnitudes
+from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
 from resireduce.residuals.base import select
 from resireduce.scheme import COMPRESSORS, build_compressor

@@ -15,7 +15,7 @@ from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import RandomK, TopK
 from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError
-from resireduce.kernels.selection import by_keys, largest_magnitudes
+from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient

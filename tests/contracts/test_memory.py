@@ -14,7 +14,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError
-from resireduce.kernels.selection import by_keys, largest_magnitudes
+from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, build_compressor

@@ -13,8 +13,7 @@ from resireduce.compressors.topk import TopK
 from resireduce.grouping import Grouping
 from resireduce.pieces import generator
 from resireduce.planning.memory import LiveBytes
-from resireduce.residuals.base import Residual, Residuals
-from resireduce.residuals.full import FullResidual
+from resireduce.residuals.base import FullResidual, Residual, Residuals
 from resireduce.residuals.group import AverageResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
 from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored

@@ -10,10 +10,9 @@ from torch import nn
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from resireduce.kernels import norms as averages
-from resireduce.kernels.norms import mean_norm
-from resireduce.residuals.base import Residuals, select
-from resireduce.residuals.full import PartialResidual
+from resireduce.kernels import ops
+from resireduce.kernels.ops import mean_norm
+from resireduce.residuals.base import PartialResidual, Residuals, select
 from resireduce.residuals.group import AverageResidual, MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual
 from resireduce.scheme import SCHEMES, build_residual
@@ -84,9 +83,9 @@ def test_a_group_without_all_members_averages_those_that_came() -> None:
 def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded(
     order: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(averages, "PIECE", 7)
+    monkeypatch.setattr(ops, "PIECE", 7)
     if not compiled:
-        monkeypatch.setattr(averages, "library", lambda: None)
+        monkeypatch.setattr(ops, "library", lambda: None)
     residual = registered(build_residual("w", GROUPING), torch.float32)
     held = residual.tensors()["weighted.a"]
     errors = {name: tensor for name, tensor in gradients(0, torch.float32).items() if name in order}

@@ -21,7 +21,7 @@ from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
 from resireduce.plan import plan
-from resireduce.residuals.full import FullResidual
+from resireduce.residuals.base import FullResidual
 from resireduce.scheme import COMPRESSORS, GRADIENTS, Scheme
 from resireduce.settings import Settings
 from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, train, train_world

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import resireduce
-from resireduce import finiteness
-from resireduce.finiteness import Finiteness
+from resireduce.core import feedback
+from resireduce.core.feedback import Finiteness
 from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.gpu.loops import batches, distributed, net, step
 
@@ -74,7 +74,7 @@ BY_DESIGN: dict[str, dict[str, str]] = {
 @pytest.fixture(autouse=True)
 def _nothing_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU stands for a device, in a rehearsal."""
-    monkeypatch.setattr(finiteness, "AT_ONCE", ("meta",))
+    monkeypatch.setattr(feedback, "AT_ONCE", ("meta",))
 
 
 class Asked(TorchDispatchMode):

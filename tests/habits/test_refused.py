@@ -22,7 +22,7 @@ from resireduce.contrib.oktopk import OkTopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping, partial_selection
 from resireduce.optim import DGCSGD, SecondMomentAdamW
-from resireduce.residuals.full import DecayedResidual, PartialResidual
+from resireduce.residuals.base import DecayedResidual, PartialResidual
 from resireduce.residuals.group import MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
 from resireduce.scheme import Scheme

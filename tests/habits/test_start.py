@@ -19,7 +19,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
-from resireduce.residuals.full import FullResidual
+from resireduce.residuals.base import FullResidual
 from resireduce.scheme import Scheme
 from tests.worlds import Net, loss_of, seeded
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from resireduce.kernels.native import library
+from resireduce.kernels.ops import library
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
-from resireduce import finiteness
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.core import feedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping
-from resireduce.kernels.native import SWITCH, library
+from resireduce.kernels.ops import SWITCH, library
 from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, train
 
 LIFETIMES = ("kept", "streamed")
@@ -22,7 +22,7 @@ LIFETIMES = ("kept", "streamed")
 
 def as_a_device(patch: pytest.MonkeyPatch) -> None:
     """Have the CPU be seen as a device that the host would wait for."""
-    patch.setattr(finiteness, "AT_ONCE", ("meta",))
+    patch.setattr(feedback, "AT_ONCE", ("meta",))
 
 
 def scaled(

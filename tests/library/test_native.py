@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from resireduce.kernels import native
-from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.norms import l1_norms
-from resireduce.kernels.selection import largest_magnitudes
+from resireduce.kernels import ops
+from resireduce.kernels.ops import SWITCH, l1_norms, largest_magnitudes, library
 from resireduce.pieces import generator
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
@@ -29,7 +27,7 @@ def test_code_is_compiled_where_there_is_a_compiler() -> None:
 
 def test_what_is_there_for_each_processor_is_called_from_c_alone() -> None:
     """For clang its name is another one: a function that Python calls would not be found."""
-    texts = [one.read_text() for one in Path(native.__file__).parent.glob("*.[ch]")]
+    texts = [one.read_text() for one in Path(ops.__file__).parent.glob("*.[ch]")]
     of_each = [text for whole in texts for text in whole.split("\nFOR_EACH_PROCESSOR\n")[1:]]
     assert of_each and all(text.startswith("static ") for text in of_each)
 
@@ -52,7 +50,7 @@ def test_a_selection_has_the_same_elements_in_any_number_of_threads(
 ) -> None:
     flat, ks = values(n, kind), sorted({1, n // 2, max(1, n // 100), n - 1})
     expected = [flat.abs().sort(stable=True).indices[-k:].sort().values for k in ks]
-    monkeypatch.setattr(native, "SMALLEST", 1)
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         assert all(torch.equal(largest_magnitudes(flat, k), one) for k, one in zip(ks, expected, strict=True))
@@ -77,7 +75,7 @@ def test_few_bits_have_the_same_codes_and_decode_alike(
 @needs_compiler
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_few_bits_are_the_same_in_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
-    monkeypatch.setattr(native, "SMALLEST", 1)
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
     for n in (1, 65, 1247, 1249, 20_000, 70_001):
         found = []
         for count in (1, 2, 3):
@@ -141,7 +139,7 @@ def test_without_a_home_it_is_done_without(monkeypatch: pytest.MonkeyPatch) -> N
 def test_threads_are_torchs_own_and_after_a_fork_others() -> None:
     script = """
 import os, signal, sys, torch
-from resireduce.kernels.norms import l1_norms
+from resireduce.kernels.ops import l1_norms
 torch.set_num_threads(3)
 matrix = torch.ones(1024, 1024)
 before = [int(one.sum()) for one in l1_norms(matrix, torch.float32)]
@@ -163,7 +161,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library() is not None
     (built,) = (tmp_path / "resireduce").iterdir()
-    assert native.build(tmp_path / "resireduce") == built
+    assert ops.build(tmp_path / "resireduce") == built
     first = built.stat().st_mtime_ns
     library.cache_clear()
     assert library() is not None and built.stat().st_mtime_ns == first
@@ -174,9 +172,9 @@ def test_code_in_the_packages_own_folder_is_taken_and_nothing_compiled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As in an image, which has no compiler."""
-    shutil.copytree(native.HERE, tmp_path / "kernels")
-    monkeypatch.setattr(native, "HERE", tmp_path / "kernels")
-    native.build(native.HERE)
+    shutil.copytree(ops.HERE, tmp_path / "kernels")
+    monkeypatch.setattr(ops, "HERE", tmp_path / "kernels")
+    ops.build(ops.HERE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     assert library() is not None and not (tmp_path / "resireduce").exists()

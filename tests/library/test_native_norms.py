@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from resireduce.kernels import native
-from resireduce.kernels.native import SWITCH
-from resireduce.kernels.norms import l1_and_l2_norm, l1_norms, mean_norm
+from resireduce.kernels import ops
+from resireduce.kernels.ops import SWITCH, l1_and_l2_norm, l1_norms, mean_norm
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.matrix import add_crossing_, cut_crossing
 from tests.compiled import bits, both, needs_compiler, values
@@ -32,7 +31,7 @@ def test_norms_of_rows_and_columns_are_the_same_in_any_number_of_threads(
 ) -> None:
     matrix = values(shape[0] * shape[1], "normal").view(shape)
     expected = [torch.linalg.vector_norm(matrix, 1, dim=dim) for dim in (1, 0)]
-    monkeypatch.setattr(native, "SMALLEST", 1)
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
     for count in (1, 2, 3, 7):
         torch.set_num_threads(count)
         assert all(map(torch.equal, l1_norms(matrix, torch.float32), expected))
@@ -95,7 +94,7 @@ def test_weights_have_float32_whatever_is_the_default(monkeypatch: pytest.Monkey
 @needs_compiler
 @pytest.mark.parametrize("switch", ["0", "1"])
 def test_norms_are_the_same_in_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
-    monkeypatch.setattr(native, "SMALLEST", 1)
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
     monkeypatch.setenv(SWITCH, switch)
     x = values(9 * 65_536 + 1003, "normal")
     whole = [float(norm) for norm in l1_and_l2_norm(x)]

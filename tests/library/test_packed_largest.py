@@ -8,9 +8,8 @@ import torch
 
 from resireduce.compressors.base import Sum
 from resireduce.compressors.topk import TopK
-from resireduce.kernels import native, selection
-from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.selection import BYTES, NOT_FINITE, largest_each
+from resireduce.kernels import ops
+from resireduce.kernels.ops import BYTES, NOT_FINITE, SWITCH, largest_each, library
 from resireduce.planning.memory import LiveBytes
 from tests.compiled import needs_compiler, values
 
@@ -77,7 +76,7 @@ def test_what_is_not_finite_is_found_in_the_sum_and_beforehand(n: int, kind: str
 
 def test_where_the_sample_misleads_all_elements_are_counted() -> None:
     flat = torch.zeros(100_000)
-    step = selection._scan(100_000, 1000)[0]
+    step = ops._scan(100_000, 1000)[0]
     flat[1::step] = values(len(flat[1::step]), "normal")  # what the sample skips: it finds zeros alone
     flat[2::step] = 1e-9
     places = flat.abs().sort(stable=True).indices[-1000:].sort().values
@@ -102,7 +101,7 @@ def test_nothing_is_done_to_what_it_is_not_for(flat: torch.Tensor, k: int) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [70_001, 300_000])
 def test_any_number_of_threads_selects_the_same(monkeypatch: pytest.MonkeyPatch, n: int, kind: str) -> None:
-    monkeypatch.setattr(native, "SMALLEST", 1)
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
     for k in (n // 1000, n // 20):
         found = []
         for count in (1, 2, 3, 8):
@@ -143,7 +142,7 @@ def test_what_it_holds_is_what_a_plan_counts(n: int, density: float) -> None:
 @pytest.mark.parametrize("n", [12_544, 57_600, 230_400, 589_824, 2_359_296, 38_597_376, 2**25, 510_510 * 12])
 def test_a_sample_meets_all_rows_and_columns_and_fits_its_room(n: int) -> None:
     for k in (1, max(1, n // 1000), n // 100, n // 10, n // 2):
-        step, _, room, nbytes = selection._scan(n, k)
+        step, _, room, nbytes = ops._scan(n, k)
         assert math.gcd(step, n) == 1 and 4 * -(-n // step) <= nbytes >= 9 * room
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from resireduce.compressors.topk import TopK
-from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.selection import add_sent_each_
+from resireduce.kernels.ops import SWITCH, add_sent_each_, library
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 N = 30_000

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from resireduce.compressors.topk import TopK
 from resireduce.grouping import Grouping
-from resireduce.residuals.full import FullResidual
+from resireduce.residuals.base import FullResidual
 from resireduce.scheme import Scheme
 from tests.worlds import distributed, residuals
 

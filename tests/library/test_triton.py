@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from resireduce.kernels.native import in_triton
+from resireduce.kernels.ops import in_triton
 
 ROOT = Path(__file__).parents[2]
 APART = Path(sys.prefix) / "triton"
@@ -48,7 +48,7 @@ def test_the_library_loads_without_triton() -> None:
         "import sys; sys.modules['triton'] = None\n"
         "import torch, resireduce, resireduce.api\n"
         "from resireduce.kernels.gpu import bucket, one_pass, self_check\n"
-        "from resireduce.kernels.selection import largest_magnitudes\n"
+        "from resireduce.kernels.ops import largest_magnitudes\n"
         "assert largest_magnitudes(torch.tensor([1.0, -3.0, 2.0]), 1).tolist() == [1]\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import resireduce
 from benchmarks.training import kernel_cases
 from benchmarks.training.time_kernels import measured
-from resireduce import finiteness
+from resireduce.core import feedback
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
-from resireduce.kernels import native
+from resireduce.kernels import ops
 from resireduce.kernels.gpu import bucket, one_pass, self_check
 from resireduce.kernels.gpu.one_pass import jit, tl
 from resireduce.pieces import generator
@@ -32,9 +32,9 @@ FLOATS = [torch.float32, torch.float16]
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The library uses the kernels for tensors of the CPU, of whatever size, as if the host had to wait for them."""
-    monkeypatch.setattr(finiteness, "AT_ONCE", ("meta",))
-    monkeypatch.setattr(native, "DEVICE", "cpu")
-    monkeypatch.setattr(native, "works", lambda device, dtype: True)
+    monkeypatch.setattr(feedback, "AT_ONCE", ("meta",))
+    monkeypatch.setattr(ops, "DEVICE", "cpu")
+    monkeypatch.setattr(ops, "works", lambda device, dtype: True)
     yield
 
 
@@ -66,7 +66,7 @@ def test_codes_have_the_bits_of_the_plain_form(kind: str, dtype: torch.dtype, mo
             if name == "infinite" or (numel > 1000 and name not in ("normal", "denormal")):
                 continue
             for switch in ("1", "0"):
-                monkeypatch.setenv(native.GPU_SWITCH, switch)
+                monkeypatch.setenv(ops.GPU_SWITCH, switch)
                 stored = Blocks((numel,), kind, CPU)
                 stored.set_(flat, generator(CPU, "source"))
                 made.append([*stored.tensors().values(), stored.add_to_(flat.clone())])
@@ -175,7 +175,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     left, inputs = [], drawn(500).view(5, 100)
     for switch in ("1", "0"):
-        monkeypatch.setenv(native.GPU_SWITCH, switch)
+        monkeypatch.setenv(ops.GPU_SWITCH, switch)
         model, optimizer = small(residual_dtype="int4")
         train(model, optimizer, inputs)
         held = residuals(optimizer).values()  # the tensors themselves
@@ -189,7 +189,7 @@ def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(monkeypatc
 
 
 def test_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.GPU_SWITCH, "1")  # what it sets is undone
+    monkeypatch.setenv(ops.GPU_SWITCH, "1")  # what it sets is undone
     found = measured("cpu", tiny=True)
     assert found["triton"] and len(found["rows"]) == 9
     for row in found["rows"]:
@@ -210,12 +210,12 @@ def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("used")
 def test_only_what_they_were_made_for_is_given_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = drawn(1000)
-    assert native.in_triton(flat) and native.in_triton(flat, flat.half())
+    assert ops.in_triton(flat) and ops.in_triton(flat, flat.half())
     for other in (flat.double(), flat[::2], flat.to("meta"), torch.nn.Parameter(flat), flat[:0]):
-        assert not native.in_triton(other)
-    assert not native.in_triton(flat, flat[::2])
-    monkeypatch.setenv(native.GPU_SWITCH, "0")
-    assert not native.in_triton(flat)
+        assert not ops.in_triton(other)
+    assert not ops.in_triton(flat, flat[::2])
+    monkeypatch.setenv(ops.GPU_SWITCH, "0")
+    assert not ops.in_triton(flat)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -275,8 +275,8 @@ def test_a_device_on_which_they_fail_does_without(
 
     monkeypatch.setattr(self_check, "differing", differing)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    native.works.cache_clear()
-    assert native.works(torch.device("cuda", 0), torch.float32) is (said is None)
+    ops.works.cache_clear()
+    assert ops.works(torch.device("cuda", 0), torch.float32) is (said is None)
     assert [said in str(one.message) for one in recwarn] == [True] * (said is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not native.works(torch.device("cuda", 1), torch.float32) and len(recwarn) == (said is not None)
+    assert not ops.works(torch.device("cuda", 1), torch.float32) and len(recwarn) == (said is not None)

@@ -1,0 +1,475 @@
+"""Operations on tensors that compiled code does on a CPU, and Triton's kernels on a GPU, with the same results in plain
+torch beside them: the largest magnitudes, adding what was sent, norms.
+
+Which compiled code takes a tensor is decided here too: C, compiled when it is first needed, or Triton. Where there is
+neither, plain torch does it.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import tempfile
+import warnings
+from array import array
+from cmath import isfinite
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from struct import Struct
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from resireduce import private
+from resireduce.pieces import coprime_step, slices
+
+# --- C on a CPU ---
+
+
+SWITCH = "RESIREDUCE_NATIVE"
+"""Environment variable: with 0 nothing is compiled."""
+FLAGS = (
+    *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+    *("-shared", "-fPIC"),
+)
+"""Sums keep the order and precision in which they are written, so that results are those of the plain form."""
+CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
+"""FOR_EACH_PROCESSOR in C, where the compiler knows it: code for each processor, chosen when it is loaded."""
+SECONDS, PROCESS = 120.0, os.getpid()
+WORTH_A_THREAD = 1 << 18
+"""Elements that are worth a thread: starting one takes as long as processing some ten thousand."""
+HERE = Path(__file__).parent
+KINDS = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int, "I": ctypes.c_uint32}
+"""Arguments of C functions: addresses, of tensors for example, and numbers of 64 and of 32 bits."""
+FUNCTIONS = {
+    "largest_each": "PqP",
+    "add_sent_each": "Pq",
+    "sums": "PqiP",
+    "l1_norms": "PqqiPP",
+    "encode": "PqiiIPP",
+    "decode_add": "PqiiPP",
+}
+"""By name, without what all begin with, the kinds of their arguments."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled C files of this folder; None without a compiler (`cc`, or what CC names) or by the switch.
+
+    They lie in this folder, if an image was built so, or in the user's cache, under a name that changes with the
+    source, so that they are compiled once.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        found = ctypes.CDLL(str(HERE / _name() if (HERE / _name()).is_file() else build(_cache())))
+        for name, kinds in FUNCTIONS.items():
+            function = getattr(found, f"resireduce_{name}")
+            function.argtypes, function.restype = [KINDS[kind] for kind in kinds], ctypes.c_int
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # RuntimeError: there is no home directory
+        return None
+    if os.getpid() == PROCESS:
+        try:  # torch's OpenMP threads spin after each task: others would have to share processors with them
+            torchs = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+            found.resireduce_use_team(ctypes.cast(torchs.GOMP_parallel, ctypes.c_void_p))
+            # They do not survive a fork, after which OpenMP would wait for them for ever.
+            os.register_at_fork(after_in_child=lambda: found.resireduce_use_team(None))
+        except (OSError, AttributeError):  # another system, or torch without OpenMP
+            pass
+    return found
+
+
+def _command() -> list[str]:
+    clones = CLONES if (os.uname().machine, platform.libc_ver()[0]) == ("x86_64", "glibc") else ""
+    return [*(shlex.split(os.environ.get("CC", "")) or ["cc"]), *FLAGS, f"-DFOR_EACH_PROCESSOR={clones}"]
+
+
+def _name() -> str:
+    """Return the name of the file with the compiled code, by all that it depends on."""
+    texts = [one.read_text() for one in sorted(HERE.glob("*.[ch]"))]
+    told = [*_command(), os.uname().machine, os.uname().sysname, *texts]
+    return f"kernels-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "resireduce"
+
+
+def build(folder: Path) -> Path:
+    """Return the path of the compiled code in `folder`, which is compiled now if it is missing.
+
+    It gets its name last, since another process may compile or load the same file.
+    """
+    built = folder / _name()
+    if not built.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as room:
+            made = Path(room) / built.name
+            line = [*_command(), "-o", str(made), *map(str, sorted(HERE.glob("*.c")))]
+            subprocess.run(line, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS)
+            made.replace(built)
+    return built
+
+
+def threads(numel: int) -> int:
+    """Return the number of threads that process `numel` elements: torch's own number, or fewer for a small tensor."""
+    return max(1, min(torch.get_num_threads(), numel // WORTH_A_THREAD)) if numel >= 2 * WORTH_A_THREAD else 1
+
+
+def suits(*tensors: Tensor) -> bool:
+    """Return whether compiled code takes `tensors`: contiguous float32 on a CPU."""
+    return all(one.dtype == torch.float32 and one.is_cpu and one.is_contiguous() for one in tensors)
+
+
+# --- Triton on an NVIDIA GPU, once its kernels have passed a check there ---
+
+
+GPU_SWITCH = "RESIREDUCE_TRITON"
+"""Environment variable: with 0 no kernel in Triton is used."""
+DEVICE = "cuda"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LARGEST = 1 << 30
+"""The most elements of a tensor: places are numbers of 32 bits. There is no least number: launching a kernel takes
+about as long as launching one of torch's operations, of which it replaces several."""
+CAPABILITY = (8, 0)
+"""The oldest GPUs for which Triton is made: compute capability."""
+
+
+def in_triton(*tensors: Tensor) -> bool:
+    """Return whether Triton's kernels take `tensors`; the first decides by its size and dtype.
+
+    The first call on a GPU compares the kernels with plain torch, which takes seconds; if they fail, it warns, once.
+    """
+    first = tensors[0]
+    if first.device.type != DEVICE or first.dtype not in DTYPES or not 0 < first.numel() <= LARGEST:
+        return False
+    for one in tensors:  # not by all(): this is asked several times for each gradient
+        if type(one) is not Tensor or not one.is_contiguous() or (one is not first and one.device != first.device):
+            return False
+    return os.environ.get(GPU_SWITCH) != "0" and works(first.device, first.dtype)
+
+
+@cache
+def works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether Triton is there, and its kernels give the bits of plain torch on `device` for tensors of `dtype`.
+
+    This compiles them, which takes some 20 s once for a machine. If they fail, a warning says why.
+    """
+    capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
+    if not capable or find_spec("triton") is None:
+        return False
+    try:
+        from resireduce.kernels.gpu import self_check
+
+        wrong = self_check.differing(device, dtype)
+        reason = f"other results than plain torch: {', '.join(wrong)}" if wrong else ""
+    except Exception as error:  # no C compiler, no place for compiled code, a version of Triton that is too new, ...
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if reason:
+        text = f"kernels in Triton are not used on {device} for {dtype}: {reason}. Plain torch does the same"
+        warnings.warn(f"{text}; {GPU_SWITCH}=0 is a way to say so beforehand", stacklevel=4)
+    return not reason
+
+
+# --- The k largest magnitudes, exact and with defined ties: of equal ones those with the highest indices are chosen ---
+
+
+GROUP = 1 << 16
+"""Elements that compiled code counts apart, in four bytes."""
+SMALLEST, PIECES = 1 << 11, 128
+"""Least number of elements for which a selection has room, and the part of a tensor for which it has at least."""
+SAMPLES = 1 << 16
+"""About how many elements of a large tensor are in its sample."""
+SPARSEST = 16
+"""At most one element of this many is in the sample of a small tensor."""
+KEY_BITS = 32
+"""Lower bits of a key, which tell of two equal magnitudes the one with the higher index."""
+BYTES = 8
+"""Bytes of a packed element: a float32 value and an int32 index."""
+NOT_FINITE = -2
+"""The status of compiled code if NaN or infinity was found."""
+
+
+def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
+    """Return indices (int64, ascending) of the `k` elements of 1-D `flat` with the largest magnitude.
+
+    Of equal ones those with the highest indices are chosen, whatever the device or the number of threads. Extra memory
+    is of the order of k elements and of some per cent of all, for any values. There must be no NaN.
+    """
+    n = flat.numel()
+    if k >= n:
+        return torch.arange(n, device=flat.device)
+    if in_triton(flat):
+        from resireduce.kernels.gpu import bucket
+
+        return bucket.select(flat, k)
+    packed = torch.empty(BYTES * k, dtype=torch.uint8, device=flat.device)
+    if largest_each([(flat, k, None, packed, "")], takes=False) is None:
+        del packed
+        return by_keys(flat, k)
+    return packed[BYTES // 2 * k :].view(torch.int32).long()
+
+
+def by_keys(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
+    """Return what `largest_magnitudes` does for `flat` and `k`, in plain torch, without reading from the device.
+
+    Each element has a key, one number, by which all are ordered, ties too. The largest k keys so far are held, and
+    compared with those of each further `piece` of elements.
+    """
+    n = flat.numel()
+    if flat.dtype == torch.float64 or n > 1 << KEY_BITS:
+        return flat.abs().sort(stable=True).indices[-k:].sort().values
+    least = SMALLEST if flat.is_cpu or flat.is_meta else GROUP  # each piece is some launches
+    best = torch.empty(0, dtype=torch.int64, device=flat.device)
+    for part in slices(n, piece or max(least, -(-n // 64), k // 4)):
+        keys = torch.cat((best, _keys(flat[part], part.start)))
+        best = torch.topk(keys, min(k, keys.numel()), sorted=False).values
+    return best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
+
+
+def _keys(values: Tensor, first: int) -> Tensor:
+    """Return numbers (int64) in the order of the magnitudes, equal ones in that of their indices, `first` and on."""
+    bits = values.abs().view(torch.int32 if values.element_size() == 4 else torch.int16).long()
+    places = torch.arange(first, first + values.numel(), device=values.device)
+    return bits.bitwise_left_shift_(KEY_BITS).add_(places)
+
+
+# --- The same by one call of compiled code for several tensors ---
+#
+# Two scans are enough in nearly all cases: one of a sample, which estimates a border, and one of all elements, of which
+# those that reach the border are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
+
+
+MEMBERS = Struct("2P5q3i3P0P")
+"""Layout of a structure of arguments for one tensor; several follow one another."""
+
+
+def largest_each(
+    tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor, str]], takes: bool = True
+) -> list[int] | None:
+    """Pack the largest magnitudes of several tensors; return the status of each: 1, or NOT_FINITE if that was found.
+
+    Return None, and do nothing, for anything but contiguous float32 on a CPU, fewer than 2^31 each, or without a
+    compiler. Without storage, as much memory is taken as with it.
+
+    Args:
+        tensors: the elements, of any shape; how many of them are selected, one to all; what is added to them first, in
+            place; 1-D uint8 memory that receives float32 values and then int32 indices, both in the order of the
+            indices; and what is checked: what is "added", before anything is done, or the "sum", before anything is
+            selected.
+        takes: whether the selected elements become zero.
+    """
+    compiled = library()
+    shapes = [(dense.numel(), k) for dense, k, *_ in tensors]
+    there = [one for dense, _, added, _, _ in tensors for one in (dense, added) if one is not None and not one.is_meta]
+    suited = suits(*there) and all(dense.dtype == torch.float32 for dense, *_ in tensors)
+    if compiled is None or not suited or not all(0 < k <= n < 1 << 31 for n, k in shapes):
+        return None
+    nbytes = max(_scan(*shape)[-1] for shape in shapes)
+    scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu" if there else "meta")  # whatever is the default
+    if scratch.is_meta:  # a plan, which counts memory
+        return [1] * len(tensors)
+    structures, room = [], scratch.data_ptr()
+    for (dense, k, added, packed, check), shape in zip(tensors, shapes, strict=True):
+        pointers = dense.data_ptr(), 0 if added is None else added.data_ptr()
+        numbers = *shape, *_scan(*shape)[:-1], threads(shape[0]), takes, ("", "sum", "added").index(check)
+        to = packed.data_ptr()
+        structures.append(MEMBERS.pack(*pointers, *numbers, room, to, to + BYTES // 2 * k))
+    statuses = array("i", bytes(4 * len(tensors)))
+    compiled.resireduce_largest_each(b"".join(structures), len(tensors), statuses.buffer_info()[0])
+    return [*statuses]
+
+
+@cache
+def _scan(n: int, k: int) -> tuple[int, int, int, int]:
+    """Return the step of a sample of `n` elements, the border's rank in it, for how many candidates there is room, and
+    the bytes for them; no room if the sample would be too small, so that all elements are counted.
+
+    The `k` largest reach the border very probably, and few others do: it is four standard errors low. The sample is as
+    sparse as the room for those that reach the border allows, and no sparser than pays: each element of the sample is
+    read by itself, and so is each that reaches the border.
+    """
+    nbytes = 13 * min(n, k + max(k // 4, GROUP if n > GROUP * PIECES else max(SMALLEST, n // PIECES)))
+    room = min(n, nbytes // 9)  # two numbers for each, and a byte for what is counted
+    step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (2 * room) + 1))
+    while n // step > max(2048, 4 * (k * step) ** 0.5):
+        sparser = coprime_step(n, step + step // 4)
+        if _most_reaching(k, sparser) > room:
+            break
+        step = sparser
+    size = -(-n // step)
+    rank = _rank(k / n * size)
+    return (step, rank, room, nbytes) if rank < size and n <= GROUP // 4 * room else (1, 0, 0, 4 * -(-n // GROUP))
+
+
+def _rank(expected: float) -> int:
+    """Return the rank of the border in a sample that has `expected` of the largest elements."""
+    return int(expected + 4 * expected**0.5 + 4)
+
+
+def _most_reaching(k: int, step: int) -> float:
+    """Return an upper bound of how many elements reach the border found in a sample of every `step`-th element."""
+    rank = _rank(k / step)
+    most: float = step * (rank + 4 * rank**0.5)
+    return most
+
+
+# --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
+
+
+def in_one_launch(tensors: Sequence[Tensor]) -> bool:
+    """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
+    if not in_triton(*tensors):
+        return False
+    alike = all(one.dtype == tensors[0].dtype and one.numel() for one in tensors)
+    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
+
+
+SENT = Struct("Pq2Pqfi0P")
+"""Layout of a structure of arguments: what one rank sent of one tensor."""
+
+
+def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], scale: float, zero: bool) -> bool:
+    """Add `scale` x what all ranks sent of several tensors to its places in them; return whether that was done.
+
+    False, and nothing is done, for what is not contiguous float32, where there is neither compiled code for the CPU nor
+    Triton for the GPU, or if on a CPU an index is none of its tensor.
+
+    Args:
+        sent: each tensor, and what each rank sent of it: values and their int32 indices, as 1-D uint8, and how many.
+        scale: a factor of the values; the product is rounded before it is added.
+        zero: whether the tensors are set to zeros before.
+    """
+    targets, parts = [dense for dense, _ in sent], [part for _, own in sent for part in own]
+    if any(packed.nbytes < BYTES * count for packed, count in parts):
+        return False
+    if targets[0].dtype == torch.float32 and all(count for _, count in parts) and in_one_launch(targets):
+        _add_on_gpu(targets, [own for _, own in sent], scale, zero)
+        return True
+    compiled, known = library(), all(packed.is_cpu and packed.is_contiguous() for packed, _ in parts)
+    if compiled is None or not known or not suits(*targets):
+        return False
+    structures = []
+    for dense, own in sent:
+        to, size = dense.data_ptr(), dense.numel()
+        for number, (packed, count) in enumerate(own):
+            values = packed.data_ptr()
+            zeroes = zero and not number
+            structures.append(SENT.pack(to, size, values, values + BYTES // 2 * count, count, scale, zeroes))
+    return bool(compiled.resireduce_add_sent_each(b"".join(structures), len(structures)))
+
+
+def _add_on_gpu(targets: list[Tensor], sent: list[Sequence[tuple[Tensor, int]]], scale: float, zero: bool) -> None:
+    """Do so by a launch for each rank, or for each rank and tensor where a rank's parts are not one message."""
+    from resireduce.kernels.gpu import bucket
+
+    if zero:
+        private.zero_each_(targets)
+    for parts in zip(*sent, strict=True):  # one rank after the other
+        ends = [packed.data_ptr() + packed.nbytes for packed, _ in parts]
+        if all(end == packed.data_ptr() for end, (packed, _) in zip(ends, parts[1:], strict=False)):
+            whole = parts[0][0].as_strided((sum(packed.nbytes for packed, _ in parts),), (1,))
+            bucket.add_topk_(targets, [count for _, count in parts], whole, scale)
+        else:
+            for target, (packed, count) in zip(targets, parts, strict=True):
+                bucket.add_topk_([target], [count], packed, scale)
+
+
+# --- Norms of tensors, of their rows, columns and blocks ---
+
+
+LANES, PIECE = 16, 1 << 16
+"""Number of partial sums side by side, and elements of a piece, whose sums are formed separately."""
+
+
+def is_finite(x: Tensor) -> bool:
+    """Return whether no element of `x` is NaN or infinite; True without storage. The host waits for the device of `x`.
+
+    A finite sum proves it, and is cheaper than the largest magnitude, which is computed if the sum is not finite.
+    """
+    return x.is_meta or isfinite(x.sum().item()) or isfinite(torch.linalg.vector_norm(x, torch.inf).item())
+
+
+def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the L1 and the L2 norm of all elements of `x`: 0-D, in float32 at least.
+
+    On a CPU sums are formed in float64, with the same result for any number of threads. torch would add magnitudes one
+    by one in float32: with one thread it finds half of the L1 norm of 10^8 elements.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.device.type not in ("cpu", "meta"):
+        l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
+        return l1, l2
+    lanes = _sums(x.detach().reshape(-1)).sum(0)
+    while lanes.shape[1] > 1:  # pairwise
+        first, second = lanes.chunk(2, 1)
+        lanes = first + second
+    magnitudes, squares = lanes.view(-1)
+    return magnitudes.to(dtype), squares.sqrt().to(dtype)
+
+
+def _sums(flat: Tensor) -> Tensor:
+    """Return sums of magnitudes and of squares of `flat`, on a CPU or without storage: (2, 2, 16), float64.
+
+    The first half has the sums of all complete pieces of 65,536 elements, the second those of the incomplete piece:
+    sixteen sums of magnitudes and sixteen of squares each, where element i is added to sum i % 16. The sums of a piece
+    begin with zero, so that threads can share pieces.
+    """
+    sums = torch.zeros(2, 2, LANES, dtype=torch.float64, device=flat.device)
+    compiled = library() if flat.dtype == torch.float32 and flat.is_contiguous() else None
+    if compiled is None:
+        for part in flat.split(PIECE):
+            values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
+            into = sums[0 if part.numel() == PIECE else 1]
+            into[0] += values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
+            into[1] += values.square_().cumsum(0)[-1]
+    elif not flat.is_meta:
+        compiled.resireduce_sums(flat.data_ptr(), flat.numel(), threads(flat.numel()), sums.data_ptr())
+    return sums
+
+
+def mean_norm(x: Tensor, phi: float) -> Tensor:
+    """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, in float32 at least.
+
+    A kernel in Triton forms sums in float64, as a CPU does: plain torch on a GPU, which forms them in float32, may
+    differ in the last bit.
+    """
+    if in_triton(x):
+        from resireduce.kernels.gpu import one_pass
+
+        return one_pass.mean_norm(x, phi)
+    l1, l2 = l1_and_l2_norm(x)
+    return phi * l1 / x.numel() + (1 - phi) * l2 / x.numel() ** 0.5
+
+
+def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the L1 norms of the rows and of the columns of 2-D `matrix`: 1-D, in `dtype`, in which sums are formed.
+
+    Compiled code gives the same bits; for a single row or column torch splits sums among its threads.
+    """
+    compiled = library() if dtype == torch.float32 and suits(matrix) and min(matrix.shape) > 1 else None
+    if compiled is None:
+        by_row, by_column = (torch.linalg.vector_norm(matrix, 1, dim=dim, dtype=dtype) for dim in (1, 0))
+        return by_row, by_column
+    by_row, by_column = (matrix.new_zeros(size) for size in matrix.shape)
+    sizes = *matrix.shape, threads(matrix.numel())
+    compiled.resireduce_l1_norms(matrix.data_ptr(), *sizes, by_row.data_ptr(), by_column.data_ptr())
+    return by_row, by_column
+
+
+def norms_of_blocks(flat: Tensor, size: int, order: float, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the norm of this `order` of each `size` elements of 1-D `flat`, formed in `dtype`: 1-D.
+
+    The last block may be shorter.
+    """
+    whole = flat[: flat.numel() - flat.numel() % size].view(-1, size)
+    norms = torch.linalg.vector_norm(whole, order, dim=1, dtype=dtype)
+    rest = flat[whole.numel() :]
+    if not rest.numel():
+        return norms
+    return torch.cat((norms, torch.linalg.vector_norm(rest, order, dtype=dtype).view(1)))
