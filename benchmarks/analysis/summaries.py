@@ -2,7 +2,8 @@
 
 intervals: each setting's metric over seeds, and its difference from the baseline's. tell: which models tell residual
 schemes apart. rivals: what each compressor loses, sends and holds. systems: the same of the parts of a config. rates:
-the best learning rate of each part and model, and the config that measures them on other seeds.
+the best learning rate of each part and model, and the config that measures them on other seeds. tuned: the systems at
+these rates, and what holds of them.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, paire
 from benchmarks.analysis.table import CELL_COLUMNS, by_seed
 from benchmarks.analysis.tables.accuracy import USUAL_DENSITY, accuracy_record, paired_baseline
 from benchmarks.analysis.tables.memory_table import memory_record
+from benchmarks.analysis.tuned import judged, judged_text
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import is_number
 from benchmarks.core.config_reader import DEFAULTS
@@ -536,5 +538,10 @@ KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
     "rivals": (lambda run: {"rows": rivals_rows(run)}, lambda values: _by_model(values, rivals_table), "rivals"),
     "systems": (systems, _systems_text, "systems"),
     "rates": (rates, _rates_text, "tune"),
+    "tuned": (
+        lambda run: systems(run) | {"judged": judged(systems_rows(run))},
+        lambda values: f"{_systems_text(values)}\n\n{judged_text(values['judged'])}",
+        "tuned",
+    ),
 }
 """By kind: what makes the values and their text, and the run that it was made for."""

@@ -1,0 +1,56 @@
+"""What holds at each setting's best rate: losses paired by seed beside margins, and shares of bytes beside limits."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.analysis.labels import ABSENT
+from benchmarks.analysis.tuned import HELD, NOT_WORSE, judged, judged_text
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.paths import ROOT
+
+
+def row(system: str, metrics: list[float], *, model: str = "gpt2-bytes", share: float | None = None) -> dict[str, Any]:
+    name, higher = ("perplexity", False) if model == "gpt2-bytes" else ("accuracy", True)
+    mean = sum(metrics) / len(metrics)
+    return {
+        **{"system": system, "title": system, "model": model, "learning_rate": 0.01, "held_share": share},
+        **{"metric_name": name, "higher_is_better": higher, "metric_mean": mean},
+        "metrics": {str(seed): value for seed, value in enumerate(metrics)},
+    }
+
+
+def of(rows: list[dict[str, Any]], tested: str, against: str, model: str = "gpt2-bytes") -> dict[str, Any]:
+    sides = {"system": tested, "against": against, "model": model}
+    return next(one for one in judged(rows) if sides.items() <= one.items())
+
+
+@pytest.mark.parametrize(("worse", "status"), [(-1.0, "reproduced"), (0.0, "reproduced"), (20.0, "not reproduced")])
+def test_a_loss_is_paired_by_seed_and_held_against_the_margin(worse: float, status: str) -> None:
+    plain = [40.0, 42.0, 44.0, 46.0, 48.0]
+    mine = [one + worse + noise for one, noise in zip(plain, (-0.1, 0.1, 0.0, 0.1, -0.1), strict=True)]
+    found = of([row("int4-plain", mine), row("baseline", plain)], "int4-plain", "baseline")
+    assert found["loss"] == pytest.approx(worse) and found["seeds"] == 5
+    assert found["half_width"] == pytest.approx(2.776 * 0.1 / 5**0.5, rel=1e-3)  # Student's t of four degrees
+    assert found["status"] == status and 0 < found["margin"] < 5
+
+
+def test_of_accuracies_more_is_better_and_one_seed_decides_nothing() -> None:
+    model = "vgg-digits"
+    rows = [row("int4-plain", [98.0, 97.0], model=model), row("dense", [99.0, 99.5], model=model)]
+    assert of(rows, "int4-plain", "dense", model)["loss"] == pytest.approx(1.75)
+    rows = [row("int4-plain", [98.0], model=model), row("dense", [99.0], model=model)]
+    assert of(rows, "int4-plain", "dense", model)["status"] == "inconclusive"
+    assert of(rows, "int4-plain", "baseline", model)["status"] == "not run"
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.25, "reproduced"), (0.2501, "not reproduced"), (None, "not run")])
+def test_bytes_held_are_a_share_of_the_baselines(share: float | None, status: str) -> None:
+    found = [one for one in judged([row("int4-adafactor", [40.0], share=share)]) if "limit" in one]
+    assert [(one["limit"], one["status"]) for one in found] == [(0.25, status)]
+    assert (ABSENT if share is None else "25.0 %") in judged_text(judged([row("int4-adafactor", [40.0], share=share)]))
+
+
+def test_each_side_is_a_part_of_the_config_that_is_tuned() -> None:
+    parts = read_config(ROOT / "benchmarks/config/tune.yaml")["parts"]
+    assert {name for _, *sides in NOT_WORSE for name in sides} | {name for _, name, _ in HELD} == parts.keys()
