@@ -14,6 +14,9 @@ from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.ops import norms_of_blocks
 from resireduce.pieces import generator, pieces, spread
 
+FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+"""Floats of 8 bits, by name."""
+
 
 @dataclass(frozen=True)
 class Fp16(Inexact):
@@ -105,6 +108,47 @@ class Block4(Block8):
     """Sends every element as the nearest of 15 levels, multiples of its block's largest magnitude / 7: 4 bits."""
 
     bits: ClassVar[int] = 4
+
+
+@dataclass(frozen=True)
+class Fp8(Inexact):
+    """Sends every element as a float of 8 bits, scaled so that its block's largest magnitude is the largest of these.
+
+    Rounding is to the nearest, and relative: small elements of a block keep as many digits as large ones.
+
+    Source: Floats of 8 bits: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.05433.
+    """
+
+    form: str = "e4m3"
+    """e4m3: three bits of mantissa; e5m2: two, and a wider range."""
+    block: int = 256
+    """Elements that share a scale."""
+
+    def __post_init__(self) -> None:
+        if self.form not in FLOATS:
+            raise ConfigError(f"form: {self.form!r} is not allowed; give {' or '.join(FLOATS)}")
+        check_count("block", self.block, 1, "elements")
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return the floats of all elements, as bytes, and scales of all blocks in float32 (float64 of float64)."""
+        flat, kind = grad.view(-1), FLOATS[self.form]
+        wide, largest = torch.promote_types(flat.dtype, torch.float32), torch.finfo(kind).max
+        scales = norms_of_blocks(flat, self.block, torch.inf).to(wide) / largest
+        codes = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
+        for piece in pieces(flat.numel(), self.block):
+            smallest = torch.finfo(scales.dtype).tiny
+            scaled = flat[piece] / spread(scales, self.block, piece).clamp(min=smallest)
+            codes[piece] = scaled.clamp_(-largest, largest).to(kind).view(torch.uint8)
+        return Payload.pack(codes, scales, like=grad)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x float x scale of the block to `dense`; return `dense`."""
+        codes, scales = payload.parts()
+        flat, kind = dense.view(-1), FLOATS[self.form]
+        for piece in pieces(flat.numel(), self.block):
+            values = codes[piece].view(kind).to(scales.dtype).mul_(spread(scales, self.block, piece))
+            flat[piece].add_(values.to(flat.dtype), alpha=scale)
+        return dense
 
 
 LEVELS = 127
