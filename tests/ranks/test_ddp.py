@@ -151,7 +151,8 @@ def check_unused(communicator: Communicator) -> None:
         return model(torch.randn(3, 120, generator=generator)).square().mean()
 
     start = seeded(Branching)
-    compressed = [{"scheme": "baseline", "compressor": name} for name in ("topk", "fp16", "powersgd", "ok-topk")]
+    names = ("topk", "fp16", "powersgd", "ok-topk", "block8-two-phase")
+    compressed = [{"scheme": "baseline", "compressor": name} for name in names]
     for options in (*compressed, {"compressor": "none"}):
         kept, reference = train(communicator, start, gradients="kept", steps=4, loss=loss, **options)
         for view in (False, True):

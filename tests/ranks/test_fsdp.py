@@ -113,6 +113,17 @@ def check_density_one(mesh: DeviceMesh) -> None:
             torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+def check_two_phases(mesh: DeviceMesh) -> None:
+    """The mean of what replicas send in 8 bits is near the exact one, in 8 bits, and the same on all of them."""
+    start, expected = whole(native(mesh)), whole(train(native(mesh), "sgd", 1))
+    model, hook = compressed(mesh, compressor="block8-two-phase", scheme="baseline")
+    found = whole(train(model, "sgd", 1))
+    assert replicas_equal(model, mesh) and any(".owned" in name for name in hook.residual_state_dict())
+    for name, tensor in expected.items():
+        moved = float((tensor - start[name]).abs().max())  # each of the two is at most half a level away
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1.5 * moved / 127)
+
+
 def check_definition(mesh: DeviceMesh) -> None:
     """Top-k with error feedback of each slice, from its definition: a NumPy program that knows nothing of the code."""
     model, hook = compressed(mesh, scheme="baseline", density=0.05)
@@ -174,7 +185,7 @@ def check_bytes(mesh: DeviceMesh) -> None:
 
 CHECKS = (
     check_none, check_precisions, check_accumulation, check_divisor, check_several_passes, check_density_one,
-    check_definition, check_bytes,
+    check_two_phases, check_definition, check_bytes,
 )  # fmt: skip
 
 
