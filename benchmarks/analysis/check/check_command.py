@@ -14,7 +14,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.analysis.check.check_one_gpu import check_gpu, is_gpu_check
-from benchmarks.analysis.check.check_speeds import RECORD, check_speeds
 from benchmarks.analysis.check.compare import (
     SAVINGS,
     TOLD,
@@ -225,8 +224,6 @@ def main(args: argparse.Namespace) -> int:
                 f"run: {args.run} is a one-GPU check; `measure gpu --summary` makes the reference, no JUnit"
             )
         return check_gpu(args.run, args.reference)
-    if (args.run / RECORD).is_file():
-        return check_speeds(args.run, path_of(args.reference), args.accept)
     if args.measure is not None:
         measure(args.measure, args.run)
     started = time.monotonic()
