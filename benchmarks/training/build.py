@@ -33,7 +33,6 @@ def build(
     weights: Path | None,
     root: Path,
     device: torch.device | None = None,
-    grad_scaler: resireduce.GradScaler | None = None,
     probe: Probe | None = None,
     watch: Watch | None = None,
 ) -> Trainer:
@@ -45,7 +44,6 @@ def build(
         weights: file of a state dict to start from; None: random ones, or those that the recipe names.
         root: folder of prepared data sets.
         device: where to train; None is the CPU.
-        grad_scaler: the scaler of the loss, passed on to the optimizer; the returned trainer itself does not scale it.
         probe: measures the training; None measures only what every result has.
         watch: decides when to save and to stop; it is told the communicator and the place of checkpoints.
     """
@@ -60,7 +58,7 @@ def build(
         plans_single_rank="long-warmup" in cell.released,
     )
     model = make_model(cell, weights, root).to(device or torch.device("cpu"))
-    optimizer = _distributed(cell, model, schedule, communicator, grad_scaler)
+    optimizer = _distributed(cell, model, schedule, communicator)
     watch = watch or Watch()
     watch.join(communicator, cell.name, task)
     torch.manual_seed(rank_seed(cell.seed, communicator.rank))
@@ -68,11 +66,7 @@ def build(
 
 
 def _distributed(
-    cell: Cell,
-    model: nn.Module,
-    schedule: Schedule,
-    communicator: Communicator,
-    grad_scaler: resireduce.GradScaler | None,
+    cell: Cell, model: nn.Module, schedule: Schedule, communicator: Communicator
 ) -> resireduce.DistributedOptimizer:
     """Return the optimizer of a cell's model, which averages gradients as the cell says."""
     return resireduce.distribute(
@@ -85,7 +79,6 @@ def _distributed(
         update=cell.update,
         residual_dtype=cell.residual_dtype,
         options=thaw(cell.options),
-        grad_scaler=grad_scaler,
         hierarchy=nodes_of(cell),
         merge=scheme_options.thaw_merge(cell.merge),
     )

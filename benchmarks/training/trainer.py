@@ -109,16 +109,13 @@ class Trainer:
         return capture(self.model, self.optimizer, self.clock, self.history)
 
     def train_step(self, step: int, batch: Batch) -> float:
-        """Take one optimizer step, counted from 0; return its loss.
-
-        Raises Diverged if the loss is not finite, unless there is a GradScaler.
-        """
+        """Take one optimizer step, counted from 0; return its loss. Raises Diverged if that is not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(step)
         self.phase = "forward"
         with self.probe.phase("forward_backward"):
             self.optimizer.zero_grad()
-            loss = self.loss(batch)
+            loss = self.task.loss(self.model, batch)
             if loss.is_cpu:
                 self._refuse_divergence(loss, step)
             self.phase = "backward"
@@ -126,27 +123,19 @@ class Trainer:
             value = self._refuse_divergence(loss, step)  # a GPU has all of the backward pass to do by now
         self.phase = "update"
         with self.probe.phase("update"):
-            self.update()
+            self.optimizer.step()
         return value
 
     def _refuse_divergence(self, loss: Tensor, step: int) -> float:
-        """Return the value of the loss. Raises Diverged if it is not finite, unless a scaler would skip the step."""
+        """Return the value of the loss. Raises Diverged if it is not finite."""
         value = loss.item()
-        if not math.isfinite(value) and self.optimizer.grad_scaler is None:
+        if not math.isfinite(value):
             raise Diverged(f"the loss was {value} in step {step + 1} of {self.schedule.steps}")
         return value
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch."""
-        return self.task.loss(self.model, batch)
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss."""
         loss.backward()
-
-    def update(self) -> None:
-        """Average the gradients over all ranks, and update the parameters."""
-        self.optimizer.step()
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """Return the samples with these indices, on the model's device."""
@@ -180,7 +169,7 @@ class Trainer:
     def _measure_memory(self) -> dict[str, Any]:
         """Measure memory in one more step, whose batch is not kept afterwards."""
         batch = self.batch(next(self.indices()), self.schedule.steps)
-        return measure_memory(self.optimizer, lambda: self.loss(batch), self.model)
+        return measure_memory(self.optimizer, lambda: self.task.loss(self.model, batch), self.model)
 
     def result(self) -> Outcome:
         """Return this rank's measurements. Raises Diverged if the last step left values that are not finite."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
-from benchmarks.core.workloads import PAPER, SMALL, WORKLOADS
+from benchmarks.core.workloads import PAPER, WORKLOADS
 
 # --- cases ---
 
@@ -17,8 +17,6 @@ MEMORY_STEPS = 5
 ROUNDS, ROUND_STEPS = 6, 2
 """How often a paired timing runs each cell, and for how many steps each time."""
 MODELS = tuple(workload.model for workload in PAPER)
-TRAINED = tuple(workload.model for workload in SMALL)
-"""The models trained in half precision up to their metric."""
 DENSITIES = {"bert-large": 0.001}
 """Densities of the models for which the released scripts do not send one percent."""
 GLOO_MODEL = "bert-base"
@@ -66,7 +64,7 @@ def make_cell(model: str, steps: int, setting: Setting, world_size: int = 1) -> 
 
 OUTPUT = "OUTPUT"
 """Placeholder in a command for the JSON file that it writes."""
-GROUPS = ("known", "contracts", "memory", "micro", "throughput", "kernels", "training")
+GROUPS = ("known", "contracts", "memory", "micro", "throughput", "kernels")
 """All groups of steps, by importance; each writes one file."""
 MODULES = {"micro": "benchmarks.micro.micro_command", "kernels": "benchmarks.training.time_kernels"}
 """Groups of one step, by the module to run: `python -m MODULE --device D --output FILE [--tiny]`."""
@@ -92,7 +90,7 @@ class Step:
 def list_steps(device: str, tiny: bool = False) -> list[Step]:
     """Return all steps in order; `tiny`: the smallest models and a step or two, to try everything out."""
     return [*_known(device, tiny), *_contracts(tiny), *_memory(tiny), *_module("micro", device, tiny),
-            *_throughput(device, tiny), *_module("kernels", device, tiny), *_training(device, tiny)]  # fmt: skip
+            *_throughput(device, tiny), *_module("kernels", device, tiny)]  # fmt: skip
 
 
 def _known(device: str, tiny: bool) -> Iterator[Step]:
@@ -129,10 +127,3 @@ def _throughput(device: str, tiny: bool) -> Iterator[Step]:
 def _module(group: str, device: str, tiny: bool) -> Iterator[Step]:
     command = (MODULES[group], "--device", device, "--output", OUTPUT, *(["--tiny"] if tiny else MORE.get(group, [])))
     yield Step(group, group, command=command)
-
-
-def _training(device: str, tiny: bool) -> Iterator[Step]:
-    for model in TRAINED[:1] if tiny else TRAINED:
-        steps = ("--steps", "2") if tiny else ()
-        command = ("benchmarks.training.half", "--model", model, "--device", device, "--output", OUTPUT, *steps)
-        yield Step(f"training.{model}", "training", command=command)

@@ -69,12 +69,6 @@ def _kernels_rows(result: Any) -> Iterator[list[str]]:
         yield [row["kernel"], row["dtype"], f"{row['elements']:,}", same.replace("|", "\\|"), *shown]
 
 
-def _training_rows(result: Any) -> Iterator[list[str]]:
-    for row in result["rows"]:
-        metric = ABSENT if row["metric"] is None else f"{row['metric']:.2f}"
-        yield [result["cell"]["model"], row["dtype"], row["metric_name"], metric, str(row["overflows"])]
-
-
 TABLES: dict[str, tuple[str, list[str], str, Callable[[Any], Iterator[list[str]]]]] = {
     "known": ("Known allocations", ["Rung", "Expected, MiB", "Measured, MiB", "Error"], "lrrr", _known_rows),
     "contracts": (
@@ -100,12 +94,6 @@ TABLES: dict[str, tuple[str, list[str], str, Callable[[Any], Iterator[list[str]]
         ["Kernel", "Of", "Elements", "Same bits", "Plain torch, ms", "Triton, ms", "Copy, ms"],
         "llrlrrr",
         _kernels_rows,
-    ),
-    "training": (
-        "Trained under autocast, w+2d, streamed",
-        ["Model", "Computed in", "Metric", "Value", "Steps skipped for overflow"],
-        "lllrr",
-        _training_rows,
     ),
 }
 """For each group: the title of its table, the head, the alignment, and the function from a result to rows."""

@@ -42,7 +42,7 @@ def test_the_picture_of_a_cell_is_of_what_it_holds_and_its_fullest_moment_is_the
     trainer = build(cell, LocalCommunicator(), None, Path("data"))
     batch = trainer.batch(next(trainer.indices()), 0)
     trainer.train_step(0, batch)
-    measured = measure_memory(trainer.optimizer, lambda: trainer.loss(batch), trainer.model)
+    measured = measure_memory(trainer.optimizer, lambda: trainer.task.loss(trainer.model, batch), trainer.model)
     assert moments_problem({"rank": 0, **measured["moments"]}, measured["peak_states_bytes"]) is None
     moments = unpack_moments(measured["moments"])
     assert 100 < len(moments) <= min(POINTS, measured["moments"]["changes"])
