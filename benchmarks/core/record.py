@@ -10,7 +10,7 @@ from benchmarks.core.checks import Check, all_of, are_numbers, is_text, known_ke
 from benchmarks.core.files import all_finite, finite, load_json, save_json
 from benchmarks.core.matrix import expand
 from benchmarks.core.outcome import Measured
-from benchmarks.core.rank_memory import items_problem, moments_problem, rung_problem
+from benchmarks.core.rank_memory import moments_problem, rung_problem
 from benchmarks.core.scheme_options import is_plan
 from resireduce.errors import ConfigError
 from resireduce.planning.item import STATES
@@ -18,7 +18,7 @@ from resireduce.planning.item import STATES
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
 SCHEMA_VERSION = 2
-OPTIONAL = ("items", "moments", "messages")
+OPTIONAL = ("moments", "messages")
 """Fields that a record may lack."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = tuple(f"{state}_bytes" for state in STATES)
@@ -60,12 +60,9 @@ class CellResult(Measured):
     """Rungs of memory of the rank that holds most, as `benchmarks.core.rank_memory.Rung.as_dict`."""
     wall_seconds: float | None = None
     per_rank: list[dict[str, Any]] = field(default_factory=list)
-    items: dict[str, Any] = field(default_factory=dict)
-    """Every tensor of the model states of the rank that holds most, `rank`: `benchmarks.core.rank_memory.unpack` turns
-    it into a list. Empty in records made before it was measured."""
     moments: dict[str, Any] = field(default_factory=dict)
-    """The memory of one step over time, of the rank that holds most, `rank`: `unpack_moments` there turns it into a
-    list. Empty in records made before it was measured."""
+    """The memory of one step over time, of the rank that holds most, `rank`:
+    `benchmarks.core.rank_memory.unpack_moments` turns it into a list. Empty in records made before it was measured."""
     failure: dict[str, Any] = field(default_factory=dict)
     """What is known of a failure: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
     that could not be allocated, and `interrupted` if the same command will resume the cell."""
@@ -79,12 +76,16 @@ class CellResult(Measured):
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """Build a record from plain values. Raises RecordError, one line."""
+        """Build a record from plain values. Raises RecordError, one line.
+
+        Records of earlier versions have `items`, a list of tensors, whose sums are in the record too.
+        """
         version = values.get("schema_version") if isinstance(values, dict) else None
         if version != SCHEMA_VERSION:
             raise RecordError(f"schema_version: {version!r} cannot be read; allowed: {SCHEMA_VERSION}")
         if missing := [f.name for f in fields(cls) if f.name not in values and f.name not in OPTIONAL]:
             raise RecordError(f"record: keys are missing: {', '.join(missing)}")
+        values = {name: value for name, value in values.items() if name != "items"}
         try:
             known_keys("record", values, (f.name for f in fields(cls)))
             return cls(**{**values, "cell": Cell.from_dict(values["cell"])})
@@ -126,9 +127,6 @@ def _problems(result: CellResult) -> list[str]:
         for name, allowed in wrong_fields(result, _own_checks(result.status))
     ]
     wrong += [f"ladder: {problem}" for problem in map(rung_problem, result.ladder) if problem] if not wrong else []
-    held = {state: getattr(result, f"{state}_bytes") for state in STATES}
-    if not wrong and (problem := items_problem(result.items, held)):
-        wrong = [f"items: {problem}"]
     if not wrong and (problem := moments_problem(result.moments, result.peak_states_bytes)):
         wrong = [f"moments: {problem}"]
     if wrong:
@@ -154,8 +152,7 @@ def _ok_problems(result: CellResult) -> list[str]:
         return wrong
     if problem := _range_problem(result):
         return [problem]
-    # Items are many, and are already known to be whole numbers.
-    if not all_finite(vars(result) | {"cell": result.cell.to_dict(), "items": None}):
+    if not all_finite(vars(result) | {"cell": result.cell.to_dict()}):
         return ["metric: NaN or infinity in an ok record; its status is diverged"]
     return _sum_problems(result)
 

@@ -105,8 +105,6 @@ def overall(outcomes: Sequence[Outcome]) -> Outcome:
 MEASURED = tuple(field.name for field in fields(Measured))
 FINAL = ("ok", "oom", "timeout", "diverged")
 """Statuses that are results of the cell. The others mean that it could not be run, and are worth another try."""
-ONE_RANK = ("items", "moments")
-"""Values that a record has only of the rank that holds most."""
 PARTIAL = ("metric_name", "higher_is_better", "metric_history", "steps", "step_seconds")
 """Values that a rank leaves even if it did not finish."""
 
@@ -137,11 +135,11 @@ def to_result(
 
 
 def _memory(memories: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the bytes, items and moments of the rank with the highest peak, and the bytes of every rank."""
+    """Return the bytes and moments of the rank with the highest peak, and the bytes of every rank."""
     rank = max(range(len(memories)), key=lambda rank: memories[rank]["peak_states_bytes"])
     fullest = memories[rank]
-    listed = {name: {"rank": rank, **fullest[name]} for name in ONE_RANK if fullest.get(name)}
-    each = [{name: value for name, value in memory.items() if name not in ONE_RANK} for memory in memories]
+    listed = {"moments": {"rank": rank, **fullest["moments"]}} if fullest.get("moments") else {}
+    each = [{name: value for name, value in memory.items() if name != "moments"} for memory in memories]
     values = {name: fullest[name] for name in (*BYTE_FIELDS, "ladder")}
     return {**values, **listed, "phase_seconds": memories[0]["phase_seconds"], "per_rank": each}
 

@@ -1,16 +1,13 @@
 """Figures of model states: parts of a bar, tensor by tensor, and a step over time."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import altair as alt
 
 from benchmarks.analysis.charts import look
 from benchmarks.analysis.charts.look import INK, REFERENCE, Row, Specification, exact, labels_of, shown_of, side_by_side
-from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import mebibytes, percent
 from benchmarks.analysis.table import Record
-from benchmarks.analysis.tables.items_table import group_title
 from benchmarks.core.rank_memory import BANDS, thinned
 from benchmarks.core.record import STATE_FIELDS
 
@@ -28,10 +25,6 @@ PEAK = "fullest moment of a step"
 BOUNDARY, FULLEST = "step boundary", "fullest moment"
 LETTERS_FROM = 0.05
 """Parts shorter than this share of the longest bar have no letter."""
-LARGEST = 10
-"""Most groups of like tensors shown of one model."""
-SHARE = 0.01
-"""Groups below this share of the largest are not drawn, as their bars would not be visible."""
 
 
 def memory_chart(records: Sequence[Record]) -> Specification | None:
@@ -42,7 +35,7 @@ def memory_chart(records: Sequence[Record]) -> Specification | None:
     base = alt.Chart().mark_rule(**REFERENCE).encode(x=alt.XDatum(100))
     peak = alt.Chart().mark_point(shape="diamond", filled=True, size=60, color=INK, opacity=1)
     peak = peak.transform_filter(f"datum.part == '{PEAK}'").encode(x="at:Q", y=_rows_axis(), **exact())
-    layers = [*_bars("% of baseline, kept"), base, peak, _texts("width")]
+    layers = [*_bars("% of baseline, kept"), base, peak, _texts()]
     return side_by_side(rows, layers, hides="part", width=230, height=alt.Step(20))
 
 
@@ -81,44 +74,12 @@ def _tip(record: Record, label: str) -> str:
     return "\n".join([f"{record['model']}, {label}", *states, total, fullest])
 
 
-def items_chart(records: Sequence[Record]) -> Specification | None:
-    """Return the figure of tensors: two bars for each group of like ones, the baseline's above; None without any."""
-    rows = [row for model in dict.fromkeys(one["model"] for one in records) for row in _item_rows(records, model)]
-    if not rows:
-        return None
-    layers = [*_bars("MiB, before (baseline, kept) and after", offset=True), _texts("at", offset=True)]
-    return side_by_side(rows, layers, hides="part", columns=1, width=560, height=alt.Step(34))
-
-
-def _item_rows(records: Sequence[Record], model: str) -> Iterator[Row]:
-    shown = [record for record in records if record["shown"] and record["model"] == model]
-    groups = grouped((record["alike"], record) for record in shown)
-    largest = sorted(groups.values(), key=lambda group: -sum(_bytes(group, "baseline_")))[:LARGEST]
-    most = sum(_bytes(largest[0], "baseline_")) if largest else 0
-    for number, group in enumerate(one for one in largest if sum(_bytes(one, "baseline_")) >= SHARE * most):
-        label = group_title(group[0]["alike"], group)
-        panel = f"{model}: {group[0]['scheme']}, {group[0]['gradients']}"
-        for when, prefix in (("before", "baseline_"), ("after", "")):
-            held = dict(zip(list(PARTS)[: len(STATE_FIELDS)], _bytes(group, prefix), strict=True))
-            tip = "\n".join([f"{label}, {when}", *(f"{part}: {count:,} bytes" for part, count in held.items())])
-            common = {"model": model, "panel": panel, "row": number, "label": label, "when": when, "tip": tip}
-            for place, (part, count) in enumerate(held.items()):
-                letter = part[0] if count >= LETTERS_FROM * most else ""
-                yield common | {"part": part, "place": place, "share": count / 2**20, "letter": letter}
-            yield common | {"at": sum(held.values()) / 2**20, "text": when}
-
-
-def _bytes(group: Sequence[Record], when: str) -> list[int]:
-    return [sum(record[f"{when}{name}"] for record in group) for name in STATE_FIELDS]
-
-
-def _bars(title: str, offset: bool = False) -> list[alt.Chart]:
+def _bars(title: str) -> list[alt.Chart]:
     """Return the bars of parts, which close up if one is hidden, each with its letter for the colour-blind."""
-    parts = dict(list(PARTS.items())[: len(STATE_FIELDS)] if offset else [*PARTS.items(), (PEAK, ("", INK))])
-    groups: list[Any] = ["panel", "label", *(["when"] if offset else [])]
+    parts = PARTS | {PEAK: ("", INK)}
     base = alt.Chart().transform_filter("datum.part && datum.share != null")
-    base = base.transform_stack(["left", "right"], "share", groups, sort=[alt.SortField("place")])
-    base = base.transform_calculate(middle="(datum.left + datum.right) / 2").encode(**_place(offset))
+    base = base.transform_stack(["left", "right"], "share", ["panel", "label"], sort=[alt.SortField("place")])
+    base = base.transform_calculate(middle="(datum.left + datum.right) / 2").encode(y=_rows_axis())
     colour = alt.Color("part:N").scale(domain=list(parts), range=[colour for _, colour in parts.values()])
     bars = base.mark_bar(stroke="white", strokeWidth=0.6)
     return [
@@ -127,15 +88,10 @@ def _bars(title: str, offset: bool = False) -> list[alt.Chart]:
     ]
 
 
-def _texts(where: str, offset: bool = False) -> alt.Chart:
-    """Return the texts at the right edge, or at the end of each bar."""
-    x = alt.value("width") if where == "width" else alt.X(f"{where}:Q")
+def _texts() -> alt.Chart:
+    """Return the texts at the right edge."""
     chart = alt.Chart().mark_text(align="left", dx=5, aria=False).transform_filter("datum.text")
-    return chart.encode(x=x, text="text:N", **_place(offset))
-
-
-def _place(offset: bool) -> Row:
-    return {"y": _rows_axis()} | ({"yOffset": alt.YOffset("when:N").sort(["before", "after"])} if offset else {})
+    return chart.encode(x=alt.value("width"), text="text:N", y=_rows_axis())
 
 
 def _rows_axis() -> alt.Y:

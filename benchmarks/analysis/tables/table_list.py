@@ -9,7 +9,6 @@ from benchmarks.analysis.paper.spec import load_specs
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.accuracy import accuracy, throughput
 from benchmarks.analysis.tables.distribution_table import distributions
-from benchmarks.analysis.tables.items_table import items
 from benchmarks.analysis.tables.memory_table import memory, moments
 from benchmarks.analysis.tables.systems_table import systems
 
@@ -17,7 +16,6 @@ TABLES: dict[str, Callable[[Run], Table]] = {
     "systems": systems,
     "memory": memory,
     "moments": moments,
-    "items": items,
     "accuracy": accuracy,
     "throughput": throughput,
     "distributions": distributions,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.core.rank_memory import BANDS, pack, pack_moments
+from benchmarks.core.rank_memory import BANDS, pack_moments
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.item import sums
 from resireduce.planning.memory import LiveBytes, counted_states, held_tensors, itemise_states
@@ -117,12 +117,10 @@ def measure_memory(
 
     Call it after a step and before `zero_grad`, when all else is done: the extra step changes the model.
     `forward` returns the loss of a batch; `model` names parameters that are not trained. The names returned are those
-    of CellResult; `items` are the terms of the model states, as `benchmarks.core.rank_memory.pack` returns them, and
-    `moments` is that step's memory over time, as `benchmarks.core.rank_memory.pack_moments` returns it.
+    of CellResult; `moments` is that step's memory over time, as `benchmarks.core.rank_memory.pack_moments` returns it.
     """
     resident = peak_resident_bytes()
-    items = itemise_states(optimizer, model)
-    states = sums(items)
+    states = sums(itemise_states(optimizer, model))
     total = sum(states.values())
     optimizer.zero_grad()
     loss = forward()
@@ -136,6 +134,5 @@ def measure_memory(
         "in_flight_bytes": tracker.peak_bytes - total,
         "peak_states_bytes": tracker.peak_bytes,
         "peak_resident_bytes": resident,
-        "items": pack(items),
         "moments": pack_moments(tracker.moments()),
     }

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,14 +9,8 @@ import torch
 from torch import nn
 
 import resireduce
-from benchmarks.core.cell import Cell
-from benchmarks.core.outcome import Outcome
-from benchmarks.core.rank_memory import pack, unpack
-from benchmarks.core.record import CellResult, RecordError
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import SMALL, WORKLOADS
-from benchmarks.launching.outcomes import to_result
-from benchmarks.training.measure.tracker import measure_memory
 from benchmarks.training.optimizers import make_optimizer
 from resireduce.__main__ import main
 from resireduce.comm.local import LocalCommunicator, PretendCommunicator
@@ -27,8 +20,7 @@ from resireduce.planning.item import STATES, Item, sums
 from resireduce.planning.memory import itemise_states, measure_states
 from resireduce.planning.optimizers import without_storage
 from resireduce.scheme import COMPRESSORS, SCHEMES, load
-from tests.records import make_result
-from tests.worlds import Net, loss_of, seeded, sgd_for, train
+from tests.worlds import Net, seeded, sgd_for, train
 
 PARTS = {
     "baseline": {"full"},
@@ -99,7 +91,6 @@ def check(model: nn.Module, optimizer: DistributedOptimizer) -> list[Item]:
 def test_tensors_of_small_models_add_up(model: str, scheme: str) -> None:
     items = check(*small(model, scheme=scheme, gradients="kept"))
     assert {item.part for item in items if item.state == "residuals"} <= PARTS[scheme]
-    assert unpack(pack(items)) != [] and sums(unpack(pack(items))) == sums(items)
 
 
 @pytest.mark.parametrize(("scheme", "dtype"), [(scheme, "int4") for scheme in SCHEMES] + [("w+2d", "int8")])
@@ -159,77 +150,3 @@ def test_a_plan_lists_tensors_on_the_command_line(capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert len([line for line in text.splitlines() if " bytes  " in line]) == len(planned["items"])
     assert ", float32, shared by " in text and "(rows_columns.rows), " in text
-
-
-# --- records ---
-
-
-@cache
-def net_items(scheme: str = "w+2d", gradients: str = "kept") -> tuple[Item, ...]:
-    return tuple(plan(Net, scheme=scheme, gradients=gradients, itemised=True)["items"])
-
-
-def record_of(scheme: str = "w+2d", gradients: str = "kept", **cell: object) -> CellResult:
-    """A record whose bytes are those of Net, whatever model the cell names."""
-    plain = make_result(Cell(model="gpt2-bytes", scheme=scheme, gradients=gradients, **cell)).to_dict()  # type: ignore[arg-type]
-    totals = sums(list(net_items(scheme, gradients)))
-    plain |= {f"{state}_bytes": held for state, held in totals.items()}
-    plain |= {"total_bytes": sum(totals.values()), "items": {"rank": 1, **pack(net_items(scheme, gradients))}}
-    return CellResult.from_dict(plain)
-
-
-@pytest.mark.parametrize(("scheme", "gradients"), [("w+2d", "kept"), ("baseline", "streamed"), ("none", "kept")])
-def test_items_come_back_from_a_record(scheme: str, gradients: str) -> None:
-    result = CellResult.from_dict(json.loads(json.dumps(record_of(scheme, gradients).to_dict())))
-    assert set(unpack(result.items)) == set(net_items(scheme, gradients))
-
-
-def damaged(key: str, value: object) -> dict[str, object]:
-    packed = record_of().items
-    return copy.deepcopy(packed) | {key: value}
-
-
-def with_kind(**changes: object) -> dict[str, object]:
-    packed = copy.deepcopy(record_of().items)
-    packed["kinds"][0] |= changes
-    return packed
-
-
-BAD_ITEMS = [
-    (lambda: {"rank": 0}, "^items: damaged: KeyError: 'names'"),
-    (lambda: damaged("names", ["a"]), "^items: 1 names and [0-9]+ shapes"),
-    (lambda: damaged("kinds", []), "^items: the parameters add up to 0 bytes, not to parameters_bytes, [0-9]+"),
-    (lambda: with_kind(state="activations"), "^items: activations float32: not a state; allowed: parameters, "),
-    (lambda: with_kind(bytes=1), "^items: parameters float32: its tensors add up to [0-9]+ bytes, not to 1$"),
-    (lambda: with_kind(of=[0, 0]), "^items: parameters float32: a tensor is there twice"),
-]
-
-
-@pytest.mark.parametrize(("items", "message"), BAD_ITEMS)
-def test_items_that_do_not_add_up_are_refused_in_one_line(items: object, message: str) -> None:
-    plain = record_of().to_dict() | {"items": items()}  # type: ignore[operator]
-    with pytest.raises(RecordError, match=message) as error:
-        CellResult.from_dict(plain)
-    assert "\n" not in str(error.value)
-
-
-def test_a_saving_that_its_tensors_do_not_have_is_refused() -> None:
-    plain = record_of().to_dict()
-    plain |= {"residuals_bytes": plain["residuals_bytes"] - 4, "total_bytes": plain["total_bytes"] - 4}
-    with pytest.raises(RecordError, match="items: the residuals add up to"):
-        CellResult.from_dict(plain)
-
-
-def test_the_record_has_the_tensors_of_the_rank_that_holds_most() -> None:
-    model, optimizer = train(LocalCommunicator(), seeded(Net), steps=1, scheme="w+2d", gradients="kept")
-    items = itemise_states(optimizer, model)
-    memory = measure_memory(optimizer, lambda: loss_of(model, torch.Generator()), model)
-    assert memory["residuals_bytes"] == sums(items)["residuals"] and set(unpack(memory["items"])) == set(items)
-    common = {"ladder": [], "phase_seconds": {}, "sampling": None, "difference": None}
-    less = common | dict.fromkeys(memory, 0) | {"items": {}}
-    result = make_result(cell := Cell(model="gpt2-bytes", scheme="w+2d"))
-    names = ("metric_name", "higher_is_better", "metric", "steps", "steps_per_second", "step_seconds")
-    outcome = Outcome(status="ok", data_hash="", threads=1, **{name: getattr(result, name) for name in names})
-    found = to_result(cell, [replace(outcome, memory=less), replace(outcome, memory=common | memory)], 1.0, None)
-    assert found.items == {"rank": 1, **pack(items)}
-    assert not any("items" in rank for rank in found.per_rank), "one rank's are enough"

@@ -8,7 +8,6 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
-from benchmarks.core.rank_memory import unpack
 from benchmarks.core.record import CellResult
 from benchmarks.core.workloads import PAPER, WORKLOADS
 from resireduce.planning.memory import ModelStates
@@ -50,4 +49,3 @@ def test_resnet50_takes_a_step(tmp_path):
     assert (record.status, record.steps, record.metric_name) == ("ok", 1, "top1")
     parts = ("parameters", "gradients", "residuals", "optimizer_states")
     check_bytes("resnet50", ModelStates(**{part: getattr(record, f"{part}_bytes") for part in parts}))
-    assert len(unpack(record.items)) > 2 * 161, "every tensor is listed, and a record adds up"
