@@ -8,7 +8,7 @@
 # make format  format Python files and Snakemake's rules, and mend what ruff can
 # make fuzz  1,000 models and scripts that a generator composes, against plain torch (EXAMPLES: how many)
 # make check  does the library still save the memory it did? measured, and compared to the byte (ACCEPT='why': the new reference)
-# make micro  how fast a gradient is compressed, beside plain torch and a copy: a table and a picture
+# make micro  how fast a gradient is compressed, beside plain torch and a copy
 # make gpu  the next stretch, of 9 minutes at most, of all that is measured on one GPU (DRYRUN=1: only list it)
 # make bundle  a run with all that it rests on in one zip, for python -m benchmarks verify (RUN=name)
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)

@@ -1,14 +1,13 @@
 """`python -m benchmarks measure micro`: times gradient compression beside plain torch and a copy. Imports no torch."""
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.labels import markdown_table
-from benchmarks.analysis.tables.compression import ALIGN, HEAD, averages_table, cells_of
+from benchmarks.analysis.tables.compression import ALIGN, HEAD, cells_of
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import save_json, save_text, writable
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="the smallest size in two rounds at most, to try it out")
     place = Path("results/runs/micro/micro.json")
-    text = "JSON file; a table (.md) and a picture (.svg) lie beside it (default: %(default)s)"
+    text = "JSON file; a table (.md) lies beside it (default: %(default)s)"
     parser.add_argument("--output", type=Path, default=place, help=text)
 
 
@@ -60,13 +59,10 @@ def main(args: argparse.Namespace) -> int:
         "threads": integer("threads", cores() if args.threads is None else args.threads, 1, MOST_THREADS),
     }
     writable("output", args.output)
-    times = _times(settings)
-    rows, averages = compared(times["rows"]), times["averages"]
-    found = {"malloc": MALLOC_THAT_KEEPS, "rows": rows, "averages": averages, "measured": timing_provenance()}
-    save_json(settings | found, args.output)
-    text = f"{table(rows, settings['rounds'], settings['threads'])}\n{averages_table(averages)}"
+    rows = compared(_times(settings))
+    save_json(settings | {"malloc": MALLOC_THAT_KEEPS, "rows": rows, "measured": timing_provenance()}, args.output)
+    text = table(rows, settings["rounds"], settings["threads"])
     save_text(text, args.output.with_suffix(".md"))
-    _draw(rows, args.output.with_suffix(".svg"))
     print(f"{text}\nAll of it: {args.output}")
     return 0
 
@@ -78,20 +74,11 @@ def _size(given: int) -> int:
     return given
 
 
-def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write the picture, unless the plotting package is missing, as on machines set up only for training."""
-    if importlib.util.find_spec("altair") is None:
-        return
-    from benchmarks.analysis.charts.draw import roofline
-
-    save_text(roofline(rows), path)
-
-
-def _times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _times(settings: dict[str, Any]) -> list[dict[str, Any]]:
     cure = "all cases of a size are held at once: give fewer of them, such as --cases 'topk, *', or smaller --sizes"
     variables = {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}
     (found,) = measure("micro", settings, cure=cure, variables=variables)
-    times: dict[str, list[dict[str, Any]]] = found
+    times: list[dict[str, Any]] = found
     return times
 
 

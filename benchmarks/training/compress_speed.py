@@ -1,7 +1,4 @@
-"""Times the compression of a gradient, by plain torch and by the library in turn, and the averaging of payloads.
-
-`benchmarks.micro.micro_command` has it measured.
-"""
+"""Times the compression of a gradient, by plain torch and by the library in turn, for `measure micro`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +11,6 @@ from torch import Tensor, nn
 
 from benchmarks.training.measure_rank import in_turn, now
 from resireduce.comm.local import LocalCommunicator
-from resireduce.compressors.topk import TopK
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Payload, Round
 from resireduce.errors import ConfigError
@@ -154,7 +150,7 @@ def _payload_of(feedback: ErrorFeedback, gradient: Tensor, name: str, number: in
 WARM_UP_ROUNDS = 1
 
 
-def measured(settings: dict[str, Any], folder: Path) -> dict[str, list[dict[str, Any]]]:
+def measured(settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Time all cases at each size and density that the settings name, report progress, and return the rows.
 
     Raises ConfigError if they name a GPU where there is none, or a case that there is not.
@@ -163,14 +159,13 @@ def measured(settings: dict[str, Any], folder: Path) -> dict[str, list[dict[str,
     if settings["device"] == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: 'cuda' is not allowed without a CUDA device; give cpu, or leave it out")
     torch.set_num_threads(settings["threads"])
-    device, rows, averages = torch.device(settings["device"]), list[dict[str, Any]](), list[dict[str, Any]]()
+    device, rows = torch.device(settings["device"]), list[dict[str, Any]]()
     for elements in settings["sizes"]:
         for density in settings["densities"]:
             shape = elements // settings["row"], settings["row"]
             rows += timed(cases, shape, density, settings["rounds"], device)
-            averages += average_times(torch.zeros(shape, device=device), density, settings["rounds"])
             print(f"{elements:,} elements, density {density:g}: timed", flush=True)
-    return {"rows": rows, "averages": averages}
+    return rows
 
 
 def chosen(patterns: Sequence[str]) -> list[Case]:
@@ -212,37 +207,3 @@ def _timing(case: Case, source: Tensor, density: float) -> Callable[[int], float
         return (now(source) - started) / case.gradients
 
     return took
-
-
-RANKS = (2, 8, 64)
-
-
-def average_times(like: Tensor, density: float, rounds: int) -> list[dict[str, object]]:
-    """Return a row for each number of ranks: the seconds of each of `rounds` rounds, for one gradient like `like`.
-
-    All numbers are timed in turn. Payloads are top-k's, with positions spread over the gradient at random.
-    """
-    source = torch.Generator().manual_seed(0)
-    payloads = [_payload(like, density, source) for _ in range(max(RANKS))]
-    compressor, average = TopK(density), torch.zeros_like(like)
-
-    def averaging(ranks: int) -> Callable[[int], float]:
-        def took(number: int) -> float:
-            started = now(like)
-            compressor.combine_(average, payloads[:ranks], 1 / ranks)
-            return now(like) - started
-
-        return took
-
-    seconds = dict(zip(RANKS, in_turn([averaging(ranks) for ranks in RANKS], range(1 + rounds), 1), strict=True))
-    elements = payloads[0].parts()[1].numel()
-    at = {"elements": like.numel(), "density": density, "sent": elements}
-    return [{**at, "ranks": ranks, "seconds": found, "least_seconds": min(found)} for ranks, found in seconds.items()]
-
-
-def _payload(like: Tensor, density: float, source: torch.Generator) -> Payload:
-    """Return a possible payload of top-k: the gradient is cut into k stretches, and one position is sent of each."""
-    count = max(1, int(density * like.numel()))
-    stretch = like.numel() // count
-    places = torch.arange(count) * stretch + torch.randint(stretch, (count,), generator=source)
-    return TopK(density).packed(like, places.to(like.device))

@@ -110,28 +110,8 @@ def with_own_ids(svg: str, name: str) -> str:
 # --- Pictures of single commands as SVG ---
 
 
-MOVED, COPIED = 12, 8
-"""Bytes per element: gradient read, residual read and written (float32); and those of a copy."""
 PARTS = {"computes": "#7a858f", "hidden": "#0083c4", "exposed": "#d55e00"}
 """The kinds of pieces in a lane of a step, and their colours."""
-
-
-def roofline(rows: Sequence[dict[str, Any]]) -> str:
-    """Return bytes per second of the least passes that a compression needs, beside those of a copy.
-
-    A line for each case, over the size of a gradient, in a panel per density. `rows` are those of `compared`.
-    """
-    x = alt.X("elements:Q").scale(type="log").title("elements of a gradient")
-    y = alt.Y("speed:Q").scale(type="log").title("GB/s of gradient and residual")
-    return _lines("micro", [_speed(row) for row in rows], x, y, hides="case", width=520, height=300)
-
-
-def _speed(row: dict[str, Any]) -> look.Row:
-    moved = COPIED if row["case"] == "copy" else MOVED
-    speed = moved * row["elements"] / row["least_seconds"] / 1e9
-    tip = [row["case"], f"{row['elements']:,} elements", f"{1000 * row['least_seconds']:.3g} ms", f"{speed:.3g} GB/s"]
-    shown = {"case": row["case"], "elements": row["elements"], "speed": speed, "tip": tip}
-    return {"model": "all", "panel": f"density {row['density']:g}", **shown}
 
 
 def scaling(points: Sequence[dict[str, Any]], title: str) -> str:
@@ -146,14 +126,10 @@ def scaling(points: Sequence[dict[str, Any]], title: str) -> str:
         rows.append({"panel": title, "name": one["name"], "ranks": one["ranks"], "efficiency": kept, "tip": tip})
     x = alt.X("ranks:Q", title="ranks").scale(type="log", base=2)
     y = alt.Y("efficiency:Q", title="% of a rank's speed alone", axis=alt.Axis(grid=True)).scale(domain=[0, 100])
-    return _lines("scaling", rows, x, y, hides="name", width=460, height=260)
-
-
-def _lines(name: str, rows: list[look.Row], x: alt.X, y: alt.Y, *, hides: str, width: int, height: int) -> str:
-    colour = alt.Color(f"{hides}:N").sort(None).legend(orient="right", columns=1, title=None)
+    colour = alt.Color("name:N").sort(None).legend(orient="right", columns=1, title=None)
     base = alt.Chart().encode(x=x, y=y, color=colour, **look.exact())
     layers = base.mark_line(), base.mark_point(filled=True)
-    return drawn(name, look.side_by_side(rows, layers, hides=hides, columns=1, width=width, height=height)).svg
+    return drawn("scaling", look.side_by_side(rows, layers, hides="name", columns=1, width=460, height=260)).svg
 
 
 def step(pieces: Sequence[dict[str, Any]], title: str) -> str:

@@ -13,10 +13,9 @@ from benchmarks.micro.micro_command import compared
 from benchmarks.training import compress_speed
 from benchmarks.training.compress_speed import Case, list_cases
 
-TIMES: dict[str, list[dict[str, Any]]] = {
-    "rows": [{"case": case, "elements": 8, "density": 0.5, "seconds": [1.0]} for case in ("copy", "naive")],
-    "averages": [],
-}
+TIMES: list[dict[str, Any]] = [
+    {"case": case, "elements": 8, "density": 0.5, "seconds": [1.0]} for case in ("copy", "naive")
+]
 
 
 def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,11 +25,8 @@ def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["threads"] == 3 and "| ms, 3 threads |" in output.with_suffix(".md").read_text()
     assert [row["case"] for row in found["rows"]] == [case.name for case in list_cases()]
     assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in found["rows"])
-    assert [row["ranks"] for row in found["averages"]] == [2, 8, 64]
-    assert all(min(row["seconds"]) == row["least_seconds"] > 0 for row in found["averages"])
     text = output.with_suffix(".md").read_text()
     assert text in capsys.readouterr().out and all(f"| {row['case']} |" in text for row in found["rows"])
-    assert output.with_suffix(".svg").read_text().count("naive") > 0
 
 
 def test_cases_are_chosen_by_name_and_compared_with_a_copy_and_the_naive_form(tmp_path: Path) -> None:
