@@ -35,14 +35,8 @@ DENSE = Setting("none", "kept")
 """Without a compressor."""
 BASELINE, STREAMED = Setting("baseline", "kept"), Setting("baseline", "streamed")
 SHARED, SHARED_STREAMED = Setting("w+2d", "kept"), Setting("w+2d", "streamed")
-UNFINISHED = ".unfinished.json"
-"""End of the name of a file with the rows of a measurement that was interrupted."""
 PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
     "each": ((BASELINE, STREAMED), (SHARED, SHARED_STREAMED)),
-    "streaming": ((BASELINE, STREAMED),),
-    "sharing": ((BASELINE, SHARED),),
-    "compression": ((DENSE, BASELINE),),
-    "both": ((BASELINE, STREAMED, SHARED),),
     "every": ((BASELINE, STREAMED, SHARED, DENSE),),
 }
 """Groups of settings that are timed in the same processes: all others are compared with the first."""
@@ -57,8 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text += "of two or more, the interval is over their means (default: %(default)s)"
     parser.add_argument("--starts", type=int, default=1, help=text)
     parser.add_argument("--models", metavar="NAME", nargs="+", help="default: the small ones")
-    text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, "
-    text += "both, or every, which has no compression too; against no compression: compression"
+    text = (
+        "what is compared: each (streaming, of each scheme; default), or every: streaming, sharing and no compression "
+    )
+    text += "against the baseline"
     parser.add_argument("--pairs", default="each", help=text)
     text = "in place of --pairs: each setting of a config's cells against its cell without compression"
     parser.add_argument("--config", metavar="FILE", type=Path, help=text)
@@ -69,10 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the ratios of all models, print them, and return 0. Raises ConfigError for unusable input.
-
-    If anything ends it early, the ratios of models that are finished are written to another file beside the output.
-    """
+    """Write the ratios after each model, print them, and return 0. Raises ConfigError for unusable input."""
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
     starts = integer("starts", args.starts, 1, 100)
     integer("ranks", args.ranks, 1, 128)
@@ -82,19 +75,12 @@ def main(args: argparse.Namespace) -> int:
     writable("output", args.output)
     asked = {"rounds": rounds, "steps": steps, "starts": starts}
     found: dict[str, Any] = asked | {"rows": [], "measured": timing_provenance() | {"device": args.device}}
-    try:
-        for cells in together:
-            for row in compare(cells, rounds, steps, starts):
-                found["rows"].append(row)
-                beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
-                print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
-    except BaseException:
-        if found["rows"]:  # beside the output, which may hold those of an earlier measurement that is whole
-            place = args.output.with_name(f"{args.output.stem}{UNFINISHED}")
-            save_json(found, place)
-            print(f"Not finished; what has been measured: {place}", flush=True)
-        raise
-    save_json(found, args.output)
+    for cells in together:
+        for row in compare(cells, rounds, steps, starts):
+            found["rows"].append(row)
+            beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
+            print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
+        save_json(found, args.output)
     over = f"{rounds} rounds" if starts == 1 else f"{starts} starts of {rounds} rounds"
     print(f"Speed of the first, of the other's, ± half of the 95 % interval over {over}: {args.output}")
     return 0

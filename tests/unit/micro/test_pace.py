@@ -5,7 +5,6 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,16 +13,15 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
 from benchmarks.core.workloads import SMALL
 from benchmarks.micro import pace
-from resireduce.errors import ConfigError
 
 
 def test_ratios_and_their_intervals(tmp_path: Path) -> None:
     """At the mean of the rounds' ratios, within them, and by what the two ranks took."""
     output = tmp_path / "pace.json"
     options = ["--models", "vgg-digits", "--rounds", "3", "--steps", "1", "--output", str(output)]
-    assert main(["measure", "pace", "--pairs", "streaming", *options]) == 0
-    (row,) = json.loads(output.read_text())["rows"]
-    assert (row["model"], row["scheme"]) == ("vgg-digits", "baseline")
+    assert main(["measure", "pace", *options]) == 0
+    row, shared = json.loads(output.read_text())["rows"]
+    assert (row["model"], row["scheme"], shared["scheme"]) == ("vgg-digits", "baseline", "w+2d")
     assert (row["gradients"], row["against"]["gradients"]) == ("streamed", "kept")
     assert row["pairs"] == len(row["ratios"]) == 3 and row["half_width"] > 0
     assert min(row["ratios"]) < row["ratio"] < max(row["ratios"])
@@ -40,12 +38,12 @@ def stand_in(folder: Path, seconds: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path, "[[2.0, 4.0], [1.0, 4.0], [4.0, 8.0]]", monkeypatch)
+    stand_in(tmp_path, "[[2.0, 4.0], [1.0, 4.0], [4.0, 8.0], [1.0, 1.0]]", monkeypatch)
     cell = Cell(model="resnet50", data="synthetic")
-    cells = [replace(cell, **one._asdict()) for one in pace.PAIRS["both"][0]]
-    streamed, shared = pace.compare(cells, 2, 1)
+    cells = [pace._in_setting(cell, one) for one in pace.PAIRS["every"][0]]
+    streamed, shared, _ = pace.compare(cells, 2, 1)
     timed = json.loads((tmp_path / "settings.json").read_text())["cells"]
-    assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [one[:2] for one in pace.PAIRS["both"][0]]
+    assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [one[:2] for one in pace.PAIRS["every"][0]]
     assert (streamed["ratios"], shared["ratios"]) == ([2.0, 1.0], [0.5, 0.5])
     assert (shared["scheme"], shared["against"]["scheme"]) == ("w+2d", "baseline")
 
@@ -95,29 +93,6 @@ def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
     option, value = option.split()
     assert main(["measure", "pace", option, value, "--output", str(tmp_path / "pace.json")]) == 2
     assert f"{option[2:]}: {value} is not allowed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ConfigError("its ranks say above why")])
-def test_what_was_measured_before_an_interruption_is_kept_and_nothing_earlier_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
-) -> None:
-    stand_in(tmp_path, "[[2.0, 4.0], [1.0, 4.0]]", monkeypatch)
-    calls, compare = [], pace.compare
-
-    def interrupted(*arguments: Any) -> list[dict[str, Any]]:
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise error
-        return compare(*arguments)
-
-    monkeypatch.setattr(pace, "compare", interrupted)
-    output = tmp_path / "pace.json"
-    output.write_text("an earlier measurement")
-    assert main(["measure", "pace", "--rounds", "2", "--output", str(output)]) in (2, 130)
-    found = json.loads((tmp_path / "pace.unfinished.json").read_text())
-    assert [row["ratios"] for row in found["rows"]] == [[2.0, 1.0]] * 2 and found["rounds"] == 2
-    assert output.read_text() == "an earlier measurement"
-    assert f"Not finished; what has been measured: {tmp_path}/pace.unfinished.json" in capsys.readouterr().out
 
 
 def test_ranks_without_a_gpu_say_so_in_one_line(
