@@ -349,18 +349,8 @@ DENSE, BASELINE = "dense", "baseline"
 """The parts that accuracy (DENSE) and memory (BASELINE) of the others are compared with."""
 DIGITS = 2
 """Decimals of metrics and losses."""
-COLUMNS = {
-    "System": "title",
-    "Seeds": "seeds",
-    "Metric": "metric_mean",
-    "Lost": "lost_mean",
-    "Sent": "density_sent",
-    "KiB a step": "sent_bytes",
-    "ms a step": "step_seconds",
-    "Held between steps": "held_share",
-    "at the fullest": "peak_share",
-}
-"""Headings, and the field of a row that each column shows."""
+SYSTEMS_HEAD = ("System", "Seeds", "Metric", "Lost", "Sent", "KiB a step", "ms a step", "Held between steps")
+SYSTEMS_HEAD = (*SYSTEMS_HEAD, "at the fullest")
 UNSLOWED = "not slowed"
 
 
@@ -371,11 +361,6 @@ def systems(run: Run) -> Row:
             f"run: {str(run.folder)!r} has no parts, which are systems; make some with: make run RUN=systems"
         )
     return {"rows": systems_rows(run), "links": links_words(run.results.values())}
-
-
-def are_systems(run: Run) -> bool:
-    """Say whether the parts of a run are systems: several, each with a title and one setting per model."""
-    return len(run.parts) > 1 and all(part.title and not _mixed(part) for part in run.parts.values())
 
 
 def systems_rows(run: Run) -> list[Row]:
@@ -417,25 +402,20 @@ def systems_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows of one model, as from `systems_rows`, as a Markdown table; losses beyond their interval bold."""
     body = []
     for row in rows:
-        texts, (lost, half) = system_texts(row), (row["lost_mean"], row["lost_half_width"])
+        lost, half = row["lost_mean"], row["lost_half_width"]
+        texts = [
+            row["title"] + (f", rate {row['learning_rate']:g}" if row.get("learning_rate") else ""),
+            str(row["seeds"]),
+            *_metric_texts(row),
+            _share_sent(row["density_sent"]),
+            _or_absent(row["sent_bytes"], lambda sent: f"{sent / 1024:,.1f}"),
+            _or_absent(row["step_seconds"], lambda seconds: f"{1000 * seconds:.0f}"),
+            *(labels.percent(row[name]) for name in ("held_share", "peak_share")),
+        ]
         if None not in (lost, half) and abs(lost) > half and round(abs(lost), DIGITS) > 0:
             texts[3] = f"**{texts[3]}**"
         body.append(texts)
-    return labels.markdown_table(tuple(COLUMNS), body, "lrrrrrrrr")
-
-
-def system_texts(row: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a row's columns; a dash for unknown values."""
-    rate = f", rate {row['learning_rate']:g}" if row.get("learning_rate") else ""
-    return [
-        row["title"] + rate,
-        str(row["seeds"]),
-        *_metric_texts(row),
-        _share_sent(row["density_sent"]),
-        _or_absent(row["sent_bytes"], lambda sent: f"{sent / 1024:,.1f}"),
-        _or_absent(row["step_seconds"], lambda seconds: f"{1000 * seconds:.0f}"),
-        *(labels.percent(row[name]) for name in ("held_share", "peak_share")),
-    ]
+    return labels.markdown_table(SYSTEMS_HEAD, body, "lrrrrrrrr")
 
 
 def links_words(results: Iterable[CellResult]) -> str:

@@ -49,8 +49,6 @@ class Table:
     """Note below the table, in files and on a screen, that says how to make what is missing."""
     drawn: list[Record] | None = None
     """The records that the figure shows, if they differ from `records`."""
-    terms: tuple[tuple[str, str], ...] = ()
-    """Names of the rows, each with its explanation; folded, on the page only."""
     columns: tuple[str, ...] = ()
     """The record key that each column of body shows, "" for none; only if both have the same rows. The page sorts by
     these values, or without them by the numbers that are shown."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.analysis.check.check_one_gpu import check_gpu, is_gpu_check
 from benchmarks.analysis.check.compare import (
     SAVINGS,
     TOLD,
@@ -218,12 +217,6 @@ def main(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.run.exists() and args.reference.exists() and args.reference.samefile(args.run):
         say(f"Note: {args.reference} is the run itself, so that nothing can differ")
-    if is_gpu_check(args.run):
-        if args.accept is not None or args.junit is not None:
-            raise ConfigError(
-                f"run: {args.run} is a one-GPU check; `measure gpu --summary` makes the reference, no JUnit"
-            )
-        return check_gpu(args.run, args.reference)
     if args.measure is not None:
         measure(args.measure, args.run)
     started = time.monotonic()

@@ -10,10 +10,8 @@ from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.accuracy import accuracy, throughput
 from benchmarks.analysis.tables.distribution_table import distributions
 from benchmarks.analysis.tables.memory_table import memory, moments
-from benchmarks.analysis.tables.systems_table import systems
 
 TABLES: dict[str, Callable[[Run], Table]] = {
-    "systems": systems,
     "memory": memory,
     "moments": moments,
     "accuracy": accuracy,

@@ -1,19 +1,16 @@
-"""Systems beside one another: rows from parts of a config, their table and picture, on pages and in the report."""
+"""Systems beside one another: rows from parts of a config, their table and picture."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.charts.draw import draw_all, drawn
+from benchmarks.analysis.charts.draw import drawn
 from benchmarks.analysis.charts.rivals_chart import systems_chart
 from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.page.page import render_page
-from benchmarks.analysis.summaries import links_words, system_texts, systems_rows
-from benchmarks.analysis.tables.table_list import TABLES
+from benchmarks.analysis.summaries import links_words, systems_rows
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
@@ -86,42 +83,6 @@ def test_the_picture_of_systems_has_a_point_for_each(systems_folder: Path) -> No
     specification = systems_chart(systems_rows(load_run(systems_folder)))
     assert specification is not None and "Baseline<" in drawn("systems", specification).svg
     assert systems_chart([]) is None
-
-
-def test_the_report_has_the_rows_of_systems_and_what_each_is(systems_folder: Path) -> None:
-    titled = {name: {"title": name.title(), **part} for name, part in SYSTEMS.items()}
-    titled["later"] = {"title": "Later", "matrix": [MODEL | {"density": 0.1}]}
-    (systems_folder / "config.json").write_text(json.dumps({"parts": titled}))
-    run = load_run(systems_folder)
-    table = TABLES["systems"](run)
-    assert table.records == systems_rows(run) and table.group_starts == (0,)
-    assert [row[1:] for row in table.body] == list(map(system_texts, table.records)), "as docs/systems.md has them"
-    assert table.body[0][0] == "vgg-digits, accuracy \N{UPWARDS ARROW}" and len(table.columns) == len(table.head)
-    assert table.terms == (("Baseline", "Top-k."),)
-    assert table.notes == ["Without a finished cell: Later (vgg-digits)."]
-    page = render_page(run, [table], draw_all([table]))
-    assert '<section id="systems">' in page and '<figure class="chart scroll" id="figure-systems"' in page
-    assert "<dt>Baseline</dt>\n<dd>Top-k.</dd>" in page and "Without a finished cell: Later" in page
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"matrix": MATRIX},
-        {"parts": {"all": {"title": "All", "matrix": MATRIX}, "one": {"title": "One", "matrix": MATRIX[:1]}}},
-        {"parts": SYSTEMS},
-        {"parts": {"dense": SYSTEMS["dense"]}},
-        None,
-    ],
-    ids=["no parts", "several settings", "without a title", "one part", "no config"],
-)
-def test_what_are_no_systems_has_no_table_of_them(systems_folder: Path, config: dict[str, Any] | None) -> None:
-    if config is None:
-        (systems_folder / "config.json").unlink()
-    else:
-        (systems_folder / "config.json").write_text(json.dumps(config))
-    run = load_run(systems_folder)
-    assert run.results and TABLES["systems"](run).body == []
 
 
 def test_it_is_said_to_what_links_were_slowed_and_where_they_were_not(
