@@ -8,8 +8,9 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld, PretendCommunicator
-from resireduce.compressors.quantized import Fp8
-from resireduce.compressors.two_phase import Fp8TwoPhase
+from resireduce.compressors.quantized import Block4, Fp8
+from resireduce.compressors.two_phase import Block8TwoPhase, Fp8TwoPhase
+from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
@@ -55,6 +56,49 @@ def average(model: Given, optimizer: DistributedOptimizer, gradient: Tensor | No
         model(gradient).backward()
     optimizer.step()
     return (before - model.weight.detach()).flatten().numpy()
+
+
+# --- three steps by hand: two ranks, two parts of eight elements, whole numbers up to 7 ---
+
+
+def exchanged(ranks: list[Block8TwoPhase], gradients: list[Tensor], states: list[dict[str, Tensor]]) -> list[Payload]:
+    """The payloads of ranks whose parts are exchanged, and whose means are gathered."""
+    rounds = [one.agree(g, "w", 0, state) for one, g, state in zip(ranks, gradients, states, strict=True)]
+    parts = [next(one).tensor.chunk(len(ranks)) for one in rounds]  # type: ignore[union-attr]
+    means = [one.send([theirs[rank] for theirs in parts]).tensor for rank, one in enumerate(rounds)]  # type: ignore[union-attr]
+    payloads = []
+    for one in rounds:
+        with pytest.raises(StopIteration) as made:
+            one.send(means)
+        payloads.append(made.value.value)
+    return payloads
+
+
+def test_three_steps_by_hand() -> None:
+    ranks = [Block8TwoPhase(Block4(block=8)).for_world(2)] * 2
+    gradients = torch.zeros(2, 16)
+    gradients[:, 0] = 7  # the largest of the first part, whose levels are whole numbers then
+    gradients[:, 1] = 0.4  # each rank loses it, until it is 0.8
+    gradients[0, 2] = 1  # a mean of 0.5, which its owner loses, until it is 1
+    gradients[:, 8] = torch.tensor([7.0, -7.0])  # nothing of the second part is left
+    residuals, states = torch.zeros(2, 16), [ranks[0].state(torch.Size([16]), gradients)] * 2
+    states = [{key: one.clone() for key, one in state.items()} for state in states]
+    averages, lefts, owned = [], [], []
+    for _ in range(3):
+        compensated = [*(gradients + residuals)]
+        payloads = exchanged(ranks, compensated, states)
+        for rank, payload in enumerate(payloads):
+            residuals[rank] = ranks[rank].error_(compensated[rank].clone(), payload)
+            ranks[rank].learn_(states[rank], payload)
+        known = payloads[0].known
+        assert known is not None and payloads[1].known is not None and torch.equal(known, payloads[1].known)
+        averages.append(ranks[0].combine_(torch.empty(16), [payloads[0].received(known)], 0.5)[:3].tolist())
+        lefts.append(residuals[0][1].item())
+        owned.append(states[0]["owned"][:3].tolist())
+        assert not states[1]["owned"].any() and not residuals[:, 8].any()
+    assert averages == [pytest.approx(one, abs=1e-6) for one in ([7, 0, 0], [7, 1, 1], [7, 0, 0])]
+    assert lefts == pytest.approx([0.4, -0.2, 0.2], abs=1e-6)
+    assert owned == [pytest.approx(one, abs=1e-6) for one in ([0, 0, 0.5], [0, 0, 0], [0, 0, 0.5])]
 
 
 # --- the definition: all ranks at once, in float64 ---
