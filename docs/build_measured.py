@@ -14,12 +14,13 @@ MISSING = "The testbed has not been measured on a machine that did nothing else 
 
 
 def block(record: Path = RECORD) -> str:
-    """Return what stands in the block: the table, and how many steps are near what was measured."""
+    """Return what stands in the block: rows of two merging rules, and how many of all steps are near."""
     if not record.exists():
         return MISSING
     found = read_measured(record)
     table = measured_table(found, layers_of(found["model"]))
-    rows = "".join(f"{line}\n" for line in to_markdown(table, []).splitlines() if line.startswith("|"))
+    lines = [line for line in to_markdown(table, []).splitlines() if line.startswith("|")]
+    rows = "".join(f"{line}\n" for line in lines if line.split("|")[4].strip(" -") in ("Merged", "", "none", "one"))
     where = (
         f"Measured on {found['measured']['cpu']}, {found['measured']['cores']} cores, {found['measured']['date'][:10]}."
     )

@@ -27,14 +27,14 @@ from tests.processes import on_processes
 from tests.worlds import Net, loss_of, residuals, same, seeded
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = ("library", "nodes", "merging", "refused")
+LIBRARY = ("tutorial", "library", "refused")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MANUAL = "".join((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in LIBRARY)
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 SECTIONS = dict(re.findall(r"^##? (.+?)\n(.*?)(?=^##? |\Z)", MANUAL, re.MULTILINE | re.DOTALL))
 TRAINS = ("Compressors", "DGC in full", "Groups and specific layers", "Two levels: nodes")
 TRAINS += ("Buckets: which tensors travel together",)
-"""Sections whose code begins as the first section's does."""
+"""Sections whose code goes before the loop of the tutorial."""
 
 
 def code(section: str, language: str = "python") -> list[str]:
@@ -81,11 +81,11 @@ def test_the_whole_script_trains_two_ranks_and_tells_what_they_hold() -> None:
 
 def check_page(communicator: Communicator) -> None:
     """Two ranks stop and go on, and are then where two that never stopped are; the other snippets train too."""
-    (start, loop), (save, load, checkpoint, share) = code("1. Three lines"), code("3. Stop and go on")
+    (start, loop), (save, load, checkpoint, share) = code("2. Three lines in your loop"), code("4. Stop and go on")
     mine = [torch.Generator().manual_seed(2 * step + communicator.rank) for step in range(3)]
     names = {"build_model": lambda: seeded(Net), "loss": lambda model, seed: loss_of(model, seed.clone_state())}
     page, again = {**names, "batches": mine}, {**names, "batches": mine}
-    exec(code("2. Which scheme")[0], page)
+    exec(code("3. Choose what to store")[0], page)
     assert page["states"]["total"] > 0
     exec(start + loop + save + checkpoint + loop, page)
     whole = page["model"]
@@ -96,6 +96,8 @@ def check_page(communicator: Communicator) -> None:
     exec(re.sub("dcp.save.*", "", checkpoint) + loop, again)
     assert again["model"] is not whole and same(again["model"], whole) and not same(whole, seeded(Net))
     exec(load + share + loop, again)
+    exec(code("5. In DistributedDataParallel")[0], page)
+    assert residuals(page["compressed"])
     exec(code("Closing the optimizer")[0], page)
     assert page["optimizer"].wrapped is page["plain"] and not same(page["model"], seeded(Net))
     exec(code("Clipping, and half precision")[0], page)
@@ -123,8 +125,9 @@ def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:
 
 
 def test_every_snippet_of_the_page_is_run() -> None:
-    by_name = {"1. Three lines", "2. Which scheme", "3. Stop and go on", "Closing the optimizer"}
-    by_name |= {"Clipping, and half precision", "Gradient accumulation"}
+    by_name = {"2. Three lines in your loop", "3. Choose what to store", "4. Stop and go on"}
+    by_name |= {"5. In DistributedDataParallel", "Closing the optimizer", "Clipping, and half precision"}
+    by_name |= {"Gradient accumulation"}
     assert {section for section in SECTIONS if code(section)} == {*by_name, *TRAINS}
 
 
@@ -135,7 +138,7 @@ def test_what_the_page_says_that_may_travel_together() -> None:
 
 
 def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
-    (commands,) = code("2. Which scheme", "")
+    (commands,) = code("3. Choose what to store", "")
     for command in commands.splitlines():
         python, dash, module, *arguments = shlex.split(command)
         assert (python, dash, module, main(arguments)) == ("python", "-m", "resireduce", 0)
@@ -143,7 +146,7 @@ def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_what_the_page_says_that_schemes_save() -> None:
-    rows = table("2. Which scheme")
+    rows = table("Schemes")
     assert {row["Scheme"] for row in rows} == set(SCHEMES)
     for name in ("vgg19", "bert-base", "gpt2-medium", "resnet50"):
         with torch.device("meta"):

@@ -20,7 +20,7 @@ def test_a_run_of_several_devices_is_no_reference(folder, capsys):
 
 
 def test_the_page_shows_what_the_reference_of_this_version_has():
-    shown = (ROOT / "docs/check.md").read_text().partition("w+2d, kept on vgg-digits:")[2].partition("```")[0]
+    shown = (ROOT / "docs/artifact.md").read_text().partition("w+2d, kept on vgg-digits:")[2].partition("```")[0]
     before = {key: int(value.replace(",", "")) for key, value in re.findall(r"(\w+) ([\d,]+) -> ", shown)}
     rows = json.loads((ROOT / "results/reference/memory-cpu.json").read_text())["rows"]
     assert before == {"residuals": ANY, "total": ANY, "moment": ANY}

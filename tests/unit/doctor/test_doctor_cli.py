@@ -126,7 +126,7 @@ def test_a_check_that_raises_has_failed_and_the_others_go_on():
 
 
 def test_every_check_is_in_the_page_of_the_docs():
-    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
-    table = page.partition("## What it checks")[2].partition("\n## ")[0]
+    page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    table = page.partition("### Checks of one machine")[2].partition("\n### ")[0]
     rows = [line.split("|")[1].strip(" `") for line in table.splitlines() if line.startswith("| `")]
     assert rows == list(CHECKS)

@@ -115,7 +115,8 @@ def test_a_cluster_where_all_works(programs, doctor, tmp_path):
 
 
 def test_every_check_is_in_the_page_of_the_docs(programs, doctor):
-    page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8").partition("## On a cluster")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+    page = page.partition("### Checks of a cluster")[2].partition("\n### ")[0]
     first = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     rows = {name for names in first for name in re.findall(r"`([\w-]+)`", names)}
     horovod, container = TRAINED | {"backend": "horovod"}, TRAINED | {"runtime": "podman"}
