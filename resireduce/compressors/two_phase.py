@@ -19,12 +19,12 @@ BLOCK8, BLOCK4, FP8 = Block8(), Block4(), Fp8()
 
 @dataclass(frozen=True)
 class Block8TwoPhase(Agreeing, Inexact):
-    """Each rank owns an equal part of a tensor. It receives that part from all ranks, in 8 bits an element, and sends
-    the mean of what has come to all ranks, in 8 bits again.
+    """Sends each part of a tensor to the rank that owns it, and the mean of what an owner receives to all ranks.
 
-    A rank thus sends two bytes an element, and scales, however many ranks there are; gathered payloads bring it one
-    from every rank. What a rank's own gradient loses by rounding goes into its residual. What the mean loses, its owner
-    remembers in a state of the compressor, in float32 (float64 of float64), and adds to the next step's mean.
+    Each rank owns an equal part. Both messages have 8 bits an element, so that a rank sends two bytes an element, and
+    scales, however many ranks there are; gathered payloads bring it one from every rank. What a rank's own gradient
+    loses by rounding goes into its residual. What the mean loses, its owner remembers in a state of the compressor, in
+    float32 (float64 of float64), and adds to the next step's mean.
 
     Source: Two phases, as 1-bit Adam's compressed all-reduce has them: Tang et al., "1-bit Adam: Communication
     efficient large-scale training with Adam's convergence speed", ICML 2021, section 4.2; with the blocks of `Block8`.
@@ -111,13 +111,13 @@ def _layout(quantiser: Compressor, numel: int, dtype: torch.dtype) -> tuple[tupl
 
 @dataclass(frozen=True)
 class Block4TwoPhase(Block8TwoPhase):
-    """`Block8TwoPhase` with 4 bits an element in each of the two messages: one byte an element, and scales."""
+    """Sends the same two messages as `Block8TwoPhase` with 4 bits an element in each: one byte, and scales."""
 
     quantiser: Compressor = BLOCK4
 
 
 @dataclass(frozen=True)
 class Fp8TwoPhase(Block8TwoPhase):
-    """`Block8TwoPhase` with a float of 8 bits for each element in each of the two messages."""
+    """Sends the same two messages as `Block8TwoPhase` with a float of 8 bits for each element in each."""
 
     quantiser: Compressor = FP8
