@@ -51,8 +51,6 @@ CHECKS: dict[str, Check] = {
     "home": lambda s: machine.check_home(),
     "disk": lambda s: machine.check_disk(machine.needs(s.results)),
     "memory": lambda s: machine.check_memory(),
-    "malloc": lambda s: machine.check_malloc(s.timeout_seconds),
-    "limits": lambda s: machine.check_limits(s.gpus),
     "shared-memory": lambda s: machine.check_shared_memory(s.gpus),
     "gpu": lambda s: gpus.check_gpu(s.facts, s.needs_gpu),
     "driver": lambda s: gpus.check_driver(s.facts, gpus.look(), s.needs_gpu),

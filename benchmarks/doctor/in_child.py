@@ -313,45 +313,10 @@ def _clock(device: "torch.device") -> float:
     return time.perf_counter()
 
 
-# --- what freed memory stays ---
-
-BLOCKS, BLOCK_BYTES = 32, 4 << 20
-"""128 MiB, in blocks of the size of a layer."""
-LEARNT_FROM_BYTES = 16 << 20
-STAYS_BYTES, STAYS = 100 << 10, 16
-"""Smaller than any but a tiny threshold; and more of them than there are holes before the blocks."""
-
-
-def kept_after_free() -> dict[str, Any]:
-    """Fill and free blocks with the C library's own calls; return how much more memory is resident than before.
-
-    A large block that is freed first teaches glibc's malloc to take such blocks from its heap, as training does.
-    """
-    library = ctypes.CDLL(None)
-    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    library.free.argtypes = [ctypes.c_void_p]
-    library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    library.free(library.malloc(LEARNT_FROM_BYTES))
-    before = _resident_bytes()
-    blocks = [library.malloc(BLOCK_BYTES) for _ in range(BLOCKS)]
-    for block in blocks:
-        library.memset(block, 1, BLOCK_BYTES)
-    for _ in range(STAYS):  # the last lies behind them, so that the heap cannot shrink from its end
-        library.malloc(STAYS_BYTES)
-    for block in blocks:
-        library.free(block)
-    return {"kept_bytes": max(0, _resident_bytes() - before)}
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 WAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "facts": facts,
     "device": device_facts,
     "libraries": libraries,
-    "malloc": kept_after_free,
     "torch": torch_rank,
     "horovod": horovod_rank,
     "links": lambda meeting_place, ranks_per_node: links_rank(meeting_place, int(ranks_per_node)),

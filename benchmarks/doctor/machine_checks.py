@@ -1,7 +1,6 @@
-"""Checks of the machine and its packages: versions, folders, room, memory, limits."""
+"""Checks of the machine and its packages: versions, folders, room, memory."""
 
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -12,21 +11,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.core.requirements import Pin, read_lock
-from benchmarks.doctor.child import Ended, Job, Run, run_together
 from benchmarks.doctor.finding import (
     MORE_SHARED_MEMORY,
     WRITABLE_HOME,
     Finding,
     failed,
     gibibytes,
-    last_words,
     not_run,
     ok,
     warning,
 )
 from benchmarks.doctor.gpu_checks import PROBE, Facts
-from benchmarks.doctor.in_child import BLOCK_BYTES, BLOCKS
-from benchmarks.launching.processes import CGROUPS, MALLOC, MOUNT, memory_groups, with_malloc
+from benchmarks.launching.processes import CGROUPS, MOUNT, memory_groups
 from resireduce.errors import ConfigError
 
 # --- packages ---
@@ -252,72 +248,6 @@ def _left(limit: Path, usage: Path) -> int | None:
         return None if most == "max" else max(0, int(most) - int(usage.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
-
-
-# --- malloc ---
-
-# Where freed memory does not return to the system, the resident memory of a process that trains on the CPU shows little
-# of what streamed gradients save.
-
-MOST_SHARE = 0.25
-"""Largest share of freed memory that may stay resident without a warning."""
-MALLOC_PROBE = (sys.executable, "-m", "benchmarks.doctor.in_child", "malloc")
-
-
-def check_malloc(
-    timeout_seconds: float,
-    environment: Mapping[str, str] = os.environ,
-    run: Run = run_together,
-    platform: str = sys.platform,
-) -> list[Finding]:
-    """Return one finding: a warning if ranks of cells keep freed memory. `environment` is that of this shell."""
-    if platform != "linux":
-        return [not_run("malloc", f"{platform} does not say what is resident")]
-    given = [environment, with_malloc(environment, environment)]
-    shell, cells = (_kept(run([Job(MALLOC_PROBE, dict(each))], timeout_seconds)[0]) for each in given)
-    if isinstance(shell, str) or isinstance(cells, str):
-        return [not_run("malloc", f"memory was not measured: {shell if isinstance(shell, str) else cells}")]
-    freed, most = BLOCKS * BLOCK_BYTES, MOST_SHARE * BLOCKS * BLOCK_BYTES
-    said = f"of {gibibytes(freed)} freed, {gibibytes(cells)} stay resident in ranks of cells, {gibibytes(shell)} here"
-    if cells > most:
-        own = [name for name in MALLOC if name in environment]
-        cure = f"unset {' '.join(own)}" if own else "another allocator is at work: unset LD_PRELOAD"
-        return [warning("malloc", f"{said}: what is resident hides what is saved", cure)]
-    if shell > most:
-        settings = " ".join(f"{name}={value}" for name, value in MALLOC.items())
-        return [ok("malloc", f"{said}: for training of your own, on CPUs, set {settings}")]
-    return [ok("malloc", said)]
-
-
-def _kept(ended: Ended) -> int | str:
-    """Return the bytes that stayed resident, or why they are not known."""
-    reports = ended.reports()
-    return int(reports[-1]["kept_bytes"]) if reports else last_words(ended.output)
-
-
-# --- limits ---
-
-LEAST_FILES, ENOUGH_FILES = 256, 1024
-"""A rank has a connection to every other, opens some fifty files of packages, and its data loader passes tensors by
-open files; Snakemake has a log for each job. 1024 is Linux' default for a process."""
-FILES = "ulimit -n 4096; docker or podman run --ulimit nofile=4096:4096"
-ENOUGH_LOCKED_BYTES = 64 << 20
-LOCKED = "ulimit -l unlimited; docker or podman run --ulimit memlock=-1"
-
-
-def check_limits(gpus: int = 0, files: int | None = None, locked_bytes: int | None = None) -> list[Finding]:
-    """Return one finding. gpus: with some, NCCL locks memory; files, locked_bytes: limits to use instead of asking."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if files is None else files
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if locked_bytes is None else locked_bytes
-    many = "unlimited" if files == resource.RLIM_INFINITY else str(files)
-    has = f"{many} open files"
-    if files != resource.RLIM_INFINITY and files < ENOUGH_FILES:
-        least = f"{has}; {ENOUGH_FILES} is what Linux gives"
-        return [failed("limits", least, FILES) if files < LEAST_FILES else warning("limits", least, FILES)]
-    if gpus and locked != resource.RLIM_INFINITY and locked < ENOUGH_LOCKED_BYTES:
-        detail = f"{has}, but {locked >> 10} KiB of locked memory: NCCL's guide asks for no limit"
-        return [warning("limits", detail, LOCKED)]
-    return [ok("limits", has)]
 
 
 # --- shared-memory ---

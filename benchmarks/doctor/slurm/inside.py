@@ -29,7 +29,7 @@ DOCTOR_SECONDS, CELL_SECONDS, RECORD_SECONDS = 120.0, 180.0, 60.0
 MODEL, STEPS = "resnet-digits", 2
 KEPT = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST")
 """Variables of Slurm that Snakemake leaves its jobs; trials use the same, so that what works here works there."""
-NODE_CHECKS = ("packages", "home", "disk", "memory", "limits", "shared-memory", "gpu", "driver", "nvml")
+NODE_CHECKS = ("packages", "home", "disk", "memory", "shared-memory", "gpu", "driver", "nvml")
 """Checks of a single machine that make sense within the job."""
 PARTS = ("node", "doctor", "cells")
 PLACED = ("process_group", "device", "ranks_per_host", "visible_gpus")

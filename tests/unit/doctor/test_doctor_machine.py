@@ -1,6 +1,5 @@
-"""The doctor's checks of the machine: packages, folders, memory, limits."""
+"""The doctor's checks of the machine: packages, folders, memory."""
 
-import resource
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
@@ -11,7 +10,6 @@ from packaging.requirements import Requirement
 
 from benchmarks.doctor import machine_checks as disk
 from benchmarks.doctor import machine_checks as home
-from benchmarks.doctor import machine_checks as limits
 from benchmarks.doctor import machine_checks as memory
 from benchmarks.doctor import machine_checks as packages
 from benchmarks.doctor import machine_checks as shared_memory
@@ -130,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_a_failure():
     assert "/proc cannot be written" in only(disk.check_disk([need]), FAILED)
 
 
-# --- shared memory, memory, limits ---
+# --- shared memory, memory ---
 
 
 @pytest.mark.parametrize(
@@ -184,18 +182,3 @@ def test_control_groups_of_version_1_and_of_containers_are_known(tmp_path):
     (files["mount"] / "memory" / "memory.limit_in_bytes").write_text(str(4 * GIB))
     (files["mount"] / "memory" / "memory.usage_in_bytes").write_text(str(GIB))
     assert "3.0 GiB" in only(memory.check_memory(**files), WARNING)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "files", "locked", "status"),
-    [
-        (0, 1024, 65536, OK),
-        (0, resource.RLIM_INFINITY, 65536, OK),
-        (0, 1023, 65536, WARNING),
-        (0, 255, 65536, FAILED),
-        (1, 1024, 65536, WARNING),
-        (1, 1024, resource.RLIM_INFINITY, OK),
-    ],
-)
-def test_limits_of_files_and_of_locked_memory(gpus, files, locked, status):
-    only(limits.check_limits(gpus, files, locked), status)

@@ -1,33 +1,23 @@
-"""malloc's settings: ranks have them whoever starts them, records say so, and freed memory goes back."""
+"""malloc's settings: ranks have them whoever starts them, and records say so."""
 
-import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from benchmarks.doctor import machine_checks as doctor
-from benchmarks.doctor.child import MARK, Ended, Job
-from benchmarks.doctor.finding import OK, WARNING
 from benchmarks.launching.containers import containers
 from benchmarks.launching.containers.runtime import passed
 from benchmarks.launching.launch import starting
 from benchmarks.launching.processes import MALLOC, THRESHOLD, with_malloc
 from benchmarks.training.measure.rank_facts import relevant_environment
 
-GLIBC = sys.platform == "linux" and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
-
 
 @pytest.fixture(autouse=True)
 def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in MALLOC:
         monkeypatch.delenv(name, raising=False)
-
-
-# --- ranks ---
 
 
 def started(folder: Path, **variables: str) -> list[str]:
@@ -70,36 +60,3 @@ def test_records_say_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in MALLOC.items():
         monkeypatch.setenv(name, value)
     assert relevant_environment().items() >= MALLOC.items()
-
-
-# --- the doctor ---
-
-
-@pytest.mark.skipif(not GLIBC, reason="glibc's malloc")
-def test_freed_memory_goes_back_with_the_settings_alone() -> None:
-    (found,) = doctor.check_malloc(60.0)
-    assert found.status == OK
-    assert found.detail.startswith("of 128 MiB freed, 0 MiB stay resident in ranks of cells, 128 MiB here"), found
-    assert all(f"{name}={value}" in found.detail for name, value in MALLOC.items())
-
-
-@pytest.mark.skipif(not GLIBC, reason="glibc's malloc")
-def test_a_threshold_that_is_too_high_is_a_warning() -> None:
-    (found,) = doctor.check_malloc(60.0, {**os.environ, THRESHOLD: str(1 << 30)})
-    assert (found.status, found.cure) == (WARNING, f"unset {THRESHOLD}")
-
-
-def kept(*nbytes: int):
-    """Stands in for the processes that are started, one after another."""
-    left = list(nbytes)
-
-    def run(jobs: Sequence[Job], _: float) -> list[Ended]:
-        return [Ended(0, f'{MARK}{{"kept_bytes": {left.pop(0)}}}\n') for _ in jobs]
-
-    return run
-
-
-@pytest.mark.parametrize(("shell", "words"), [(0, "0 MiB here"), (128 << 20, "for training of your own")])
-def test_a_shell_without_the_settings_is_told_of_them(shell: int, words: str) -> None:
-    (found,) = doctor.check_malloc(1.0, {}, kept(shell, 0), "linux")
-    assert found.status == OK and words in found.detail
