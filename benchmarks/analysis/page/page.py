@@ -1,4 +1,4 @@
-"""Render the page of a run: the ledger, tables and figures, what is missing, provenance, deviations."""
+"""Render the page of a run: the ledger, tables and figures, what is missing, provenance."""
 
 import base64
 import hashlib
@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markupsafe import Markup
 
 from benchmarks.analysis.charts.draw import Drawn, library
@@ -25,7 +23,6 @@ from benchmarks.analysis.labels import ABSENT, MINUS
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.origin import is_mixed, provenance_rows
 from benchmarks.analysis.table import Table
-from benchmarks.core.paths import ROOT
 
 # --- The rows of a table for the page: the text that is shown, and the number that it is sorted by ---
 
@@ -169,8 +166,6 @@ def measured_on(one: LedgerRow) -> str:
 
 SCRIPTS = ("tables.js", "charts.js")
 HERE = Path(__file__).parent
-DEVIATIONS = ROOT / "docs/deviations.md"
-OPEN = '<div class="scroll" role="region" aria-label="Deviations table" tabindex="0"><table class="prose">\n'
 FILTERS = {"groups": groups_of, "head": head_of, "number": number, "measured_on": measured_on, "rows": measured_words}
 
 
@@ -196,7 +191,6 @@ def render_page(
         why=run.why_missing(),
         provenance=provenance_rows(results),
         mixed=is_mixed(results),
-        deviations=deviations(),
         **_style_and_scripts(bool(charts)),
     )
 
@@ -255,27 +249,3 @@ def gaps(run: Run, tables: Sequence[Table], judged: Sequence[LedgerRow]) -> list
         texts.append((command, f"{len(names)} claim{'s' if len(names) > 1 else ''}: {families(names)}"))
     others = grouped((command, what) for command, what in texts if command not in known)
     return cells + [Hole("; ".join(those), "", "", command) for command, those in others.items()]
-
-
-def deviations(source: Path = DEVIATIONS) -> Markup:
-    """Return docs/deviations.md as HTML without its title; empty if it is missing, as in an installed package."""
-    try:
-        text = source.read_text(encoding="utf-8")
-    except OSError:
-        return Markup()
-    # No raw HTML. Links point into the checkout, which a page sent to others lacks, so only their text is kept.
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-    texts = {"link_open": "", "link_close": "", "table_open": OPEN, "table_close": "</table></div>\n"}
-    for rule, words in texts.items():
-        markdown.add_render_rule(rule, lambda *_, words=words: words)
-    return Markup(markdown.renderer.render(_below_h2(markdown.parse(text)), markdown.options, {}))
-
-
-def _below_h2(tokens: Sequence[Token]) -> list[Token]:
-    """Return the tokens with headings one level lower, without the title, which the page's section already has."""
-    title = next((i for i, token in enumerate(tokens) if token.tag == "h1"), len(tokens))
-    kept = [*tokens[:title], *tokens[title + 3 :]]  # the opening token, its text, the closing token
-    for token in kept:
-        if token.type.startswith("heading"):
-            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"
-    return kept

@@ -15,7 +15,6 @@ from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.page.page import (
     by_family,
     by_test,
-    deviations,
     gaps,
     groups_of,
     head_of,
@@ -87,20 +86,6 @@ def test_exact_values_are_in_the_picture_and_its_bytes_are_the_same_each_time(ru
 
 def test_every_scheme_has_a_shape_and_a_colour():
     assert set(SCHEMES) <= set(SERIES) and len({shape for shape, _ in SERIES.values()}) == len(SERIES)
-
-
-def test_the_deviations_are_html_without_links():
-    html = deviations()
-    assert "<h1" not in html and html.count("<table") == 3 and "<a " not in html
-    assert "stored" in html and html.count("<p>") == html.count("</p>")
-    assert deviations(Path("nowhere.md")) == ""
-
-
-def test_deviations_cannot_break_the_page(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# Title\n\n<script>x()</script> and [text](javascript:x()) ![](http://example.org/x.png)\n")
-    html = deviations(page)
-    assert "<script" not in html and "Title" not in html and "<img" not in html
 
 
 def test_the_ledger_tells_apart_what_was_tested():
