@@ -349,8 +349,8 @@ DENSE, BASELINE = "dense", "baseline"
 """The parts that accuracy (DENSE) and memory (BASELINE) of the others are compared with."""
 DIGITS = 2
 """Decimals of metrics and losses."""
-SYSTEMS_HEAD = ("System", "Seeds", "Metric", "Lost", "Sent", "KiB a step", "ms a step", "Held between steps")
-SYSTEMS_HEAD = (*SYSTEMS_HEAD, "at the fullest")
+SYSTEMS_HEAD: tuple[str, ...] = ("System", "Seeds", "Metric", "Lost", "Sent", "KiB a step", "ms a step")
+SYSTEMS_HEAD += ("Held between steps", "at the fullest")
 UNSLOWED = "not slowed"
 
 

@@ -166,11 +166,14 @@ def _wrong_bytes(record: CellResult, rank: dict[str, Any]) -> Iterator[str]:
 
 def wrong_moments(record: CellResult) -> Iterator[str]:
     """Yield one line for each contradiction between a record's bytes and its step, or the rank that was followed."""
-    for name, packed in (("items", record.items), ("moments", record.moments)):
-        ranks = [_bytes(rank) for rank in record.per_rank]
-        own = [getattr(record, field) for field in BYTE_FIELDS]
-        if packed and ranks and packed["rank"] not in (rank for rank, held in enumerate(ranks) if held == own):
-            yield f"{name}: rank: {packed['rank']} does not hold the bytes of the record"
+    ranks = [_bytes(rank) for rank in record.per_rank]
+    own = [getattr(record, field) for field in BYTE_FIELDS]
+    if (
+        record.moments
+        and ranks
+        and record.moments["rank"] not in (rank for rank, held in enumerate(ranks) if held == own)
+    ):
+        yield f"moments: rank: {record.moments['rank']} does not hold the bytes of the record"
     held = [getattr(record, f"{band}_bytes") for band in STEADY]
     if others := [moment[:2] for moment in unpack_moments(record.moments) if [*moment[:2]] != held]:
         yield f"moments: {' and '.join(STEADY)} are {others[0]} bytes at one moment, {held} between steps"
