@@ -398,6 +398,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """Choices that are planned beside the one that was asked for: what each changes of the settings."""
 OTHER = {"sgd": "adamw", "adamw": "sgd"}
+INT4 = "int4 residuals, streamed"
+NO_FIRST_MOMENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("sgd", {"momentum": 0.0}),
+    "adamw": ("second-moment-adamw", {}),
+}
+"""What takes the place of an optimizer where residuals are the only memory of gradients, with its arguments."""
 CHUNK = 512
 """Rows of logits at a time, where a choice has them in parts."""
 UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}}
@@ -517,6 +523,7 @@ def choices(
         if not arguments.get("fused"):
             yield f"as asked, {optimizer} with fused=True", optimizer, arguments | {"fused": True}, {}
         yield f"as asked, {OTHER[optimizer]}", OTHER[optimizer], {}, {}
+        yield f"{INT4}, no first moment", *NO_FIRST_MOMENT[optimizer], KINDS[INT4]
 
 
 def most_of(passes: Passes, held: list[Held]) -> dict[str, Any]:

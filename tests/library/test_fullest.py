@@ -227,6 +227,8 @@ def test_a_plan_with_a_batch_says_what_fits_and_what_other_choices_hold() -> Non
         assert rows[kind] == whole(fullest.KINDS[kind], 64)["fullest_bytes"], kind
     assert rows["as asked, adamw with fused=True"] == whole({}, 64, fused=True)["fullest_bytes"]
     assert rows["as asked, sgd"] == whole({}, 64, "sgd")["fullest_bytes"]
+    expected = whole(fullest.KINDS["int4 residuals, streamed"], 64, "second-moment-adamw")["fullest_bytes"]
+    assert rows["int4 residuals, streamed, no first moment"] == expected < rows["int4 residuals, streamed"]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7, 1000, 10**7])
