@@ -23,7 +23,7 @@ from benchmarks.analysis.labels import (
 )
 from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.statistics import interval, p_beyond, paired, power
-from benchmarks.analysis.summaries import intervals_table, rivals_table, row_labels, systems_table, usual_rows
+from benchmarks.analysis.summaries import intervals_table, row_labels, usual_rows
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_text
 from benchmarks.core.ways import FORMS, WAYS
@@ -119,7 +119,7 @@ class Reference:
         """Return all names that the template may use."""
         own = (self.ref, self.rows, self.one, self.by_model, self.by_name, self.origin, self.usual, self.of_models)
         more = (self.shares, self.settled, self.powers, self.speeds, self.gpus)
-        plain = (interval, paired, power, seeds_needed, percent, rivals_table, systems_table, machine, span, mib, saved)
+        plain = (interval, paired, power, seeds_needed, percent, machine, span, mib, saved)
         return {one.__name__: one for one in (*own, *more, *plain)} | {
             "pm": with_half,
             "signed": signed_with_half,

@@ -215,9 +215,7 @@ RIVALS_HEAD: tuple[str, ...] = (
     "Contraction",
     "Cosine",
 )
-RIVALS_HEAD += ("Model states, MiB",)
-Speeds = Mapping[tuple[Any, ...], Mapping[str, Any]]
-"""Rows of `benchmarks measure pace --config` by model, compressor, scheme and density."""
+RIVALS_HEAD += ("Model states, MiB", "ms a step")
 
 
 def rivals_rows(run: Run) -> list[Row]:
@@ -295,21 +293,10 @@ def _points(result: CellResult) -> list[Row]:
     return points if whole else []
 
 
-def rivals_table(rows: Sequence[Mapping[str, Any]], speeds: Speeds | None = None) -> str:
-    """Return the rows of one model as a Markdown table, in the order of bytes sent per step.
-
-    speeds: speeds of settings timed in turn, which replace the steps' own times in the last column.
-    """
+def rivals_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows of one model as a Markdown table, in the order of bytes sent per step."""
     ordered = sorted(rows, key=lambda row: row["sent_bytes"])
-    head = (*RIVALS_HEAD, "ms a step" if speeds is None else "Speed")
-    return labels.markdown_table(head, [[*_rival_texts(row), _time(row, speeds)] for row in ordered], "lrlrrrrrrrrr")
-
-
-def _time(row: Mapping[str, Any], speeds: Speeds | None) -> str:
-    if speeds is None:
-        return f"{1000 * row['step_seconds']:.0f}"
-    timed = speeds.get(tuple(row[name] for name in ("model", "compressor", "scheme", "density")))
-    return labels.ABSENT if timed is None else labels.with_half(timed["ratio"], timed["half_width"], 2)
+    return labels.markdown_table(RIVALS_HEAD, [*map(_rival_texts, ordered)], "lrlrrrrrrrrr")
 
 
 def _rival_texts(row: Mapping[str, Any]) -> list[str]:
@@ -326,6 +313,7 @@ def _rival_texts(row: Mapping[str, Any]) -> list[str]:
             for name in ("contraction", "cosine")
         ),
         f"{row['total_bytes'] / 2**20:.2f}",
+        f"{1000 * row['step_seconds']:.0f}",
     ]
 
 

@@ -205,7 +205,7 @@ MEMINFO = Path("/proc/meminfo")
 LEAST_MEMORY_BYTES = 2 << 30
 """For two ranks of a cell of the smoke matrix, including torch, and Snakemake beside them."""
 ENOUGH_MEMORY_BYTES = 12 << 30
-"""The amount that docs/results.md gives for `make run RUN=full-size`."""
+"""The amount that docs/artifact.md gives for `make run RUN=full-size`."""
 NEW_FILES, OLD_FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 """Files with limit and usage of a control group, version 2 and version 1."""
 MORE = "another machine; under Slurm --mem=16G, docker or podman run --memory=16g"

@@ -10,9 +10,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import drawn
 from benchmarks.analysis.charts.rivals_chart import contraction_chart, lost_chart
-from benchmarks.analysis.labels import ABSENT
 from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.summaries import rivals_rows, rivals_table
+from benchmarks.analysis.summaries import rivals_rows
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
@@ -71,17 +70,6 @@ def test_where_less_is_better_more_is_lost() -> None:
     results = [replace(make_result(cell), metric=4.0 + i, observations=seen(cell)) for i, cell in enumerate(cells)]
     run = type("Run", (), {"settings": lambda self: {one.cell: [one] for one in results}})()
     assert [row["lost_mean"] for row in rivals_rows(run)] == [0.0, 1.0]
-
-
-def test_speeds_of_settings_that_were_timed_in_turn_take_the_place_of_the_steps_times(folder: Path) -> None:
-    rows = [row for row in rivals_rows(load_run(folder)) if row["compressor"] in ("topk", "none")]
-    speeds = {("vgg-digits", "topk", "baseline", 0.01): {"ratio": 0.91, "half_width": 0.02}}
-    assert rivals_table(rows).splitlines()[0].endswith("| ms a step |")
-    head, _, *lines = rivals_table(rows, speeds).splitlines()
-    assert head.endswith("| Speed |")
-    found = {(line.split(" | ")[0], line.split(" | ")[1]): line.rsplit(" | ", 1)[1] for line in lines}
-    assert found["| `topk`", "0.01"] == "0.91 ± 0.02 |"
-    assert found["| `topk`", "0.1"] == found["| `none`", ABSENT] == f"{ABSENT} |"
 
 
 def test_the_command_writes_json_and_prints_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
