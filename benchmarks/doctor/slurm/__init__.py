@@ -1,1 +1,1 @@
-"""`python -m benchmarks doctor --slurm`: what works on this cluster, by a small job for each partition. No torch."""
+"""`python -m benchmarks doctor --slurm`: what works on this cluster, without a job. No torch."""

@@ -180,7 +180,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything asked for before a job is submitted."""
+    """What scontrol says of the cluster."""
 
     settings: Mapping[str, str]
     partitions: tuple[Partition, ...]
@@ -235,7 +235,7 @@ def _partition(fields: Mapping[str, str], nodes: tuple[Node, ...]) -> Partition:
     )
 
 
-# --- settings, before any job ---
+# --- settings ---
 
 
 PROFILE = Path("slurm/config.yaml")

@@ -1,25 +1,19 @@
-"""`doctor --slurm`: examine the cluster, try its partitions, and propose or write the site file."""
+"""`doctor --slurm`: examine the cluster, ask whether its partitions take a job, and propose or write the site file."""
 
 import argparse
-import fcntl
 import math
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.core.checks import seconds
-from benchmarks.core.files import read_text, save_json, save_text, writable
+from benchmarks.core.files import read_text, save_text, writable
 from benchmarks.core.paths import ROOT
-from benchmarks.core.progress import to_stderr
-from benchmarks.doctor.finding import FAILED, Finding, failed, not_run, ok, warning
-from benchmarks.doctor.slurm.judge import judge, judge_rejected, load
+from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
 from benchmarks.doctor.slurm.slurm_cluster import (
     PROFILE,
     Ask,
@@ -31,7 +25,6 @@ from benchmarks.doctor.slurm.slurm_cluster import (
     check_settings,
     look,
 )
-from benchmarks.doctor.slurm.trial import LOCK, TRIAL, Submitted, Trial, cancel, plan, script, submit, wait
 from benchmarks.launching.slurm.site import DEFAULT_FILE, SITE_FILE, Site, site_file
 from resireduce.errors import ConfigError, choose
 
@@ -59,28 +52,28 @@ class Proposal:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def propose(tried: Sequence[Partition], chosen: Sequence[str], current: Site, tries: int) -> Proposal:
+def propose(usable: Sequence[Partition], chosen: Sequence[str], current: Site, tries: int) -> Proposal:
     """Return the values that the site file should have.
 
     Args:
-        tried: those whose job did not fail, at least one; each has a shape.
+        usable: those that take a job, at least one; each has a shape.
         chosen: partitions that the user named; the first has priority.
         current: the present values of the site file.
         tries: how often a job may be tried, each time with more memory.
     """
-    main = _main(tried, chosen)
+    main = _main(usable, chosen)
     shape = _shape(main)
-    types = {kind for one in tried for kind in one.gpu_types}
+    types = {kind for one in usable for kind in one.gpu_types}
     site = _site(shape, len(types) > 1, tries)
-    longest = max(one.max_minutes for one in tried)
+    longest = max(one.max_minutes for one in usable)
     if longest < current.longest_minutes:
         site |= {"longest_minutes": int(longest)}
     if longest < current.minutes:
         site |= {"minutes": int(longest)}
-    others = [one.name for one in tried if _shape(one).gpus != shape.gpus]
+    others = [one.name for one in usable if _shape(one).gpus != shape.gpus]
     gpus = f"{shape.gpus} GPUs of a node" if shape.gpus else "no GPUs"
     notes = [f"{', '.join(others)} differs: site has the {gpus} of {main.name}"] if others else []
-    return Proposal({one.name: limits(one) for one in tried}, site, main.name, notes)
+    return Proposal({one.name: limits(one) for one in usable}, site, main.name, notes)
 
 
 def limits(partition: Partition) -> dict[str, Any]:
@@ -108,11 +101,11 @@ def tries_of(profile: Path = PROFILE) -> int:
 
 def _shape(partition: Partition) -> Shape:
     shape = partition.shape()
-    assert shape is not None, f"{partition.name}: tried without a node"
+    assert shape is not None, f"{partition.name}: has no node"
     return shape
 
 
-def _main(tried: Sequence[Partition], chosen: Sequence[str]) -> Partition:
+def _main(usable: Sequence[Partition], chosen: Sequence[str]) -> Partition:
     """Return the first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
 
     def rank(one: Partition) -> tuple[int, bool, bool, int]:
@@ -120,7 +113,7 @@ def _main(tried: Sequence[Partition], chosen: Sequence[str]) -> Partition:
         order = -chosen.index(one.name) if one.name in chosen else -len(chosen)
         return order, shape.gpus > 0, one.is_default, shape.nodes * max(1, shape.gpus)
 
-    return max(tried, key=rank)
+    return max(usable, key=rank)
 
 
 def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
@@ -156,75 +149,60 @@ def text_of(values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(values), sort_keys=False, width=120)
 
 
-# --- the jobs ---
-
-Planned = tuple[Partition, Trial]
+# --- would it take a job? ---
 
 
-def plans(partitions: Sequence[Partition], chosen: Sequence[str], site: Site) -> tuple[list[Planned], list[Finding]]:
-    """Return the jobs for the partitions (or only the chosen ones), and findings on partitions without one."""
-    found, untried = list[Planned](), list[Finding]()
-    for partition in partitions:
-        if chosen and partition.name not in chosen:
-            continue
-        trial = plan(partition)
-        if isinstance(trial, Finding):
-            untried.append(trial)
-        else:
-            named = {name: getattr(site, name) for name in ("runtime", "image", "interface", "account")}
-            found.append((partition, replace(trial, **named)))
-    return found, untried
+def find_usable(
+    partitions: Sequence[Partition], chosen: Sequence[str], account: str | None, ask: Ask
+) -> tuple[list[Partition], list[Finding]]:
+    """Return those of the partitions (or of the chosen ones) that take a job, and a finding on each.
 
-
-def try_out(
-    trials: Sequence[Planned],
-    chosen: Sequence[str],
-    folder: Path,
-    ask: Ask,
-    limit_seconds: float,
-    tried: list[Partition],
-) -> Iterator[list[Finding]]:
-    """Yield the findings on each partition; those that did not fail are added to `tried`.
-
-    Args:
-        trials: the jobs.
-        chosen: partitions that the user named.
-        folder: for the jobs, on a disk that all nodes see.
-        ask: runs Slurm's programs.
-        limit_seconds: for all jobs together; jobs that have not ended by then are cancelled.
-        tried: receives the results.
+    Nothing is submitted: sbatch says whether it would take a job on one node with all its GPUs.
     """
-    jobs, rejected = list[tuple[Partition, Trial, Submitted]](), list[tuple[Trial, str]]()
-    with ExitStack() as stack:
-        stack.callback(lambda: cancel([job for _, _, job in jobs], ask))
-        for partition, trial in trials:
-            place = folder / trial.partition
-            save_json(asdict(trial), place / TRIAL)
-            save_text(script(place), place / "job.sh")
-            lock = stack.enter_context((place / LOCK).open("w"))
-            with suppress(OSError):  # a disk without locks, of which the job tells
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            job = submit(trial, place, ask)
-            if isinstance(job, str):
-                rejected.append((trial, job))
-            else:
-                jobs.append((partition, trial, job))
-        yield [judge_rejected(trial, said, trial.partition in chosen or not jobs) for trial, said in rejected]
-        begin = time.monotonic()
-        wait([job for _, _, job in jobs], ask, limit_seconds, lambda text: to_stderr(f"... {text}"))
-        for partition, trial, job in jobs:
-            place = folder / trial.partition
-            found = judge(trial, job, load(place), place, time.monotonic() - begin)
-            if all(finding.status != FAILED for finding in found):
-                tried.append(partition)
-            yield found
+    usable, refused, found = list[Partition](), dict[str, str](), list[Finding]()
+    for partition in partitions:
+        name, shape = partition.name, partition.shape()
+        if chosen and name not in chosen:
+            continue
+        if partition.state != "UP":
+            found.append(not_run("job", f"partition {name}: its state is {partition.state}"))
+        elif shape is None:
+            found.append(not_run("job", f"partition {name}: none of its {len(partition.nodes)} nodes can be used"))
+        elif error := ask(command(name, shape, account)).error:
+            refused[name] = error
+        else:
+            usable.append(partition)
+            gpus = f"{shape.gpus} GPUs" if shape.gpus else "no GPUs"
+            with_account = f"account {account}" if account else "no account needed"
+            found.append(ok("job", f"partition {name}: takes a job on a node with {gpus}, {with_account}"))
+    found += [_refusal(name, error, name in chosen or not usable) for name, error in refused.items()]
+    return usable, found
+
+
+def command(partition: str, shape: Shape, account: str | None) -> list[str]:
+    """Return the command that asks sbatch whether it would take a job on a node."""
+    options = [f"--partition={partition}", "--nodes=1", "--time=1"]
+    options += [f"--gres=gpu:{shape.gpu_type}{':' * bool(shape.gpu_type)}{shape.gpus}"] if shape.gpus else []
+    options += [f"--account={account}"] if account else []
+    return ["sbatch", "--test-only", *options, "--wrap=true"]
+
+
+def _refusal(partition: str, error: str, is_needed: bool) -> Finding:
+    """Judge a refusal of sbatch: a failure, unless others take jobs and nobody asked for this partition."""
+    said = f"partition {partition}: {error}"
+    if not is_needed:
+        return not_run("job", one_line(f"{said}; it is left out", 300))
+    if "account" in error.lower() or "association" in error.lower():
+        cure = "set account in slurm/partitions.yaml to one of: sacctmgr show user $USER withassoc"
+    elif "no answer" in error or "contact" in error.lower():
+        cure = "scontrol ping says whether the controller is up; try again later"
+    else:
+        cure = f"see what it allows: scontrol show partition {partition}; or name others: --partition"
+    return failed("job", one_line(said, 300), cure)
 
 
 # --- the command ---
 
-SECONDS = 600.0
-FOLDER = ROOT / "results/cache/doctor"
-"""Folder for files of jobs: on the project's disk, as for runs."""
 CONTROLLER = "on a login node of the cluster scontrol ping says whether the controller is up"
 
 
@@ -234,7 +212,7 @@ class Examination:
 
     findings: list[Finding] = field(default_factory=list)
     """The findings that `examine` has yielded, added by its caller."""
-    tried: list[Partition] = field(default_factory=list)
+    usable: list[Partition] = field(default_factory=list)
     proposal: Proposal | None = None
     written: str | None = None
 
@@ -242,17 +220,15 @@ class Examination:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     group = parser.add_argument_group("on a login node of a Slurm cluster")
-    group.add_argument("--slurm", action="store_true", help="try the cluster instead, with a job for each partition")
+    group.add_argument("--slurm", action="store_true", help="examine the cluster instead; no job is started")
     text = "just this partition, and the site file's values from it; may be given several times"
     group.add_argument("--partition", metavar="NAME", action="append", default=[], help=text)
     group.add_argument("--write", metavar="FILE", type=Path, help=f"write the site file, {SITE_FILE} for example")
-    text = f"how long to wait for all jobs, which are then cancelled (default: {SECONDS:g})"
-    group.add_argument("--seconds", metavar="SECONDS", help=text)
 
 
 def refuse_options(args: argparse.Namespace) -> None:
     """Raise ConfigError, with one line, for options of one doctor given to the other."""
-    only_slurm = {"partition": args.partition, "write": args.write, "seconds": args.seconds}
+    only_slurm = {"partition": args.partition, "write": args.write}
     only_machine = {"only": args.only, "gpu": args.gpu}
     for name, value in (only_machine if args.slurm else only_slurm).items():
         if value:
@@ -262,7 +238,7 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Finding]]:
     """Yield findings as they come, and store the results in `state`. Raises ConfigError before any work."""
-    ask, limit = asking(seconds("timeout", args.timeout)), seconds("seconds", args.seconds or SECONDS)
+    ask = asking(seconds("timeout", args.timeout))
     target = args.write or SITE_FILE
     source = target if target.exists() else site_file(ROOT)
     current, before = Site.load(source), yaml.safe_load(read_text(source))
@@ -276,24 +252,22 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     for name in args.partition:
         choose("partition", name, [partition.name for partition in inventory.partitions])
     yield [*check_settings(inventory), check_accounting(inventory, ask)]
-    with _folder(state) as folder:
-        trials, untried = plans(inventory.partitions, args.partition, current)
-        yield untried
-        yield from try_out(trials, args.partition, folder, ask, limit, state.tried)
+    state.usable, found = find_usable(inventory.partitions, args.partition, current.account, ask)
+    yield found
     yield _site_file(args, state, before, current)
 
 
 def _site_file(args: argparse.Namespace, state: Examination, before: Mapping[str, Any], current: Site) -> list[Finding]:
     """Propose the site file, and write it if requested."""
     target = args.write or SITE_FILE
-    if not state.tried:
-        return [not_run("site", f"nothing to write into {target}: no partition was found to work")]
-    proposal = state.proposal = propose(state.tried, args.partition, current, tries_of())
+    if not state.usable:
+        return [not_run("site", f"nothing to write into {target}: no partition takes a job")]
+    proposal = state.proposal = propose(state.usable, args.partition, current, tries_of())
     filled = fill(before, proposal)
     found = [ok("site", f"values of partition {proposal.main}{''.join(f'; {note}' for note in proposal.notes)}")]
     others = [str(name) for name in filled["partitions"] if name not in proposal.partitions]
     if others and not args.partition:
-        said = f"{target} lists partitions that were not found to work: {', '.join(others)}"
+        said = f"{target} lists partitions that do not take a job: {', '.join(others)}"
         found.append(warning("site", said, "take them out of the file, or see what is said of them above"))
     if not args.write:
         line = f"python -m benchmarks doctor --slurm --write {SITE_FILE}"
@@ -305,16 +279,6 @@ def _site_file(args: argparse.Namespace, state: Examination, before: Mapping[str
     own = args.write.resolve() == (ROOT / SITE_FILE).resolve()
     options = "" if own else f" --config site={args.write}"
     return [*found, ok("site", f"{args.write} is written; next: snakemake -n --profile slurm{options}")]
-
-
-@contextmanager
-def _folder(state: Examination) -> Iterator[Path]:
-    """Yield a folder for this examination; it is kept for its logs if something failed."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=FOLDER))
-    yield folder
-    if not any(finding.status == FAILED for finding in state.findings):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def values(state: Examination) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The doctor of a cluster: what it makes of Slurm's words, without a Slurm."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +11,10 @@ from snakemake_executor_plugin_slurm.partitions import read_partition_file
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
+from benchmarks.doctor.finding import FAILED, OK, WARNING
 from benchmarks.doctor.slurm import slurm_cluster as settings
 from benchmarks.doctor.slurm.slurm_cluster import Inventory, Partition, Shape, gpus, look
 from benchmarks.doctor.slurm.slurm_command import fill, propose, text_of, tries_of
-from benchmarks.doctor.slurm.trial import Trial, command, plan
 from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import job_resources
 from tests.slurm_outputs import CPUS, MIXED, SMALL, answering, shipped_site
@@ -90,32 +88,6 @@ def test_the_profile_needs_a_controller_that_remembers(tmp_path):
     profile.write_text("slurm-init-seconds-before-status-checks: 30\n")
     assert settings.check_profile(inventory(SMALL), profile).status == WARNING
     assert settings.check_profile(inventory(SMALL), ROOT / "slurm/config.yaml").status == OK
-
-
-# --- the job ---
-
-
-def test_a_job_takes_two_nodes_and_all_their_gpus():
-    trial = plan(named(SMALL, "gpu"))
-    assert isinstance(trial, Trial)
-    assert (trial.nodes, trial.tasks_per_node, trial.gpus, trial.gres, trial.minutes) == (2, 2, 2, "gpu", 10)
-    line = command(replace(trial, account="physics"), Path("/run"))
-    assert {"--gres=gpu:2", "--nodes=2", "--ntasks-per-node=2", "--account=physics", "--no-requeue"} <= set(line)
-    assert line[2].startswith("--job-name=resireduce-doctor")
-    assert not [word for word in command(trial, Path("/run")) if word.startswith("--account")]
-
-
-def test_a_job_without_gpus_and_one_on_a_single_node():
-    cpus, old = plan(named(CPUS, "batch")), plan(named(MIXED, "old"))
-    assert isinstance(cpus, Trial) and isinstance(old, Trial)
-    assert (cpus.nodes, cpus.tasks_per_node, cpus.gpus) == (2, 2, 0)
-    assert not [word for word in command(cpus, Path("/run")) if "gres" in word]
-    assert (old.nodes, old.gpus) == (1, 2)
-
-
-def test_a_partition_that_is_down_has_no_job():
-    finding = plan(named(MIXED, "broken"))
-    assert isinstance(finding, Finding) and finding.status == NOT_RUN and "DOWN" in finding.detail
 
 
 # --- the site file ---
