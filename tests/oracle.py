@@ -26,7 +26,7 @@ class Ranks:
 
     def __init__(self, size: int):
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=60)
+        self._barrier = threading.Barrier(size, timeout=300)
         self._brought: list[Any] = [None] * size
 
     def run(self, work: Callable[[int], T]) -> list[T]:

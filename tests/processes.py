@@ -16,7 +16,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 
 Checks = Callable[[Communicator], None]
-SECONDS = 240.0
+SECONDS = 540.0
 """When a rank ends itself, and leaves word of what it was at: it waits for another, which may wait for half an hour."""
 WORD = "rank {rank} waited here"
 

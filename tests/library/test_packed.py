@@ -51,7 +51,7 @@ def test_random_indices_take_little_more_than_their_entropy(density: float) -> N
     start = time.process_time()
     width, codes = encode(indices, n)
     assert torch.equal(decode(codes, width, len(indices)), indices)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 10
     entropy = -(density * np.log2(density) + (1 - density) * np.log2(1 - density))
     assert n * entropy / 8 * 0.99 < codes.numel() < n * entropy / 8 * 1.05
     grad = torch.zeros(n).index_fill_(0, indices, 1.0)
