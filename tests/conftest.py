@@ -11,11 +11,11 @@ from hypothesis import settings
 sys.path.append(f"{sys.prefix}/optimizers")
 
 # The same examples on every run and machine; a slow machine is no failure.
-settings.register_profile("suite", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=15)
 settings.load_profile("suite")
 
 
-# What 8,700 tests and all that they import leave on the heap lives to the end: looked through again in each full
+# What thousands of tests and all that they import leave on the heap lives to the end: looked through again in each full
 # collection of garbage, it would take a minute of the tests' time.
 gc.disable()
 

@@ -42,13 +42,6 @@ def close(found: nn.Module, expected: nn.Module) -> bool:
 # --- when gradients leave, and when parameters change ---
 
 
-@pytest.mark.parametrize("compressor", ["topk", "qsgd", "none"])
-def test_when_gradients_leave_changes_nothing(device: torch.device, compressor: str) -> None:
-    options = {"compressor": compressor, "scheme": "none" if compressor == "none" else "w+2d"}
-    kept, streamed = (trained(device, gradients=gradients, **options) for gradients in ("kept", "streamed"))
-    assert same(kept, streamed) and not same(kept, net(device))
-
-
 @pytest.mark.parametrize("name", ["momentum", "adamw", "fused-adamw"])
 def test_an_update_in_the_backward_pass_is_that_of_plain_torch(device: torch.device, name: str) -> None:
     assert same(trained(device, update="in_backward", optimizer=OPTIMIZERS[name], **NONE), plain(device, name))

@@ -1,4 +1,4 @@
-"""Training on the device: streamed and kept gradients, schemes, precisions, compressors, optimizers, streams."""
+"""Training on the device: streamed and kept gradients, schemes, precisions, compressors, optimizers."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
 from resireduce.scheme import COMPRESSORS, SCHEMES
-from tests.gpu.loops import batches, distributed, net, step, stream_beside, trained
+from tests.gpu.loops import batches, distributed, net, step, trained
 from tests.worlds import OPTIMIZERS, Net, residuals, same
 
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
@@ -82,14 +82,6 @@ def test_optimizers_of_every_form(device: torch.device, name: str) -> None:
         pytest.skip("only on a GPU")
     kept, streamed = (trained(device, optimizer=LATER[name], gradients=one) for one in ("kept", "streamed"))
     assert same(kept, streamed) and not same(kept, net(device))
-
-
-@pytest.mark.parametrize("options", [{"scheme": "w+2d"}, {"scheme": "baseline", "residual_device": "cpu"}])
-def test_in_another_stream_it_is_the_same(device: torch.device, options: dict[str, object]) -> None:
-    usual = trained(device, **options)
-    with stream_beside(device):
-        beside = trained(device, **options)
-    assert same(usual, beside)
 
 
 @pytest.mark.parametrize("compressor", ["topk", "dgc", "randomk", "qsgd"])

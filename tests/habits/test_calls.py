@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import resireduce
 from tests.habits.optimizers import Clipping
-from tests.habits.script import MODES
 from tests.worlds import seeded, take_steps
 
 
@@ -101,25 +100,15 @@ def test_slices_of_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch, name: str
     assert all(1 <= count <= bound for count in found), (found, bound)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_kept_it_is_one_call(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    assert calls(monkeypatch, name, "kept") == [1] * 4
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_hook_before_the_step_makes_it_one_call(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    hooked: list[int] = []
-    assert calls(monkeypatch, name, "streamed", hook=lambda *_: hooked.append(1)) == [1] * 4
-    assert len(hooked) == 4
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("gradients", MODES)
 @pytest.mark.parametrize("name", MODELS)
-def test_an_optimizer_that_is_not_known_is_called_once(
-    monkeypatch: pytest.MonkeyPatch, name: str, gradients: str
+def test_it_is_one_call_kept_with_a_hook_before_the_step_and_of_an_optimizer_that_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    assert calls(monkeypatch, name, gradients, Clipping) == [1] * 4
+    hooked: list[int] = []
+    assert calls(monkeypatch, name, "kept") == [1] * 4
+    assert calls(monkeypatch, name, "streamed", hook=lambda *_: hooked.append(1)) == [1] * 4 and len(hooked) == 4
+    assert calls(monkeypatch, name, "streamed", Clipping) == [1] * 4
 
 
 def test_what_one_call_costs_is_said_once() -> None:

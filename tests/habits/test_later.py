@@ -151,34 +151,8 @@ def test_what_only_the_wrapped_optimizer_has_is_set_there() -> None:
     assert optimizer.wrapped.factor == optimizer.factor == 0.5
 
 
-def test_an_optimizer_that_nobody_keeps() -> None:
-    model = seeded(Net)
-    with pytest.warns(UserWarning, match="gone before its first step.*call its step"):
-        distributed(model)
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
-
-
 def on_two(work: Callable[[Communicator], object]) -> list[object]:
     return LocalWorld(2).run(work)
-
-
-def test_options_of_any_type_and_states_of_no_parameter_are_rank_0s() -> None:
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> object:
-        model = copy.deepcopy(start)
-        wrapped = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), betas=[0.9, 0.99], foreach=False)  # type: ignore[arg-type]
-        if communicator.rank == 0:
-            loss_of(model, torch.Generator()).backward()
-            wrapped.step()
-            wrapped.param_groups[0].update(lr=torch.tensor(0.25), betas=[0.8, 0.99])
-            wrapped.state["t"] = 5
-        resireduce.distribute(model, wrapped, backend=communicator)
-        group = wrapped.param_groups[0]
-        return float(group["lr"]), list(group["betas"]), wrapped.state["t"], len(wrapped.state)
-
-    first, second = on_two(rank)
-    assert first == second and first[:3] == (0.25, [0.8, 0.99], 5)  # type: ignore[index]
 
 
 def test_a_layer_that_some_ranks_use_beside_momentum_that_is_corrected() -> None:

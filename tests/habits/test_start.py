@@ -58,7 +58,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: 
 def divided(own: bool, stop: int | None) -> list[dict[str, Tensor]]:
     """Train seven steps on two ranks; with a `stop`, go on after it with new objects, the states loaded before."""
     start = seeded(Net)
-    meeting = threading.Barrier(2, timeout=60), dict[int, Tensor]()
+    meeting = threading.Barrier(2, timeout=300), dict[int, Tensor]()
 
     def rank(communicator: Communicator) -> dict[str, Tensor]:
         model, begin, state = copy.deepcopy(start), 0, None
@@ -139,13 +139,15 @@ def test_options_come_with_a_state_that_is_of_no_parameter(rate: float | Tensor)
     def rank(communicator: Communicator) -> list[float]:
         model = seeded(Net)
         plain = torch.optim.SGD(model.parameters(), lr=0.1 if communicator.rank == 0 else rate, foreach=False)
+        plain.param_groups[0]["betas"] = [0.5, 0.9]
         if communicator.rank == 0:
             plain.state["steps"] = torch.tensor([7.0, 8.0])
-            plain.param_groups[0]["lr"] = 0.01
+            plain.param_groups[0].update(lr=0.01, betas=[0.8, 0.9])
         resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
-        return [float(plain.param_groups[0]["lr"]), *plain.state["steps"].tolist()]
+        group = plain.param_groups[0]
+        return [float(group["lr"]), *group["betas"], *plain.state["steps"].tolist()]
 
-    assert LocalWorld(2).run(rank) == [[0.01, 7, 8]] * 2
+    assert LocalWorld(2).run(rank) == [[0.01, 0.8, 0.9, 7, 8]] * 2
 
 
 def test_a_class_of_the_script_is_the_same_in_processes_that_multiprocessing_has_started() -> None:

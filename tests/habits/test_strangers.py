@@ -448,6 +448,7 @@ def test_what_distribute_returned_must_be_kept(gradients: str) -> None:
     wrapped = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.warns(UserWarning, match="is gone before its first step"):
         distributed(model, LocalCommunicator(), gradients=gradients, optimizer=wrapped)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     loss_of(model, 0).backward()
     with pytest.raises(UsageError, match=r"SGD\.step\(\) was called by itself.*\(keep it\)"):
         wrapped.step()
