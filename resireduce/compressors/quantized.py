@@ -130,23 +130,24 @@ class Fp8(Inexact):
         check_count("block", self.block, 1, "elements")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return the floats of all elements, as bytes, and scales of all blocks in float32 (float64 of float64)."""
+        """Return floats of all elements, as bytes, and the largest of all blocks in float32 (float64 of float64)."""
         flat, kind = grad.view(-1), FLOATS[self.form]
         wide, largest = torch.promote_types(flat.dtype, torch.float32), torch.finfo(kind).max
-        scales = norms_of_blocks(flat, self.block, torch.inf).to(wide) / largest
+        scales = norms_of_blocks(flat, self.block, torch.inf).to(wide)
         codes = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel(), self.block):
             smallest = torch.finfo(scales.dtype).tiny
-            scaled = flat[piece] / spread(scales, self.block, piece).clamp(min=smallest)
+            scaled = (flat[piece] / spread(scales, self.block, piece).clamp(min=smallest)).mul_(largest)
             codes[piece] = scaled.clamp_(-largest, largest).to(kind).view(torch.uint8)
         return Payload.pack(codes, scales, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x float x scale of the block to `dense`; return `dense`."""
+        """Add `scale` x float / largest float x largest of the block to `dense`; return `dense`."""
         codes, scales = payload.parts()
         flat, kind = dense.view(-1), FLOATS[self.form]
         for piece in pieces(flat.numel(), self.block):
-            values = codes[piece].view(kind).to(scales.dtype).mul_(spread(scales, self.block, piece))
+            shares = codes[piece].view(kind).to(scales.dtype).div_(torch.finfo(kind).max)
+            values = shares.mul_(spread(scales, self.block, piece))  # at most the largest of the block, which is finite
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
 

@@ -50,7 +50,7 @@ def trained(communicator: Communicator, start: Given, dtype: torch.dtype, within
 def test_training_is_that_without_autocast(compressor: str, dtype: torch.dtype) -> None:
     """In one message, where that is allowed: torch.cat refuses float16 and float64 in an autocast to bfloat16."""
     start, sizes = seeded(Given), COMPRESSORS[compressor]
-    merge = None if compressor in ("powersgd", "l1-chunks", "ok-topk") else "one"
+    merge = None if COMPRESSORS[compressor].in_rounds else "one"
     scheme = "w+2d" if sizes.selects else "baseline"
 
     def run(communicator: Communicator, within: bool) -> Given:

@@ -129,13 +129,11 @@ def quantised(part: np.ndarray, levels: int | None) -> np.ndarray:
     for start in range(0, len(part), BLOCK):
         block = part[start : start + BLOCK]
         if largest := np.abs(block).max():
-            scale = largest / 448
-            exact = (
-                rounded(block / scale) * scale
-                if levels is None
-                else np.rint(block / largest * levels) / levels * largest
-            )
-            out[start : start + BLOCK] = exact
+            if levels is None:
+                shares = rounded(block / largest * 448) / 448
+            else:
+                shares = np.rint(block / largest * levels) / levels
+            out[start : start + BLOCK] = shares * largest
     return out
 
 
