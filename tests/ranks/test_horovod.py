@@ -107,7 +107,6 @@ def check_an_optimizer_that_averages_too(communicator: Communicator) -> None:
 OF_TWO: tuple[Checks, ...] = (
     test_gloo.check_ragged,
     test_gloo.check_exchange,
-    test_gloo.check_ddp,
     test_gloo.check_start,
     test_gloo.check_optimizer_of_rank_0,
     test_gloo.check_gradients_that_cannot_be_used,

@@ -55,9 +55,9 @@ def outcome(communicator: Communicator, row: str) -> dict[str, str]:
     return {"trained": digest(model)}
 
 
-def walk(folder: Path, communicator: Communicator) -> None:
+def walk(folder: Path, rows: list[str], communicator: Communicator) -> None:
     """Leave this rank's outcomes in `folder`."""
-    outcomes = {row: outcome(communicator, row) for row in ROWS}
+    outcomes = {row: outcome(communicator, row) for row in rows}
     (folder / f"rank{communicator.rank}.json").write_text(json.dumps(outcomes))
 
 
@@ -71,7 +71,7 @@ def agreed(folder: Path) -> Outcomes:
 @pytest.fixture(scope="module")
 def over_torch(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("torch")
-    on_processes(2, partial(walk, folder))
+    on_processes(2, partial(walk, folder, ROWS))
     return agreed(folder)
 
 
@@ -105,6 +105,8 @@ def test_no_scheme_and_no_compressor_stands_for_another(over_torch: Outcomes) ->
 
 
 @NEEDED
-def test_every_row_is_the_same_over_horovod(over_torch: Outcomes, tmp_path: Path) -> None:
-    on_horovod(2, [partial(walk, tmp_path)])
-    assert agreed(tmp_path) == over_torch
+def test_every_compressor_is_the_same_over_horovod(over_torch: Outcomes, tmp_path: Path) -> None:
+    """With one scheme: what travels does not depend on it."""
+    rows = [row for row in ROWS if row.startswith(f"{ONE} ")]
+    on_horovod(2, [partial(walk, tmp_path, rows)])
+    assert agreed(tmp_path) == {row: over_torch[row] for row in rows}
