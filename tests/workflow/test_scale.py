@@ -19,7 +19,6 @@ from resireduce.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks/config"
-MOST_SECONDS = 30
 MOST_BYTES = 2e9
 
 
@@ -73,14 +72,14 @@ def test_it_is_read_in_no_time(benchmark: BenchmarkFixture) -> None:
     assert len(found) == len(cells("full"))
 
 
-def test_a_dry_run_of_all_of_it_takes_less_than_30_seconds_and_2_gb(tmp_path: Path) -> None:
+def test_a_dry_run_of_all_of_it_takes_less_than_ten_times_one_of_36_cells_and_2_gb(tmp_path: Path) -> None:
     small = snakemake(tmp_path / "smoke.txt", "--config", "run=scale-smoke")
     full = snakemake(
         tmp_path / "full.txt", "--quiet", "rules", "--configfile", str(FOLDER / "full.yaml"), "--config", "run=scale"
     )
     assert ["cell", str(len(cells("full")))] in [line.split() for line in full.output.splitlines()]
     # Of a slow machine too: 4 times what 36 cells take, where it was measured; 18 times before patterns were short.
-    assert full.cpu_seconds < min(MOST_SECONDS, 10 * small.cpu_seconds)
+    assert full.cpu_seconds < 10 * small.cpu_seconds
     assert full.bytes < MOST_BYTES
 
 
@@ -100,12 +99,3 @@ def test_a_cell_that_is_not_in_the_config_is_named() -> None:
     assert find_cell(known, next(iter(known))) in known.values()
     with pytest.raises(ConfigError, match=r"cell: 'mine' is not in this config; .* lists them"):
         find_cell(known, "mine")
-
-
-def test_a_job_of_the_full_config_knows_its_cell(tmp_path: Path) -> None:
-    name = next(reversed(cells("full")))
-    job = f"--target-jobs cell:run=scale,cell={name} --allowed-rules cell --mode remote --nolock --cores 1"
-    config = ("--configfile", str(FOLDER / "full.yaml"), "--config", "run=scale")
-    used = snakemake(tmp_path / "job.txt", *job.split(), *config)
-    assert f"output: results/runs/scale/cells/{name}.json" in used.output
-    assert used.bytes < MOST_BYTES
