@@ -393,5 +393,5 @@ def test_the_whole_order_runs_on_a_cpu_with_few_packages(tmp_path):
     assert {*steps} == {step.name for step in list_steps("cpu", tiny=True)}
     assert all(one["agrees"] for one in found["memory"]["cases"][0]["agreement"][0]["states"].values())
     (text,) = merge([tmp_path / "run"], tmp_path / "reference")
-    for title in ("Known allocations", "contracts", "Speed", "Kernels"):
+    for title in ("Known allocations", "contracts", "Speed"):
         assert title in text
