@@ -216,7 +216,7 @@ def test_records_are_looked_for_before_anything_is_simulated(
             ["--rules", "dear", "--compressors", "topk"],
             "rules: nothing is left to simulate; dear needs compressor none ",
         ),
-        (["--rules", "one", "--compressors", "ok-topk"], "and powersgd, l1-chunks, ok-topk need rule none"),
+        (["--rules", "one", "--compressors", "ok-topk"], "powersgd, l1-chunks, ok-topk need rule none"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
