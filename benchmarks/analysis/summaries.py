@@ -26,7 +26,7 @@ from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, paire
 from benchmarks.analysis.table import CELL_COLUMNS, by_seed
 from benchmarks.analysis.tables.accuracy import USUAL_DENSITY, accuracy_record, paired_baseline
 from benchmarks.analysis.tables.memory_table import memory_record
-from benchmarks.analysis.tuned import judged, judged_text
+from benchmarks.analysis.tuned import judged, judged_text, titled
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import is_number
 from benchmarks.core.config_reader import DEFAULTS
@@ -392,7 +392,7 @@ def systems_table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         lost, half = row["lost_mean"], row["lost_half_width"]
         texts = [
-            row["title"] + (f", rate {row['learning_rate']:g}" if row.get("learning_rate") else ""),
+            titled(row),
             str(row["seeds"]),
             *_metric_texts(row),
             _share_sent(row["density_sent"]),

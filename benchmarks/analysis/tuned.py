@@ -60,13 +60,13 @@ def _losses(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[Row]
                 yield {**sides, **absent, "title": tested, "against_title": against, "status": NOT_RUN}
                 continue
             sign = 1 if one["higher_is_better"] else -1
-            lost = interval([sign * difference for difference in paired(_by_seed(other), _by_seed(one))])
+            lost = interval([sign * difference for difference in paired(other["metrics"], one["metrics"])])
             margin = margin_of(book, {}, one["metric_name"], other["metric_mean"])
             within = bounds(lost) if lost else None
             yield {
                 **sides,
-                "title": _title(one),
-                "against_title": _title(other),
+                "title": titled(one),
+                "against_title": titled(other),
                 "metric_name": one["metric_name"],
                 "loss": lost.mean if lost else None,
                 "half_width": lost.half_width if lost else None,
@@ -77,12 +77,9 @@ def _losses(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[Row]
             }
 
 
-def _by_seed(row: Mapping[str, Any]) -> dict[int, float]:
-    return {int(seed): float(metric) for seed, metric in row["metrics"].items()}
-
-
-def _title(row: Mapping[str, Any]) -> str:
-    return f"{row['title']}, rate {row['learning_rate']:g}" if row["learning_rate"] else str(row["title"])
+def titled(row: Mapping[str, Any]) -> str:
+    """Return the title of a system, with its learning rate if that is its own."""
+    return f"{row['title']}, rate {row['learning_rate']:g}" if row.get("learning_rate") else str(row["title"])
 
 
 def _shares(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:

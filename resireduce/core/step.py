@@ -432,33 +432,35 @@ class UnderWay:
 
     def drop(self) -> None:
         """Forget all messages."""
-        self.buckets: deque[Bucket] = deque()
-        self._sizes: deque[int] = deque()
-        self._gathered_bytes = 0
+        self._sent: deque[tuple[Bucket, int]] = deque()  # and the gathered bytes of each, as it was launched
 
-    def _size(self, bucket: Bucket) -> int:
-        assert bucket.message is not None
-        return bucket.message.gathered_nbytes(self._feedback.communicator.world_size)
+    @property
+    def oldest(self) -> Bucket | None:
+        """The bucket that is to be received next, if any is under way."""
+        return self._sent[0][0] if self._sent else None
 
     def has_room(self, bucket: Bucket) -> bool:
         """Whether the message of `bucket` may be launched before another one is received."""
-        size = self._size(bucket)
-        return not (size and self._gathered_bytes and self._gathered_bytes + size > self._limit_bytes)
+        size, held = self._gathered_bytes(bucket), sum(size for _, size in self._sent)
+        return not (size and held and held + size > self._limit_bytes)
+
+    def _gathered_bytes(self, bucket: Bucket) -> int:
+        assert bucket.message is not None
+        return bucket.message.gathered_nbytes(self._feedback.communicator.world_size)
 
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, or the first round of it."""
-        size = self._size(bucket)
-        self._feedback.send(bucket.message)  # type: ignore[arg-type]
-        self.buckets.append(bucket)
-        self._sizes.append(size)
-        self._gathered_bytes += size
+        assert bucket.message is not None
+        size = self._gathered_bytes(bucket)
+        self._feedback.send(bucket.message)
+        self._sent.append((bucket, size))
 
     def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
         """Make the payloads that ranks make in rounds: each round for all tensors in the same order.
 
         `remember` is called with a bucket when its message has been made, and before it is sent.
         """
-        while waiting := [bucket for bucket in self.buckets if isinstance(bucket.message, Round)]:
+        while waiting := [bucket for bucket, _ in self._sent if isinstance(bucket.message, Round)]:
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
                 bucket.message = self._feedback.end_round(bucket.message)
@@ -468,8 +470,7 @@ class UnderWay:
 
     def pop(self) -> Bucket:
         """Return the oldest bucket, whose message is to be received now."""
-        self._gathered_bytes -= self._sizes.popleft()
-        return self.buckets.popleft()
+        return self._sent.popleft()[0]
 
 
 class LaunchQueue:
@@ -528,17 +529,12 @@ class LaunchQueue:
 
     def merge(self, merge: object) -> None:
         """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
-        self.buckets = self._arranged(self._made(merge))
+        made = in_buckets([*reversed(self.slots)], merge, self.feedback)
+        self.buckets = [*arrange(made, self._order)]
         """All buckets, in the order of their launch."""
         self.bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket.slots}
         """The bucket of each slot."""
         self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
-
-    def _made(self, merge: object) -> list[Bucket]:
-        return in_buckets(list(reversed(self.slots)), merge, self.feedback)
-
-    def _arranged(self, buckets: Iterable[Bucket]) -> list[Bucket]:
-        return [*arrange(buckets, self._order)]
 
     @property
     def compressed(self) -> list[Slot]:
@@ -597,7 +593,7 @@ class LaunchQueue:
 
     def next(self) -> Bucket | None:
         """Return the bucket whose message is the oldest under way, if any is."""
-        return self._under_way.buckets[0] if self._under_way.buckets else None
+        return self._under_way.oldest
 
     def receive(self) -> list[Slot]:
         """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.
@@ -678,7 +674,7 @@ class LaunchQueue:
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]
-            self.buckets = self._arranged(self.buckets)
+            self.buckets = [*arrange(self.buckets, self._order)]
             self._order_is_learnt, self._next = True, None
         self._restart()
 

@@ -165,7 +165,7 @@ CHECKS: tuple[Checks, ...] = (
 
 
 OF_FOUR: tuple[Checks, ...] = (check_ragged, check_exchange, check_start, check_collectives_of_the_user)
-"""Of more than two ranks only collectives differ: what is trained by them, tests/contracts has."""
+"""What four processes check: collectives, and the start. tests/contracts trains on more than two ranks."""
 
 
 def check_all(communicator: Communicator) -> None:

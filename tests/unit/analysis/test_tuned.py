@@ -16,7 +16,7 @@ def row(system: str, metrics: list[float], *, model: str = "gpt2-bytes", share: 
     return {
         **{"system": system, "title": system, "model": model, "learning_rate": 0.01, "held_share": share},
         **{"metric_name": name, "higher_is_better": higher, "metric_mean": mean},
-        "metrics": {str(seed): value for seed, value in enumerate(metrics)},
+        "metrics": dict(enumerate(metrics)),
     }
 
 
