@@ -56,11 +56,6 @@ LOCKS = {
 }
 
 
-def find_lock(name: str) -> Path:
-    """Return the lock file of that name. Raises ConfigError if there is none."""
-    return LOCKS[choose("lock", name, LOCKS)].path
-
-
 def compile_lock(lock: Lock, upgrade: bool) -> int:
     """Remake the lock file and return its number of packages; without `upgrade`, versions are kept where possible.
 

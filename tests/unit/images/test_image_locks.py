@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from benchmarks.core.requirements import Pin, read_lock
 from benchmarks.images import locks
-from benchmarks.images.locks import LOCKS, compile_lock, find_lock
+from benchmarks.images.locks import LOCKS, compile_lock
 from resireduce.errors import ConfigError
 from tests.unit.images.test_packaging import PROJECT, SUITE, pins
 from tests.unit.test_dependencies import imports, sources
@@ -94,7 +94,7 @@ def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, text: str | bytes, pr
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_holds_what_it_is_made_from(name: str) -> None:
-    locked = {pin.name: Version(pin.version) for pin in read_lock(find_lock(name))}
+    locked = {pin.name: Version(pin.version) for pin in read_lock(LOCKS[name].path)}
     lines = LOCKS[name].source.read_text(encoding="utf-8").splitlines()
     wanted = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
     assert wanted
@@ -105,20 +105,22 @@ def test_a_lock_holds_what_it_is_made_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_names_no_index_and_no_path(name: str) -> None:
-    assert not re.search(r"://|^-|/(tmp|home|root|opt|srv)/", find_lock(name).read_text(encoding="utf-8"), re.MULTILINE)
+    assert not re.search(
+        r"://|^-|/(tmp|home|root|opt|srv)/", LOCKS[name].path.read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in LOCKS if LOCKS[name].suite])
 def test_versions_are_those_of_the_constraints(name: str) -> None:
     constraints = pins() | ({"torch": "2.10.0"} if name == "cuda12" else {})
-    locked = {pin.name: Version(pin.version).public for pin in read_lock(find_lock(name))}
+    locked = {pin.name: Version(pin.version).public for pin in read_lock(LOCKS[name].path)}
     both = locked.keys() & constraints.keys()
     assert len(both) > 4
     assert {name: locked[name] for name in both} == {name: constraints[name] for name in both}
 
 
 def test_images_differ_in_torch_and_what_it_brings() -> None:
-    cpu, cuda = ({pin.name: pin.version for pin in read_lock(find_lock(name))} for name in IMAGES)
+    cpu, cuda = ({pin.name: pin.version for pin in read_lock(LOCKS[name].path)} for name in IMAGES)
     assert cpu["torch"].endswith("+cpu"), "elsewhere the name torch alone is the build with CUDA"
     assert [name for name in cpu if name.startswith(("nvidia-cu", "triton"))] == []
     assert {"nvidia-nccl-cu12", "nvidia-cudnn-cu12", "triton"} <= cuda.keys()
@@ -128,7 +130,7 @@ def test_images_differ_in_torch_and_what_it_brings() -> None:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_has_what_cells_need_and_not_the_host_s(name: str) -> None:
-    locked = {pin.name: pin.version for pin in read_lock(find_lock(name))}
+    locked = {pin.name: pin.version for pin in read_lock(LOCKS[name].path)}
     direct = [Requirement(text) for text in (*PROJECT["dependencies"], *SUITE["dependencies"])]
     needed = {canonicalize_name(requirement.name): requirement for requirement in direct}
     del needed["resireduce"]
@@ -146,7 +148,7 @@ def test_every_import_of_a_cell_is_locked() -> None:
     foreign = [(p, top) for p, top in tops if top not in known_here]
     assert len(foreign) > 20
     for image in IMAGES:
-        locked = {pin.name for lock in (image, "horovod") for pin in read_lock(find_lock(lock))}
+        locked = {pin.name for lock in (image, "horovod") for pin in read_lock(LOCKS[lock].path)}
         known = {top for top, names in distributions.items() if locked & {canonicalize_name(name) for name in names}}
         assert [(p, top) for p, top in foreign if top not in known] == []
 
@@ -156,7 +158,7 @@ def test_every_import_of_a_cell_is_locked() -> None:
     reason="the locks are for Python 3.11 on Linux x86-64",
 )
 def test_what_locked_packages_need_is_locked() -> None:
-    locked = {pin.name: Version(pin.version).public for pin in read_lock(find_lock("cpu"))}
+    locked = {pin.name: Version(pin.version).public for pin in read_lock(LOCKS["cpu"].path)}
     checked, missing = 0, []
     for distribution in importlib.metadata.distributions():
         name = canonicalize_name(distribution.metadata["Name"])
