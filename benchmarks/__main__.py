@@ -51,7 +51,10 @@ GROUPS: dict[str, Commands] = {
     },
     "Look": {
         "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
-        "summary": ("benchmarks.analysis.summaries", "sum a run up as JSON: intervals, tell, rivals, systems or rates"),
+        "summary": (
+            "benchmarks.analysis.summaries",
+            "sum a run up as JSON: intervals, tell, rivals, systems, rates or tuned",
+        ),
         "claims": (
             "benchmarks.analysis.claims.claims_command",
             "say what a run shows of each claim of the paper and of our own",

@@ -79,7 +79,9 @@ command):
 
 The mean is rounded once more than with `block8`; its owner adds what that loses to the mean of the next step. Such
 messages cannot be merged: each tensor has two exchanges of its own, so that many small tensors over a link of high
-latency take longer. What this costs in accuracy, and saves in time, has **not been measured** yet.
+latency take longer. The exchange ends in `step()`, and gradients that are not in a residual's memory wait for it, as
+with `powersgd` and `ok-topk`: at the fullest moment streaming then saves little (`plan` has `peak_normalised`). What
+this costs in accuracy, and saves in time, has **not been measured** yet.
 """
 COLUMNS = (
     "Compressor",
