@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.analysis.labels import markdown_table
 from benchmarks.core.registry import MODELS
+from benchmarks.core.workloads import WORKLOADS
 from resireduce.plan import plan
 from resireduce.scheme import load
 
@@ -28,6 +29,9 @@ ROWS = {
     "gpt2-bytes": "gpt2-bytes, AdamW",
     "bert-questions": "bert-questions, AdamW",
 }
+PAPERS = [*ROWS][:6]
+"""The paper's models, whose batch size is the paper's."""
+FUSED, SECOND = {"fused": True}, "second-moment-adamw"
 BETWEEN, FULLEST = "normalised", "peak_normalised"
 
 
@@ -65,6 +69,18 @@ TABLES = {
     ],
 }
 
+ACTIVATIONS = [
+    "GiB at the fullest moment",
+    "no compression, kept",
+    "paper's baseline",
+    "`w+2d`, streamed",
+    "int4, streamed",
+    "int4, no first moment",
+    "int4, Adafactor",
+    "no compression, no first moment",
+    "no compression, Adafactor",
+]
+
 
 @cache
 def planned(model: str, scheme: str, precision: str | None, world_size: int) -> dict[str, Any]:
@@ -82,6 +98,36 @@ def row(model: str, columns: Sequence[Column]) -> list[str]:
     return [ROWS[model], *(f"{100 * share:.1f}" for share in plans)]
 
 
+def with_activations(model: str) -> list[list[str]]:
+    """Return the rows of a model, plain and checkpointed: GiB at the fullest moment, of each way to train."""
+    build, recipe = load(MODELS[model]), WORKLOADS[model]
+    sgd = "SGD" in ROWS[model]
+    usual, args, second, plain = ("sgd", {}, "sgd", {"momentum": 0.0}) if sgd else ("adamw", FUSED, SECOND, {})
+    asked = {"batch": recipe.batch_per_rank, "inputs": build.inputs, "world_size": 2, "density": 0.01}
+    none = {"compressor": "none", "scheme": "none"}
+    plans = [
+        plan(build, optimizer=usual, optimizer_args=args, scheme="w+2d", **asked),
+        plan(build, optimizer=usual, optimizer_args=args, gradients="kept", **none, **asked),
+        plan(build, optimizer="adafactor", scheme="baseline", residual_dtype="int4", **asked),
+        plan(build, optimizer=second, optimizer_args=plain, update="in_backward", **none, **asked),
+        plan(build, optimizer="adafactor", update="in_backward", **none, **asked),
+    ]
+    paper, *others = ({one["choice"]: one for one in each["choices"]} for each in plans)
+    kinds = [
+        "full residuals, kept",
+        "as asked",
+        "int4 residuals, streamed",
+        "int4 residuals, streamed, no first moment",
+    ]
+    found = [others[0]["as asked"], *(paper[kind] for kind in kinds), *(each["as asked"] for each in others[1:])]
+    rows = []
+    for how, words in ("", ""), ("checkpointed_", ", checkpointed"):
+        figures = [one.get(f"{how}fullest_bytes") for one in found]
+        if None not in figures:
+            rows.append([f"{ROWS[model]}, {asked['batch']} a rank{words}", *(f"{one / 2**30:.2f}" for one in figures)])
+    return rows
+
+
 def page(text: str, models: Sequence[str] = tuple(ROWS)) -> str:
     """Return the `text` of the page with the rows of these `models` made anew."""
     for name, columns in TABLES.items():
@@ -91,7 +137,17 @@ def page(text: str, models: Sequence[str] = tuple(ROWS)) -> str:
         rows = [row(model, columns) if model in models else kept[title] for model, title in ROWS.items()]
         table = markdown_table(["", *(one.title for one in columns)], rows, "l" + "r" * len(columns))
         text = f"{before}{begin}{table}\n{end}{after}"
-    return text
+    before, begin, rest = text.partition("<!-- planned: activations -->\n")
+    old, end, after = rest.partition("<!-- planned: end -->")
+    lines = [line.strip("| ").split(" | ") for line in old.splitlines()[2:]]
+    rows = [
+        one
+        for model in PAPERS
+        for one in (
+            with_activations(model) if model in models else [line for line in lines if line[0].startswith(ROWS[model])]
+        )
+    ]
+    return f"{before}{begin}{markdown_table(ACTIVATIONS, rows, 'l' + 'r' * 8)}\n{end}{after}"
 
 
 if __name__ == "__main__":

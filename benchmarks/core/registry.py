@@ -21,6 +21,7 @@ MODELS: dict[str, str] = {
     "resnet-digits": "benchmarks.training.models.convolutional:resnet_digits",
     "vgg-digits": "benchmarks.training.models.convolutional:vgg_digits",
     "gpt2-bytes": "benchmarks.training.models.gpt2:gpt2_bytes",
+    "gpt2-small-bytes": "benchmarks.training.models.gpt2:gpt2_small_bytes",
     "bert-questions": "benchmarks.training.models.bert:bert_questions",
 }
 """Model zoo. A builder takes no arguments and makes the model on the caller's default device (also `meta`), with the

@@ -1,4 +1,4 @@
-"""The small models of `make run`: data that come with installed packages, minutes on two cores."""
+"""Models whose data come with installed packages: the small ones of `make run`, and one that takes an hour."""
 
 from functools import partial
 
@@ -22,4 +22,19 @@ SMALL = (
     _digits(model="vgg-digits", learning_rate=0.001, steps=200, batch_per_rank=16, evaluate_every=50),
     _text(model="gpt2-bytes", task="bytes", batch_per_rank=4, pretrain_batch=12),
     _text(model="bert-questions", task="questions", batch_per_rank=6, pretrain_batch=16),
+)
+
+# At a sixth of the best learning rate of gpt2-bytes, which is a sixth as wide.
+LARGER = (
+    Workload(
+        model="gpt2-small-bytes",
+        task="bytes",
+        optimizer="adamw",
+        learning_rate=5e-4,
+        steps=500,
+        warmup_steps=50,
+        schedule="cosine",
+        batch_per_rank=2,
+        evaluate_every=50,
+    ),
 )

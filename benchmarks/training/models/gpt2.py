@@ -48,3 +48,9 @@ def gpt2_bytes() -> nn.Module:
     Positions outnumber the context of 48, so that no activation of (context x width) has the shape of ``wpe``.
     """
     return _gpt2(1024, 80, width=128, layers=6, heads=4, dropout=0.0)
+
+
+@with_inputs("gpt2-small-bytes")
+def gpt2_small_bytes() -> nn.Module:
+    """Build a GPT-2 with the layers of GPT-2 small for bytes and byte pairs, 85.9 million parameters."""
+    return _gpt2(1024, 80, width=768, layers=12, heads=12, dropout=0.0)
