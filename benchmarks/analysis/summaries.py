@@ -464,9 +464,9 @@ def rates(run: Run) -> Row:
             chosen = {"tried": tried, "best": best, "border": best in (min(tried), max(tried))}
             rows.append({**words, "optimizer": cells[0].workload.optimizer, **chosen})
             plain = replace(cells[0], learning_rate=best, seed=0).to_dict()
-            entries.append({key: plain[key] for key in plain if plain[key] != DEFAULTS.get(key)} | {"seed": seeds})
+            entries.append({key: plain[key] for key in plain if plain[key] not in (DEFAULTS.get(key), [], {})})
         parts[name] = {key: text for key in WORDS if (text := getattr(part, key))} | {"matrix": entries}
-    return {"rows": rows, "config": {"run": "tuned", "parts": parts}}
+    return {"rows": rows, "config": {"run": "tuned", "defaults": {"seed": seeds}, "parts": parts}}
 
 
 def _rates_text(values: Row) -> str:
