@@ -428,7 +428,7 @@ def _by_model(values: Row, table: Callable[[Sequence[Row]], str]) -> str:
 
 
 MEASURED_SEEDS = 5
-"""Seeds on which the best rates are measured, none of them one that they were chosen on."""
+"""Seeds on which the best rates are measured: those after the ones that they were chosen on."""
 RATES_HEAD = ("Part", "Optimizer", "Rate: metric of each that was tried", "Best")
 
 
@@ -445,7 +445,7 @@ def rates(run: Run) -> Row:
             f"from all: go on with: make resume RUN={run.folder.name}"
         )
     tuned = {cell.seed for cell in run.cells}
-    seeds = [seed for seed in range(MEASURED_SEEDS + len(tuned)) if seed not in tuned][:MEASURED_SEEDS]
+    seeds = [max(tuned) + one for one in range(1, MEASURED_SEEDS + 1)]
     rows, parts = [], {}
     for name, part in run.parts.items():
         entries = []
@@ -500,6 +500,12 @@ def _systems_text(values: Row) -> str:
     return f"{text}\n\nLinks slowed to: {values['links']}" if values["links"] else text
 
 
+def _diverged(run: Run) -> set[tuple[str, str]]:
+    """Return model and part of the cells that diverged."""
+    names = {hole.name for hole in run.holes.values() if hole.has_diverged}
+    return {(cell.model, name) for name, part in run.parts.items() for cell in part.cells if cell.name in names}
+
+
 KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
     "intervals": (intervals, lambda values: intervals_table(values["rows"]), "mini PART=table"),
     "tell": (tells, _tells_text, "tell"),
@@ -507,7 +513,7 @@ KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
     "systems": (systems, _systems_text, "systems"),
     "rates": (rates, _rates_text, "tune"),
     "tuned": (
-        lambda run: systems(run) | {"judged": judged(systems_rows(run))},
+        lambda run: systems(run) | {"judged": judged(systems_rows(run), _diverged(run))},
         lambda values: f"{_systems_text(values)}\n\n{judged_text(values['judged'])}",
         "tuned",
     ),

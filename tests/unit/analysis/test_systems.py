@@ -133,12 +133,12 @@ def test_the_best_rate_of_each_part_is_measured_on_seeds_that_it_was_not_chosen_
     assert (rows["dense"]["best"], rows["dense"]["border"], rows["plain"]["best"]) == (0.01, False, 0.03)
     assert rows["plain"]["tried"] == {"0.003": 80.0, "0.01": 85.0, "0.03": 99.0}
     config = read_config(folder / "rates.yaml")
-    cells = expand({"parts": config["parts"]})
+    cells = expand({key: config[key] for key in ("defaults", "parts")})
     assert {(cell.workload.learning_rate, cell.optimizer, cell.residual_dtype) for cell in cells} == {
         (0.01, None, None),
         (0.03, "plain-sgd", "int4"),
     }
-    assert sorted({cell.seed for cell in cells}) == [0, 2, 3, 4, 5] and len(cells) == 10
+    assert sorted({cell.seed for cell in cells}) == [2, 3, 4, 5, 6] and len(cells) == 10
 
 
 def test_rates_are_not_chosen_before_all_trials_have_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
