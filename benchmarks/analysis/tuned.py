@@ -86,7 +86,8 @@ def _losses(found: Mapping[tuple[str, str], Mapping[str, Any]], diverged: Collec
             sign = 1 if one["higher_is_better"] else -1
             lost = interval([sign * difference for difference in paired(other["metrics"], one["metrics"])])
             margin = margin_of(book, {}, one["metric_name"], other["metric_mean"])
-            status = below(bounds(lost), margin.value) if lost and lost.n >= SEEDS else INCONCLUSIVE
+            within = bounds(lost) if lost and lost.n >= SEEDS else None
+            status = below(within, margin.value) if within else INCONCLUSIVE
             yield {
                 **sides,
                 "title": titled(one),
