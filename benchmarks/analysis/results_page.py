@@ -24,6 +24,7 @@ from benchmarks.analysis.labels import (
 from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.statistics import interval, p_beyond, paired, power
 from benchmarks.analysis.summaries import intervals_table, row_labels, usual_rows
+from benchmarks.analysis.tuned import CLAIMS, WORDS, verdicts
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_text
 from benchmarks.core.ways import FORMS, WAYS
@@ -128,6 +129,9 @@ class Reference:
             "intervals_table": intervals_table,
             "label": label,
             "mean": lambda rows, name: mean(row[name] for row in rows),
+            "claims": CLAIMS,
+            "words": WORDS,
+            "verdicts": verdicts,
             "paper_models": [workload.model for workload in PAPER],
             "ways": WAYS,
             "forms": FORMS,
