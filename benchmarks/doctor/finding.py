@@ -88,7 +88,7 @@ FAILURES = (
     Known(r"/dev/shm|shared memory segment|Bus error", "too little shared memory", MORE_SHARED_MEMORY),
     Known(r"undefined symbol", "built for another torch", "build Horovod for this torch: make horovod, or the image"),
     Known(r"driver version is insufficient", "the driver is too old", "see check driver"),
-    Known(r"no kernel image is available", "torch has no kernels for this GPU", "see check gpu"),
+    Known(r"no kernel image is available", "torch has no kernels for it", "another GPU, or a torch for it"),
     Known(r"Duplicate GPU detected", "two ranks on one GPU", "one rank per GPU: set CUDA_VISIBLE_DEVICES for each"),
     Known(r"Permission denied|Read-only file system", "a folder cannot be written", WRITABLE_HOME),
     Known(r"No space left on device", "a disk is full", "see checks disk and shared-memory"),

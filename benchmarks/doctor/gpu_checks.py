@@ -56,8 +56,6 @@ class Facts:
     torch_error: str | None = None
     cuda: str | None = None
     """CUDA version that torch is built for; None if it is built for CPUs."""
-    architectures: tuple[str, ...] = ()
-    """From torch.cuda.get_arch_list: sm_90 is machine code, compute_90 is code that the driver can compile."""
     nccl: str | None = None
     """NCCL version that torch is built with."""
     no_gpu: str | None = None
@@ -69,8 +67,6 @@ class Facts:
     driver: str | None = None
     driver_cuda: tuple[int, int] | None = None
     """Newest CUDA version that the driver supports."""
-    nvml_library: str | None = None
-    """Path of NVML's library, with links resolved."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Facts":
@@ -112,7 +108,7 @@ def check_gpu(facts: Facts, needed: bool = False, environment: Mapping[str, str]
         return [absent("gpu", f"torch {facts.torch} is built for CPUs", CUDA_BUILD, needed)]
     if not facts.gpus:
         return [_none(facts, needed, environment.get("CUDA_VISIBLE_DEVICES"))]
-    bad = [problem for index, gpu in enumerate(facts.gpus) if (problem := _problem(index, gpu, facts))]
+    bad = [problem for index, gpu in enumerate(facts.gpus) if (problem := _problem(index, gpu))]
     return bad or [_all_right(facts)]
 
 
@@ -127,12 +123,9 @@ def _none(facts: Facts, needed: bool, visible: str | None) -> Finding:
     return absent("gpu", reason, cure, needed or answers)
 
 
-def _problem(index: int, gpu: Gpu, facts: Facts) -> Finding | None:
+def _problem(index: int, gpu: Gpu) -> Finding | None:
     major, minor = gpu.capability
     name = f"GPU {index}, {gpu.name} (sm_{major}{minor})"
-    if not has_kernels(gpu.capability, facts.architectures):
-        cure = f"another GPU, or a torch with kernels for sm_{major}{minor}"
-        return failed("gpu", f"{name}: torch {facts.torch} has kernels for {' '.join(facts.architectures)} only", cure)
     if gpu.error is None:
         return None
     known = explain(gpu.error)
@@ -146,33 +139,11 @@ def _all_right(facts: Facts) -> Finding:
     return ok("gpu", f"{', '.join(shown)}; matrix products are right")
 
 
-def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Return whether code for one of the architectures runs on a GPU of this compute capability."""
-    return any(_runs(architecture, capability) for architecture in architectures)
-
-
-def _runs(architecture: str, capability: tuple[int, int]) -> bool:
-    """Return whether a GPU runs code of an architecture: machine code (sm_) on its major version from its minor version
-    on, PTX (compute_) on any newer GPU.
-
-    Code with a letter (sm_90a) runs only on its own. (CUDA C++ Programming Guide, binary and PTX compatibility.)
-    """
-    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
-    if not match:
-        return False
-    own = (int(match[2]), int(match[3]))
-    if match[4] or own > capability:
-        return own == capability
-    return match[1] == "compute" or own[0] == capability[0]
-
-
 # --- driver ---
 
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 """Exists wherever the machine has a driver, even in containers without access to its GPUs."""
 CONTROL_DEVICE = Path("/dev/nvidiactl")
-OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Oldest driver for each major version of CUDA (NVIDIA, CUDA Compatibility, section Minor Version Compatibility)."""
 
 
 @dataclass(frozen=True)
@@ -222,25 +193,17 @@ def _cpu_build(facts: Facts, machine: Machine, needed: bool) -> Finding:
 
 
 def _compare(driver: str | None, newest: tuple[int, int], cuda: str) -> Finding:
-    """Judge whether a driver that supports CUDA up to `newest` runs code built for `cuda`."""
-    major, minor = (int(number) for number in cuda.split(".")[:2])
-    found = f"driver {driver or 'unknown'} (CUDA {newest[0]}.{newest[1]})"
-    if newest >= (major, minor):
+    """Judge whether a driver that supports CUDA up to `newest` runs code for `cuda`: major versions count."""
+    found, major = f"driver {driver or 'unknown'} (CUDA {newest[0]}.{newest[1]})", int(cuda.partition(".")[0])
+    if newest[0] >= major:
         return ok("driver", f"{found}, torch's CUDA is {cuda}")
-    oldest = OLDEST_DRIVER.get(major)
-    new_enough = oldest is None or driver is None or int(driver.split(".")[0]) >= oldest
-    if newest[0] == major and new_enough:
-        return ok("driver", f"{found}, torch's CUDA is {cuda}: runs by minor version compatibility")
-    update = f"a driver >= {oldest}" if oldest else f"a driver for CUDA {cuda}"
-    compat = f"on data-centre GPUs also package cuda-compat-{major}-{minor}"
-    cure = f"{update}, or an image with CUDA {newest[0]}; {compat}"
+    cure = f"a driver for CUDA {major}, or an image with CUDA {newest[0]}; on data-centre GPUs also package cuda-compat"
     return failed("driver", f"{found} is too old for torch's CUDA {cuda}", cure)
 
 
 # --- nvml ---
 
 UTILITY = f"NVIDIA_DRIVER_CAPABILITIES=compute,utility with {GPU_ACCESS}"
-OTHER_LIBRARY = "remove libnvidia-ml from the image: the driver's comes in by --gpus or --nv"
 HOST_PIDS = "docker or podman run --pid=host; apptainer exec without --pid and --containall"
 SLICE = "CUDA_VISIBLE_DEVICES=MIG-... (nvidia-smi -L), and in a container just that slice: --gpus device=MIG-..."
 
@@ -251,9 +214,6 @@ def check_nvml(facts: Facts, machine: Machine, needed: bool = False) -> list[Fin
         return [absent("nvml", facts.error, "see check gpu", needed)]
     if facts.nvml_error:
         return [_without(facts, machine, needed)]
-    if _is_shadowed(facts, machine):
-        detail = f"{facts.nvml_library} is not that of driver {machine.kernel_module}"
-        return [failed("nvml", detail, OTHER_LIBRARY)]
     return _read(facts, needed)
 
 
@@ -262,17 +222,11 @@ def _without(facts: Facts, machine: Machine, needed: bool) -> Finding:
     if "not installed" in reason:
         cure = "pip install nvidia-ml-py"
     elif "version mismatch" in reason:
-        cure = f"after an update of the driver restart the machine; in an image {OTHER_LIBRARY}"
+        cure = "after an update of the driver restart the machine; in an image remove its libnvidia-ml"
     else:
         cure = UTILITY
     there = bool(facts.gpus) or (machine.kernel_module is not None and "version mismatch" in reason)
     return absent("nvml", reason if there else f"{reason}, and no GPU", cure, needed or there)
-
-
-def _is_shadowed(facts: Facts, machine: Machine) -> bool:
-    """Return whether NVML belongs to another driver; its file is named after its driver."""
-    match = re.search(r"\.so\.(\d{3}\.[\d.]+)$", facts.nvml_library or "")
-    return bool(match and machine.kernel_module not in (None, "unknown", match[1]))
 
 
 def _read(facts: Facts, needed: bool) -> list[Finding]:

@@ -6,12 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.core.devices import Nvml, NvmlUnavailable
-from benchmarks.core.provenance import MAPS, loaded_files
 from benchmarks.doctor.child import report
 from benchmarks.doctor.finding import one_line
 from resireduce.scheme import load
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# --- what torch, NVML, NCCL and Horovod say ---
+# --- what torch and NVML say ---
 
 
 SIDE = 256
@@ -37,7 +35,6 @@ def facts() -> dict[str, Any]:
         found |= {"driver": nvml.driver_version(), "driver_cuda": nvml.cuda_version()}
     except NvmlUnavailable as error:
         found["nvml_error"] = one_line(error)
-    found["nvml_library"] = next(iter(loaded("libnvidia-ml.so")), None)
     try:
         import torch
     except Exception as error:
@@ -49,10 +46,7 @@ def _torch_facts(torch: ModuleType, nvml: Nvml | None) -> dict[str, Any]:
     found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if torch.version.cuda is None:
         return found
-    found |= {
-        "nccl": load(f"{RANK_FACTS}:nccl_version")(),
-        "architectures": torch.cuda.get_arch_list(),
-    }
+    found["nccl"] = load(f"{RANK_FACTS}:nccl_version")()
     try:
         torch.cuda.init()
     except Exception as error:
@@ -81,46 +75,6 @@ def _multiply(torch: ModuleType, device: Any) -> str | None:
         return None if bool((ones @ ones == SIDE).all()) else "a matrix product is wrong"
     except Exception as error:
         return one_line(error)
-
-
-def libraries() -> dict[str, Any]:
-    """Return the NCCL that torch and Horovod load into one process, and the one Horovod was built with."""
-    import torch
-
-    found: dict[str, Any] = {"torch": list(torch.cuda.nccl.version()), "horovod": None, "horovod_error": None}
-    try:
-        import horovod.torch as hvd
-    except ModuleNotFoundError as error:
-        found["horovod_error"] = None if (error.name or "").startswith("horovod") else one_line(error)
-    except Exception as error:
-        found["horovod_error"] = one_line(error)
-    else:
-        code = int(hvd.nccl_built())
-        dynamic = any(b"libnccl.so" in Path(path).read_bytes() for path in loaded("horovod/torch/mpi_lib"))
-        found["horovod"] = {"nccl": _split(code) if code else None, "dynamic": dynamic}
-    paths = loaded("libnccl.so")
-    return found | {"loaded": {path: _version_in(path) for path in paths}}
-
-
-def loaded(name: str, maps: Path = MAPS) -> list[str]:
-    """Return the files of a library that are loaded into this process, with links resolved."""
-    return list(dict.fromkeys(map(os.path.realpath, loaded_files(name, maps))))
-
-
-def _version_in(path: str) -> list[int] | None:
-    """Return the version that a loaded NCCL reports."""
-    code = ctypes.c_int()
-    try:
-        ctypes.CDLL(path).ncclGetVersion(ctypes.byref(code))
-    except (OSError, AttributeError):
-        return None
-    return _split(code.value)
-
-
-def _split(code: int) -> list[int]:
-    """Split NCCL's version code: 2.27.5 is 22705; before 2.9, 2.8.3 was 2803 (NCCL's nccl.h, NCCL_VERSION)."""
-    large = 10_000 if code >= 10_000 else 1_000
-    return [code // large, code % large // 100, code % 100]
 
 
 def _loads(library: str) -> bool:
@@ -316,7 +270,6 @@ def _clock(device: "torch.device") -> float:
 WAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "facts": facts,
     "device": device_facts,
-    "libraries": libraries,
     "torch": torch_rank,
     "horovod": horovod_rank,
     "links": lambda meeting_place, ranks_per_node: links_rank(meeting_place, int(ranks_per_node)),

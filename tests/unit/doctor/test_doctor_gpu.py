@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,16 +21,15 @@ from tests.findings import only
 from tests.gpus import MIB, FakeGpu, FakeNvml
 
 H100 = Gpu("NVIDIA H100", (9, 0), 80 << 30)
-SMS = ("sm_75", "sm_80", "sm_86", "sm_90")
 CPU_BUILD = Facts(torch="2.13.0+cpu", nvml_error="NVML: library not found")
-NO_GPU = Facts(torch="2.10.0", cuda="12.8", nccl="2.27.5", architectures=SMS, no_gpu="Found no NVIDIA driver")
+NO_GPU = Facts(torch="2.10.0", cuda="12.8", nccl="2.27.5", no_gpu="Found no NVIDIA driver")
 CRASH = Facts(error="the process that asks them ended with -11: it printed nothing")
 BARE, WITH_DRIVER = Machine(None, False), Machine("570.86.15", True)
 
 
 def with_gpu(*gpus: Gpu, **more: Any) -> Facts:
     known: dict[str, Any] = {"libcuda": True, "driver": "570.86.15", "driver_cuda": (12, 8)}
-    known |= {"torch": "2.10.0", "cuda": "12.8", "nccl": "2.27.5", "architectures": SMS, "gpus": gpus or (H100, H100)}
+    known |= {"torch": "2.10.0", "cuda": "12.8", "nccl": "2.27.5", "gpus": gpus or (H100, H100)}
     return Facts(**(known | more))
 
 
@@ -74,7 +72,7 @@ def test_a_crash_of_torch_or_the_driver_is_a_failure_even_if_no_gpu_is_needed():
 def test_a_gpu_without_kernels_is_named():
     old = Gpu("Tesla P100", (6, 0), 16 << 30, error="CUDA error: no kernel image is available")
     said = only(gpu.check_gpu(with_gpu(H100, old)), FAILED)
-    assert said.startswith("GPU 1, Tesla P100 (sm_60): torch 2.10.0 has kernels for sm_75 sm_80 sm_86 sm_90 only")
+    assert said.startswith("GPU 1, Tesla P100 (sm_60): CUDA error: no kernel image")
 
 
 def test_every_gpu_that_fails_has_a_line():
@@ -82,22 +80,6 @@ def test_every_gpu_that_fails_has_a_line():
     found = gpu.check_gpu(with_gpu(broken, H100, broken))
     assert statuses(found) == [FAILED, FAILED]
     assert [finding.detail[:5] for finding in found] == ["GPU 0", "GPU 2"]
-
-
-@pytest.mark.parametrize(
-    ("capability", "architectures", "runs"),
-    [
-        ((9, 0), SMS, True),
-        ((8, 9), SMS, True),  # code for 8.6 runs on 8.9
-        ((8, 0), ("sm_86",), False),  # and not the other way
-        ((10, 0), SMS, False),
-        ((10, 0), (*SMS, "compute_90"), True),
-        ((9, 0), ("sm_90a",), True),
-        ((10, 3), ("sm_100a",), False),
-    ],
-)
-def test_kernels_of_an_architecture_run_on_what_nvidia_says(capability, architectures, runs):
-    assert gpu.has_kernels(capability, architectures) is runs
 
 
 # --- driver ---
@@ -118,7 +100,7 @@ def test_the_driver_must_know_torchs_major_version(version, newest, cuda, status
     assert finding.status == status, finding
     if status == FAILED:
         assert f"too old for torch's CUDA {cuda}" in finding.detail
-        assert f"a driver >= {driver.OLDEST_DRIVER[int(cuda[:2])]}" in finding.cure
+        assert f"a driver for CUDA {cuda[:2]}" in finding.cure
 
 
 def test_a_container_without_access_to_the_gpus_is_a_failure():
@@ -182,44 +164,14 @@ def test_no_nvml_beside_a_gpu_is_a_failure(reason, cure):
     only(nvml.check_nvml(Facts(torch="2.13.0+cpu", nvml_error=reason), BARE, needed=True), FAILED)
 
 
-def test_an_nvml_that_is_another_drivers_is_a_failure():
-    said = only(nvml.check_nvml(with_gpu(nvml_library="/usr/lib/libnvidia-ml.so.535.104.05"), WITH_DRIVER), FAILED)
-    assert "not that of driver 570.86.15 -> remove libnvidia-ml from the image" in said
-
-
 # --- nccl ---
 
 
-def libraries(**more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"torch": [2, 27, 5], "loaded": {"/site/nvidia/nccl/lib/libnccl.so.2": [2, 27, 5]}}
-    return found | {"horovod": {"nccl": [2, 27, 5], "dynamic": True}, "horovod_error": None} | more
-
-
-@pytest.mark.parametrize(
-    ("found", "status", "words"),
-    [
-        (libraries(), OK, "2.27.5 (libnccl.so.2), one for torch and Horovod"),
-        (libraries(horovod=None), OK, "one for torch"),
-        (libraries(horovod={"nccl": None, "dynamic": False}), OK, "one for torch"),
-        (libraries(loaded={"/a/libnccl.so.2": [2, 27, 5], "/b/libnccl.so.2": None}), FAILED, "/a/libnccl.so.2, /b"),
-        (libraries(horovod={"nccl": [2, 8, 3], "dynamic": True}), FAILED, "built with 2.8.3, torch with 2.27.5"),
-        (libraries(horovod={"nccl": [2, 27, 5], "dynamic": False}), FAILED, "an NCCL 2.27.5 of its own"),
-        (libraries(horovod=None, horovod_error="mpi_lib.so: undefined symbol: _Z"), FAILED, "undefined symbol"),
-        (libraries(loaded={"/ngc/libnccl.so.2": [2, 19, 3]}), WARNING, "/ngc/libnccl.so.2 is 2.19.3"),
-    ],
-)
-def test_one_nccl_is_ok_and_two_are_a_failure(found, status, words):
-    finding = nccl.one_nccl(found)
-    assert finding.status == status and words in finding.detail
-
-
 def ranks(*reports: dict[str, Any], code: int | None = 0, output: str = "") -> Any:
-    """A way to run jobs in which libraries are right, and ranks end like this."""
+    """A way to run jobs in which ranks end like this."""
 
     def run(jobs, timeout_seconds):
         run.jobs = jobs
-        if "libraries" in jobs[0].command:
-            return [Ended(0, MARK + json.dumps(libraries()))]
         lines = [MARK + json.dumps(report) for report in reports] + [""] * len(jobs)
         return [Ended(code, output + line) for _, line in zip(jobs, lines, strict=False)]
 
@@ -233,10 +185,10 @@ def rank(number: int, size: int = 2, right: bool = True) -> dict[str, Any]:
 def test_an_all_reduce_runs_on_two_gpus_or_on_the_only_one():
     run = ranks(rank(0), rank(1))
     found = nccl.check_nccl(with_gpu(), 9, run=run)
-    assert statuses(found) == [OK, OK] and found[1].detail == "all-reduce over 2 GPUs is right"
+    assert statuses(found) == [OK] and found[0].detail == "all-reduce over 2 GPUs is right, by NCCL 2.27.5"
     assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
     one = nccl.check_nccl(with_gpu(H100), 9, run=ranks(rank(0, size=1)))
-    assert one[1].detail == "all-reduce over 1 GPU is right"
+    assert one[0].detail.startswith("all-reduce over 1 GPU is right")
 
 
 @pytest.mark.parametrize(
@@ -254,13 +206,13 @@ def test_an_all_reduce_runs_on_two_gpus_or_on_the_only_one():
 )
 def test_an_all_reduce_that_fails_says_why(run, detail, cure):
     found = nccl.check_nccl(with_gpu(), 9, run=run)
-    assert statuses(found) == [OK, FAILED]
-    assert detail in found[1].detail and cure in found[1].cure
+    assert statuses(found) == [FAILED]
+    assert detail in found[0].detail and cure in found[0].cure
 
 
-def test_nccl_without_gpus_is_of_the_libraries_only():
-    assert statuses(nccl.check_nccl(NO_GPU, 9, run=ranks())) == [OK, NOT_RUN]
-    assert statuses(nccl.check_nccl(NO_GPU, 9, needed=True, run=ranks())) == [OK, FAILED]
+def test_nccl_without_gpus_is_not_run():
+    assert statuses(nccl.check_nccl(NO_GPU, 9, run=ranks())) == [NOT_RUN]
+    assert statuses(nccl.check_nccl(NO_GPU, 9, needed=True, run=ranks())) == [FAILED]
     assert statuses(nccl.check_nccl(CPU_BUILD, 9)) == [NOT_RUN]
     assert statuses(nccl.check_nccl(CPU_BUILD, 9, needed=True)) == [FAILED]
 
@@ -272,13 +224,13 @@ def test_the_probe_asks_nvml_of_the_process_itself():
     known = FakeGpu("GPU-1", used_bytes=5 * MIB, processes={4242: 3 * MIB})
     properties = SimpleNamespace(name="NVIDIA H100", total_memory=80 << 30, major=9, minor=0, uuid="1")
     cuda = SimpleNamespace(get_device_properties=lambda device: properties, device_count=lambda: 1)
-    cuda.init, cuda.get_arch_list = (lambda: None), (lambda: list(SMS))
+    cuda.init = lambda: None
     fake = SimpleNamespace(cuda=cuda, __version__="2.10.0", version=SimpleNamespace(cuda="12.8"))
     fake.device, fake.ones = torch.device, lambda *shape, **_: torch.ones(*shape)
     found = probe._torch_facts(fake, Nvml(FakeNvml(known)))
     facts = Facts.from_dict(json.loads(json.dumps(found)))
     assert facts.gpus == (Gpu("NVIDIA H100", (9, 0), 80 << 30, process_reason=NO_PROCESS),)
-    assert facts.architectures == SMS and facts.cuda == "12.8"
+    assert facts.cuda == "12.8"
     fake.ones = lambda *shape, **_: torch.ones(*shape) * 2
     assert probe._torch_facts(fake, None)["gpus"][0]["error"] == "a matrix product is wrong"
 
@@ -305,15 +257,3 @@ def test_the_probe_answers_here():
 )
 def test_a_probe_that_crashes_or_hangs_is_a_fact(code, words):
     assert words in ask(0.3 if "sleep" in code else 20, command=[sys.executable, "-c", code]).error
-
-
-def test_loaded_libraries_are_read_from_the_maps(tmp_path):
-    (tmp_path / "libnccl.so.2.27.5").touch()
-    (tmp_path / "libnccl.so.2").symlink_to("libnccl.so.2.27.5")
-    lines = [
-        f"7f00-7f01 r-xp 00000000 08:01 {n}   {tmp_path}/libnccl.so{end}" for n, end in ((1, ".2"), (2, ".2.27.5"))
-    ]
-    maps = tmp_path / "maps"
-    maps.write_text("\n".join([*lines, "7f02-7f03 rw-p 00000000 00:00 0", f"7f04-7f05 r 0 0 1 {tmp_path}/libc.so.6"]))
-    assert probe.loaded("libnccl.so", maps) == [str((tmp_path / "libnccl.so.2.27.5").resolve())]
-    assert probe.loaded("libnccl.so", Path("/nowhere")) == []

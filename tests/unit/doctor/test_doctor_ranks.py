@@ -104,7 +104,7 @@ def test_ranks_that_did_not_meet_say_how(ended, words):
         ("ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10", "built for another torch"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/home/me/.horovod'", "HOME cannot be written"),
         ("RuntimeError: could not connect to some hosts via ssh", "localhost is not reached"),
-        ("RuntimeError: CUDA error: no kernel image is available for execution", "torch has no kernels for this GPU"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution", "torch has no kernels for it"),
     ],
 )
 def test_known_failures_are_explained(output, meaning):
