@@ -5,9 +5,9 @@ import os
 import re
 import socket
 import struct
-import subprocess
 from contextlib import suppress
 
+from benchmarks.core.programs import output_of
 from resireduce.errors import ConfigError
 
 GET_ADDRESS = 0x8915
@@ -65,17 +65,10 @@ def rate_limit(interface: str | None) -> str | None:
         return None
     environment = os.environ | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            ["tc", "qdisc", "show", "dev", interface],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
+        shown = output_of(["tc", "qdisc", "show", "dev", interface], ANSWER_SECONDS, env=environment)
+    except (ConfigError, OSError):
         return None
-    found = RATE.search(done.stdout)
+    found = RATE.search(shown)
     return found[1] if found else None
 
 

@@ -22,6 +22,7 @@ from docker.utils import parse_repository_tag
 from benchmarks.core.checks import known_keys
 from benchmarks.core.files import alone, file_hash, load_json
 from benchmarks.core.paths import ROOT, cache_folder
+from benchmarks.core.programs import output_of
 from benchmarks.core.provenance import git
 from benchmarks.core.requirements import read_lock
 from benchmarks.images.engine import ENGINE_ERRORS, what_engine_said
@@ -212,17 +213,7 @@ def make_base(client: docker.DockerClient, again: bool = False) -> Base:
         tar = Path(folder) / "base.tar"
         line = [*command("mmdebstrap"), "--quiet", "--variant=minbase", f"--include={','.join(INCLUDED)}"]
         settings = {"SOURCE_DATE_EPOCH": EPOCH, "TMPDIR": folder}
-        done = subprocess.run(
-            [*line, SUITE, str(tar)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=os.environ | settings,
-            check=False,
-        )
-        if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            raise ConfigError(f"base: mmdebstrap could not make one: {said}; look at the network and the disk")
+        output_of([*line, SUITE, str(tar)], name="base: mmdebstrap could not make one", env=os.environ | settings)
         try:
             client.api.import_image_from_file(str(tar), repository=OWN_TAG)
         except APIError as error:

@@ -16,6 +16,7 @@ from docker.errors import ImageNotFound
 
 from benchmarks.core.checks import allow
 from benchmarks.core.files import writable
+from benchmarks.core.programs import output_of
 from benchmarks.images.build_image import DEFAULT, PACKAGES, build_image, check_builds, check_disk, make_base
 from benchmarks.images.engine import ENGINES, HOST, engine
 from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
@@ -220,19 +221,7 @@ def export_sif(client: docker.DockerClient, entry: ImageEntry, output: Path) -> 
 def _call(line: Sequence[str], folder: str, output: Path) -> None:
     # The system's folder for temporary files is often too small for an image.
     places = dict.fromkeys(("TMPDIR", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR"), folder)
-    done = subprocess.run(
-        line,
-        cwd=folder,
-        env=os.environ | places,
-        stdout=sys.stderr,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(f"{output} could not be written: {said}")
+    output_of(line, name=f"{output} could not be written", cwd=folder, env=os.environ | places, stdout=sys.stderr)
 
 
 FORMS = {"oci": export_oci, "sif": export_sif}

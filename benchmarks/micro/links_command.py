@@ -20,6 +20,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICE_VARIABLE
 from benchmarks.core.files import save_json, writable
+from benchmarks.core.programs import output_of
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.processes import die_with_parent
@@ -234,6 +235,7 @@ def _holder() -> Iterator[int]:
 
 def _do(command: Sequence[str], cure: str = "run it on another machine") -> None:
     environment = os.environ | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"{' '.join(command)}: {done.stderr.strip()}; {cure}")
+    try:
+        output_of(command, name=" ".join(command), env=environment)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {cure}") from None

@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.core.content import text_hash
 from benchmarks.core.files import alone
 from benchmarks.core.paths import cache_folder
+from benchmarks.core.programs import output_of
 from resireduce.errors import ConfigError
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -58,10 +59,10 @@ class Apt:
 
     def _call(self, *arguments: str, cwd: Path | None = None) -> None:
         command = ["apt-get", *self._options, "-qq", *arguments]
-        done = subprocess.run(command, check=False, cwd=cwd, capture_output=True, text=True, errors="replace")
-        if done.returncode:
-            said = next(iter(reversed(done.stderr.strip().splitlines())), f"exit status {done.returncode}")
-            raise ConfigError(f"Debian's packages: apt-get {arguments[0]}: {said}; look at the network and the disk")
+        try:
+            output_of(command, cwd=cwd)
+        except ConfigError as error:
+            raise ConfigError(f"Debian's packages: {arguments[0]}: {error}; look at the network and the disk") from None
 
 
 def archive() -> str:

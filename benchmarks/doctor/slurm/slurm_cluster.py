@@ -2,7 +2,6 @@
 
 import math
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from pathlib import Path
 import yaml
 
 from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
-from benchmarks.launching.slurm.queue import seconds_left, without_defaults
+from benchmarks.launching.slurm.queue import ask, seconds_left
+from resireduce.errors import ConfigError
 
 # --- programs of Slurm 20 to 25, which cannot hang or raise ---
 
@@ -33,30 +33,13 @@ Ask = Callable[[Sequence[str]], Answer]
 def asking(timeout_seconds: float) -> Ask:
     """Return a function that runs a program for at most `timeout_seconds` and never raises."""
 
-    def ask(command: Sequence[str]) -> Answer:
-        name = command[0]
+    def answer(command: Sequence[str]) -> Answer:
         try:
-            done = subprocess.run(
-                command,
-                env=without_defaults(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return Answer(error=f"{name}: no answer in {timeout_seconds:g} s")
-        except OSError as error:
-            return Answer(error=f"{name}: {'not on PATH' if isinstance(error, FileNotFoundError) else error.strerror}")
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            bare = (line.removeprefix(f"{name}: ").removeprefix("error: ") for line in said)
-            return Answer(done.stdout, one_line(f"{name}: {' '.join(bare)}"))
-        return Answer(done.stdout)
+            return Answer(ask(command, timeout_seconds))
+        except (ConfigError, OSError) as error:
+            return Answer(error=one_line(str(error).replace("error: ", "", 1)))
 
-    return ask
+    return answer
 
 
 FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")

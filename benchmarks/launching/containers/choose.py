@@ -6,7 +6,6 @@ import resource
 import shlex
 import socket
 import struct
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from benchmarks.core.devices import has_nvidia, wanted_device
 from benchmarks.core.files import file_hash, save_json, try_json
 from benchmarks.core.paths import IMAGES
+from benchmarks.core.programs import output_of
 from benchmarks.core.run_config import NETWORKS, RUNTIMES
 from benchmarks.launching.containers.containers import command, isolated
 from benchmarks.launching.containers.entry import LOCK, ImageEntry, image_content, read_images
@@ -119,7 +119,8 @@ def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build:
             raise ConfigError(
                 f"image: {name} has no image {entry.name} of {entry.digest[:19]}...; build it: {build}"
             ) from None
-        raise ConfigError(f"runtime: {name} does not answer: {error}; start it, or choose another runtime") from None
+        said = str(error).partition(": ")[2]
+        raise ConfigError(f"runtime: {name} does not answer: {said}; start it, or choose another runtime") from None
     if found.removeprefix("sha256:") != entry.digest.removeprefix("sha256:"):
         raise ConfigError(f"image: {name} gives {found} for {entry.digest}; build {entry.name} again: {build}")
 
@@ -138,16 +139,7 @@ def _own_file(given: str) -> str:
 
 
 def _ask(line: list[str]) -> str:
-    """Return a program's output. Raises ConfigError with the last line of its error stream if it fails."""
-    try:
-        done = subprocess.run(
-            line, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"no answer in {ANSWER_SECONDS:g} s") from None
-    if done.returncode:
-        raise ConfigError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1].strip())
-    return done.stdout.strip()
+    return output_of(line, ANSWER_SECONDS).strip()
 
 
 def sif_hash(sif: Path) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.core.files import load_json, save_json, try_json
+from benchmarks.core.programs import output_of
 from benchmarks.launching.slurm.working import WORKING
 from resireduce.errors import ConfigError
 
@@ -54,26 +55,9 @@ def without_defaults() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
 
 
-def ask(command: Sequence[str]) -> str:
+def ask(command: Sequence[str], timeout_seconds: float = ANSWER_SECONDS) -> str:
     """Return the output of one of Slurm's programs. Raises ConfigError, one line, if it fails."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_SECONDS,
-            check=False,
-            env=without_defaults(),
-        )
-    except FileNotFoundError:
-        raise ConfigError(f"{command[0]}: not on PATH; Slurm's commands are needed here") from None
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{command[0]}: no answer in {ANSWER_SECONDS:g} s; is the controller up?") from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(f"{' '.join(command[:3])}: {said}")
-    return done.stdout
+    return output_of(command, timeout_seconds, env=without_defaults(), stdin=subprocess.DEVNULL)
 
 
 WEIGHTS = ("rule_pretrained_wildcards_", "rule_pretrained_in_image_wildcards_")

@@ -176,7 +176,7 @@ def test_a_plain_start_names_leftovers_and_the_cure(slurm, run):
 
 def test_where_squeue_does_not_answer_nothing_is_started(slurm, run, monkeypatch):
     (slurm.folder / "down").touch()
-    with pytest.raises(ConfigError, match=r"^slurm: jobs .* cannot be told: squeue .*Unable to contact .*failure\)$"):
+    with pytest.raises(ConfigError, match=r"^slurm: jobs .* cannot be told: squeue: .*Unable to contact .*failure\)$"):
         check_leftovers(run, CELLS)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=r"^slurm: jobs .*: squeue: not on PATH"):
