@@ -68,33 +68,12 @@ def _aligned(table: Table) -> list[list[str]]:
     return [[side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows]
 
 
-SPECIAL = {
+SPECIAL = {one: f"\\{one}" for one in "{}$&%#_"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "±": r"$\pm$",
-    "\N{MINUS SIGN}": r"$-$",
-    "\N{MULTIPLICATION SIGN}": r"$\times$",
-    "\N{EN DASH}": "--",
-    "→": r"$\rightarrow$",
-    "←": r"$\leftarrow$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "\N{BLACK DIAMOND}": r"$\diamond$",
-    "\n": " ",
+    **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}"},
+    **{"|": r"\textbar{}", '"': "''", "±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "\N{MULTIPLICATION SIGN}": r"$\times$"},
+    **{"\N{EN DASH}": "--", "→": r"$\rightarrow$", "←": r"$\leftarrow$", "↑": r"$\uparrow$", "↓": r"$\downarrow$"},
+    **{"≥": r"$\geq$", "≤": r"$\leq$", "\N{BLACK DIAMOND}": r"$\diamond$", "\n": " "},
 }
 """Characters that LaTeX would interpret, or that an older LaTeX does not know."""
 ESCAPES = str.maketrans(SPECIAL)

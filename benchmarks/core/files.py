@@ -24,9 +24,6 @@ TEMPORARY = ".resireduce-"
 """Start of temporary names, which are short: that of a file may already be as long as names can be."""
 LARGEST_FILE = 2_000_000_000
 """Largest JSON file that is read, in bytes: a record of many ranks and steps has a hundredth of it."""
-DEEPEST = 100
-"""Most levels of a JSON file: a record has a tenth of them."""
-TOO_DEEP = "it is nested too deeply"
 
 
 def finite(value: Any) -> Any:
@@ -134,30 +131,13 @@ def load_json(path: Path) -> Any:
             text, parse_constant=_refuse, parse_int=_integer, parse_float=_float, object_pairs_hook=once
         )
     except RecursionError:
-        raise ValueError(TOO_DEEP) from None
-    if _is_deep(values):
-        raise ValueError(TOO_DEEP)
+        raise ValueError("it is nested too deeply") from None
     if "\\ud" in text or "\\uD" in text:  # elsewhere in UTF-8 there is none
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{error.object[error.start]!a} is half a character") from None
     return values
-
-
-def _is_deep(values: Any) -> bool:
-    """Whether `values` are nested more than DEEPEST levels deep, which other code could not walk through."""
-    level = [values] if isinstance(values, dict | list) else []
-    for _ in range(DEEPEST):
-        level = [
-            one
-            for held in level
-            for one in (held.values() if isinstance(held, dict) else held)
-            if isinstance(one, dict | list)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def read_text(path: Path) -> str:

@@ -73,6 +73,8 @@ MORE = {"micro": ["--sizes", *(str(mebi << 20) for mebi in (1, 25, 100)), "--cas
 """Further arguments of a group at full size: a GPU does in a millisecond what a CPU does in a second."""
 CONTRACTS = Path("tests/gpu")
 TINY_MODEL = "resnet20"
+SIZES = (("256", "4096"), ("64",))
+"""Mebibytes of known allocations, and those of a trial run."""
 
 
 @dataclass(frozen=True)
@@ -89,41 +91,30 @@ class Step:
 
 def list_steps(device: str, tiny: bool = False) -> list[Step]:
     """Return all steps in order; `tiny`: the smallest models and a step or two, to try everything out."""
-    return [*_known(device, tiny), *_contracts(tiny), *_memory(tiny), *_module("micro", device, tiny),
-            *_throughput(device, tiny), *_module("kernels", device, tiny)]  # fmt: skip
 
+    def measure(name: str, group: str, *arguments: str) -> Step:
+        command = ("benchmarks", "measure", *arguments, "--device", device, "--output", OUTPUT)
+        return Step(name, group, command=command)
 
-def _known(device: str, tiny: bool) -> Iterator[Step]:
-    for mebibytes in ("64",) if tiny else ("256", "4096"):
-        command = ("benchmarks", "measure", "allocation", "--device", device, "--mebibytes", mebibytes,
-                   "--output", OUTPUT)  # fmt: skip
-        yield Step(f"known.{mebibytes}-mib", "known", command=command)
+    def module(group: str) -> Step:
+        more = ["--tiny"] if tiny else MORE.get(group, [])
+        return Step(group, group, command=(MODULES[group], "--device", device, "--output", OUTPUT, *more))
 
-
-def _contracts(tiny: bool) -> Iterator[Step]:
-    """Yield a step for each file of tests, so that the device state left by a failure does not affect the next."""
-    files = sorted((ROOT / CONTRACTS).glob("test_*.py"))
-    for file in files[:1] if tiny else files:
-        name = file.stem.removeprefix("test_")
-        own = ("benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT)
-        command = (*own, "--tiny") if tiny else own
-        yield Step(f"contracts.{name}", "contracts", command=command)
-
-
-def _memory(tiny: bool) -> Iterator[Step]:
+    # A file of tests each, so that the device state left by a failure does not affect the next.
+    files = sorted((ROOT / CONTRACTS).glob("test_*.py"))[: 1 if tiny else None]
     cells = list(memory_cells((TINY_MODEL,), 1))[4:5] if tiny else memory_cells()
-    for cell in cells:
-        yield Step(cell.name, "memory", cell=cell)
-
-
-def _throughput(device: str, tiny: bool) -> Iterator[Step]:
-    rounds, steps = (2, 1) if tiny else (ROUNDS, ROUND_STEPS)
+    rounds, steps = ("2", "1") if tiny else (str(ROUNDS), str(ROUND_STEPS))
+    paced = ("--ranks", "1", "--pairs", "every", "--rounds", rounds, "--steps", steps)
+    found = [measure(f"known.{size}-mib", "known", "allocation", "--mebibytes", size) for size in SIZES[tiny]]
+    for file in files:
+        line = (
+            "benchmarks.doctor.gpu.contracts",
+            (CONTRACTS / file.name).as_posix(),
+            OUTPUT,
+            *(["--tiny"] if tiny else []),
+        )
+        found.append(Step(f"contracts.{file.stem.removeprefix('test_')}", "contracts", command=line))
+    found += [*(Step(cell.name, "memory", cell=cell) for cell in cells), module("micro")]
     for model in (TINY_MODEL,) if tiny else MODELS:
-        command = ("benchmarks", "measure", "pace", "--device", device, "--ranks", "1", "--models", model,
-                   "--pairs", "every", "--rounds", str(rounds), "--steps", str(steps), "--output", OUTPUT)  # fmt: skip
-        yield Step(f"throughput.{model}", "throughput", command=command)
-
-
-def _module(group: str, device: str, tiny: bool) -> Iterator[Step]:
-    command = (MODULES[group], "--device", device, "--output", OUTPUT, *(["--tiny"] if tiny else MORE.get(group, [])))
-    yield Step(group, group, command=command)
+        found.append(measure(f"throughput.{model}", "throughput", "pace", "--models", model, *paced))
+    return [*found, module("kernels")]

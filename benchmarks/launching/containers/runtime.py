@@ -59,22 +59,15 @@ def _checked(path: Path) -> Path:
 
 
 NAMES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "CUDA_VISIBLE_DEVICES",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MKL_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "RANK",
-    "THP_MEM_ALLOC_ENABLE",
-    "TMPDIR",
-    "TORCH_LOGS",
-    "WORLD_SIZE",
+    *(
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING",
+        "CUDA_VISIBLE_DEVICES",
+    ),
+    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "RANK", "THP_MEM_ALLOC_ENABLE", "TMPDIR", "TORCH_LOGS", "WORLD_SIZE"),
 )
 PREFIXES = ("GLOO_", "HOROVOD_", "MALLOC_", "MASTER_", "NCCL_", "OMPI_", "PMIX_", "PMI_", "RESIREDUCE_", "SLURM_")
 """Variables that say which rank this is and how ranks find each other, or that change memory, speed or results."""

@@ -375,7 +375,7 @@ def test_files_have_the_permissions_that_the_umask_leaves(tmp_path: Path, umask:
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
-@pytest.mark.parametrize("nested", ["[" * 900 + "]" * 900, '{"a":' * 900 + "1" + "}" * 900])
+@pytest.mark.parametrize("nested", ["[" * 10**5 + "]" * 10**5, '{"a":' * 10**5 + "1" + "}" * 10**5])
 def test_a_file_that_is_nested_deeply_is_refused_in_one_line(tmp_path: Path, nested: str) -> None:
     (tmp_path / "deep.json").write_text(nested)
     with pytest.raises(ValueError, match=r"^it is nested too deeply$"):
