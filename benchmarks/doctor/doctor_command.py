@@ -103,10 +103,11 @@ def main(args: argparse.Namespace) -> int:
         state.findings += found
         for finding in found:
             print(line(finding), file=screen, flush=True)
-    took, counts = time.monotonic() - begin, count(state.findings)
+    took = time.monotonic() - begin
+    counts = {status: sum(finding.status == status for finding in state.findings) for status in STATUSES}
     if text := slurm.proposed(state):
         print(text, file=screen)
-    print(last_line(counts, took), file=screen)
+    print(f"{', '.join(f'{number} {status}' for status, number in counts.items())} ({took:.0f} s)", file=screen)
     if args.json:
         values = {"findings": [asdict(it) for it in state.findings], "counts": counts, "seconds": round(took, 1)}
         print(json.dumps(values | (slurm.values(state) if args.slurm else {}), indent=1))
@@ -116,14 +117,9 @@ def main(args: argparse.Namespace) -> int:
 def _examine_machine(args: argparse.Namespace) -> Iterator[list[Finding]]:
     if args.links is not None:
         return iter([links.measure(args)])
-    names = list(CHECKS) if args.only is None else chosen(args.only)
+    only = [] if args.only is None else [choose("only", name.strip(), CHECKS) for name in args.only.split(",")]
+    names = [name for name in CHECKS if name in only or args.only is None]
     return examine(make_setting(args.gpu, args.results, seconds("timeout", args.timeout)), names)
-
-
-def chosen(text: str) -> list[str]:
-    """Return the names in a comma-separated list, in the order in which checks run. Raises ConfigError."""
-    names = [choose("only", name.strip(), CHECKS) for name in text.split(",")]
-    return [name for name in CHECKS if name in names]
 
 
 def make_setting(needs_gpu: bool, results: Path, timeout_seconds: float) -> Setting:
@@ -138,13 +134,3 @@ def line(finding: Finding) -> str:
     """Return a finding for the screen."""
     cure = f" -> {finding.cure}" if finding.cure else ""
     return f"{finding.status:<8} {finding.check:<14} {finding.detail}{cure}"
-
-
-def count(findings: Sequence[Finding]) -> dict[str, int]:
-    """Return how many findings have each status."""
-    return {status: sum(finding.status == status for finding in findings) for status in STATUSES}
-
-
-def last_line(counts: dict[str, int], took_seconds: float) -> str:
-    """Return the last line."""
-    return f"{', '.join(f'{number} {status}' for status, number in counts.items())} ({took_seconds:.0f} s)"
