@@ -35,7 +35,7 @@ def quick_garbage():
 @pytest.fixture(autouse=True, scope="session")
 def ranks_on_one_core():
     """Ranks that are threads share Python's lock: on two cores a third of their time would go into passing it on."""
-    from resireduce.comm.local import LocalWorld
+    from tests.threads import LocalWorld
 
     if not hasattr(os, "sched_setaffinity"):
         yield

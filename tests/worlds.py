@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import resireduce
 from resireduce import CompressionHook, ShardedCompressionHook
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.scheme import COMPRESSORS
+from tests.threads import LocalWorld
 
 Model = TypeVar("Model", bound=nn.Module)
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.core.feedback import exactly
 from resireduce.scheme import COMPRESSORS
+from tests.threads import LocalWorld
 from tests.worlds import OPTIMIZERS, same, seeded, sgd_for
 
 WITHIN = {"device_type": "cpu", "dtype": torch.bfloat16}

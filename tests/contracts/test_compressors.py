@@ -8,7 +8,6 @@ from torch import nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.quantized import QSGD, Fp16, QSGDMax
 from resireduce.compressors.thresholds import Threshold
@@ -19,6 +18,7 @@ from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient
+from tests.threads import LocalWorld
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import resireduce
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.grouping import Grouping
 from resireduce.scheme import GRADIENTS, SCHEMES, build_residual
+from tests.threads import LocalWorld
 
 Arrays = dict[str, np.ndarray]
 

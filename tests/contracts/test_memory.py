@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
 from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, build_compressor
 from tests.bounds import step_bounds
+from tests.threads import LocalWorld
 from tests.worlds import KINDS, OPTIMIZERS, Net, loss_of, seeded, train, train_world
 
 ROWS = [(scheme, "topk", gradients) for scheme in SCHEMES for gradients in GRADIENTS]

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
@@ -24,6 +24,7 @@ from resireduce.plan import plan
 from resireduce.residuals.base import FullResidual
 from resireduce.scheme import COMPRESSORS, GRADIENTS, Scheme
 from resireduce.settings import Settings
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, train, train_world
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.scheme import COMPRESSORS, SCHEMES
+from tests.threads import LocalWorld
 from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, take_steps, train, train_world
 
 

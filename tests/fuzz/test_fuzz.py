@@ -13,12 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import resireduce
-from resireduce.comm.local import LocalWorld
 from tests import oracle
 from tests.fuzz.build import Built
 from tests.fuzz.interpret import Interpreter
 from tests.fuzz.programs import Program, programs
 from tests.habits.script import MODES, values
+from tests.threads import LocalWorld
 from tests.worlds import seeded
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import UsageError
 from tests import oracle
+from tests.threads import LocalWorld
 from tests.worlds import seeded
 
 MODES = ("streamed", "kept")

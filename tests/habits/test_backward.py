@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import resireduce
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import LiveBytes, held_tensors, track_states
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, take_steps
@@ -157,7 +157,7 @@ class Towers(nn.Module):
 def towers_trained(at_once: bool, options: dict[str, object]) -> nn.Module:
     model = seeded(Towers)
     wrapped = torch.optim.SGD(model.parameters(), 1e-2)
-    optimizer = resireduce.distribute(model, wrapped, backend=Slow(0, LocalWorld(1)), **options)  # type: ignore[arg-type]
+    optimizer = resireduce.distribute(model, wrapped, backend=Slow(), **options)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
         optimizer.zero_grad()

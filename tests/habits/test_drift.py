@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.planning.memory import track_states
+from tests.threads import LocalWorld
 
 MODES: list[dict[str, Any]] = [
     {"gradients": "kept"},

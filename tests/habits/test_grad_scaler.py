@@ -9,10 +9,11 @@ from torch import nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
+from tests.threads import LocalWorld
 from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, sgd_for, train
 
 SCALE = 2.0**10

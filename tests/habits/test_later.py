@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import UsageError
+from tests.threads import LocalWorld
 from tests.worlds import Net, loss_of, same, seeded
 
 

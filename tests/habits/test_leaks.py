@@ -14,10 +14,11 @@ from torch import nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
 from tests.habits.script import MODES
 from tests.processes import on_processes
+from tests.threads import LocalWorld
 
 TIMES = 40
 SIDE = 500

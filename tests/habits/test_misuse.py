@@ -12,10 +12,10 @@ from torch.optim.sgd import sgd
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, residuals, same, seeded
 
 

@@ -12,7 +12,6 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.packed import Packed
@@ -20,6 +19,7 @@ from resireduce.compressors.signs import Signum
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, reloaded, saved, seeded
 
 

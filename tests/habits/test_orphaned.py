@@ -11,7 +11,7 @@ from torch import nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
+from tests.threads import LocalWorld
 from tests.worlds import Net, loss_of, seeded
 
 OTHERS = ("other", "fused", "zeroed", "both", "late")

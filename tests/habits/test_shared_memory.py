@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
+from tests.threads import LocalWorld
 from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]

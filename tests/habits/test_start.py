@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.residuals.base import FullResidual
 from resireduce.scheme import Scheme
+from tests.threads import LocalWorld
 from tests.worlds import Net, loss_of, seeded
 
 DENSE: dict[str, Any] = {"compressor": "none", "scheme": "none"}

@@ -14,10 +14,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import to_host
 from resireduce.compressors.topk import RandomK
 from resireduce.errors import ConfigError, UsageError
+from tests.threads import LocalWorld
 
 KINDS = ["streamed", "kept"]
 

@@ -10,12 +10,12 @@ from torch import nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.compressors.adtopk import ADTopKThreshold
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.signs import Signum
 from resireduce.contrib.demo import DeMo
 from resireduce.scheme import GRADIENTS
+from tests.threads import LocalWorld
 
 Arrays = dict[str, np.ndarray]
 Rank = Iterator[np.ndarray]

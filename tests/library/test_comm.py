@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from tests.processes import Checks
 from tests.ranks.test_gloo import check_exchange, check_ragged
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, seeded
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.base import State
 from resireduce.compressors.thresholds import SIDCo
 from resireduce.compressors.topk import TopK
@@ -21,6 +21,7 @@ from resireduce.grouping import is_small
 from resireduce.plan import plan
 from resireduce.planning.memory import itemise_states, measure_states
 from resireduce.scheme import COMPRESSORS
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, reloaded, same, seeded, take_steps, train, train_world
 
 

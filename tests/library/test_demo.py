@@ -7,12 +7,12 @@ import torch
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.compressors.topk import TopK
 from resireduce.contrib.demo import DeMo
 from resireduce.grouping import Grouping
 from resireduce.scheme import RESIDUAL_DTYPES, build_residual
 from tests.tensors import gradient
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, same, seeded, train
 
 SHAPES = [(), (1,), (130,), (64, 64), (65, 3), (200, 129), (7, 5, 3, 3), (1, 5000)]

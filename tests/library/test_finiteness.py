@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.core import feedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping
 from resireduce.kernels.ops import SWITCH, library
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, train
 
 LIFETIMES = ("kept", "streamed")

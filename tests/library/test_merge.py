@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError
 from resireduce.merging import profile
@@ -21,6 +21,7 @@ from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from resireduce.scheme import COMPRESSORS
 from tests.bounds import step_bounds
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, residuals, same, seeded, train, train_world
 
 LARGE = ["head.weight", *[f"blocks.{i}.{way}.weight" for i in (2, 1, 0) for way in ("down", "up")], "first.weight"]
@@ -43,8 +44,8 @@ def loss_of(model: nn.Module, generator: torch.Generator) -> Tensor:
 class Watched(LocalCommunicator):
     """Notes the name and the bytes of each gather and each sum of gradients."""
 
-    def __init__(self, *arguments: object):
-        super().__init__(*arguments)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        super().__init__()
         self.gathers: list[tuple[str, int]] = []
         self.sums: list[tuple[str, int]] = []
 

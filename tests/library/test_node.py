@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import NodeSlices, find_nodes
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.nodes import by_hand, given_gradients
+from tests.threads import LocalWorld, ThreadCommunicator
 from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]
@@ -307,14 +308,14 @@ def test_nodes_that_change_nothing_or_send_nothing_are_told(nodes: list[list[int
         train_world(2, seeded(Net), hierarchy=nodes, steps=1)
 
 
-class Undivided(LocalCommunicator):
+class Undivided(ThreadCommunicator):
     """A communicator of one's own, which says nothing of parts."""
 
     split = Communicator.split
 
 
 def test_a_communicator_that_cannot_be_divided_is_named() -> None:
-    def rank(communicator: LocalCommunicator) -> None:
+    def rank(communicator: ThreadCommunicator) -> None:
         own = Undivided(communicator.rank, communicator._world)
         with pytest.raises(ConfigError, match=r"hierarchy: only 'flat' is allowed over Undivided, .*give backend="):
             train(own, start, hierarchy=PAIRS)

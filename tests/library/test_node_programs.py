@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
+from tests.threads import LocalWorld
 from tests.worlds import same, seeded
 
 NODES = ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3], [4, 5]])

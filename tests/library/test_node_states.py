@@ -5,13 +5,13 @@ import torch
 from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.comm.nodes import NodeSlices
 from resireduce.errors import ConfigError
 from resireduce.grouping import compressible
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from tests.bounds import step_bounds
+from tests.threads import LocalWorld
 from tests.worlds import Net, loaded, loss_of, same, saved, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator, Handle
-from resireduce.comm.local import LocalCommunicator, LocalWorld, PretendCommunicator
+from resireduce.comm.local import LocalCommunicator, PretendCommunicator
 from resireduce.contrib.oktopk import OkTopK, is_due
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
+from tests.threads import LocalWorld, ThreadCommunicator
 from tests.worlds import reloaded, same
 
 SIZE = 12_000
@@ -259,7 +260,7 @@ def test_density_one_sends_everything_in_each_step() -> None:
 # --- what it sends ---
 
 
-class Counting(LocalCommunicator):
+class Counting(ThreadCommunicator):
     """Counts the bytes that a rank exchanges."""
 
     def __init__(self, like: LocalCommunicator):

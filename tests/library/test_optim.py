@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC
 from resireduce.optim import DGCSGD, SecondMomentAdamW
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
+from tests.threads import LocalWorld
 from tests.worlds import Net, loss_of, same, seeded
 
 SHAPES = ((30, 20), (7,), (2, 3, 4))

@@ -6,8 +6,8 @@ from torch import nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.grouping import PartialSelection, partial_selection
+from tests.threads import LocalWorld
 from tests.worlds import residuals
 
 SIZES = {

@@ -8,11 +8,11 @@ from torch import Tensor
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from resireduce.planning.memory import LiveBytes
 from resireduce.scheme import SCHEMES
+from tests.threads import LocalWorld
 from tests.worlds import Net, loaded, same, saved, seeded, train, train_world
 
 CONSERVING = [scheme for scheme in SCHEMES if scheme not in ("d", "2d", "w+2d", "none")]

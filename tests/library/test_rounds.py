@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.chunked import L1Chunks
 from resireduce.compressors.powersgd import PowerSGD, orthonormal
@@ -23,6 +23,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient
 from resireduce.plan import plan
 from tests.tensors import tensors
+from tests.threads import LocalWorld
 from tests.worlds import Net, reloaded, same, seeded, train
 
 SHAPES = {"a": (130, 90), "b": (64, 20, 9), "c": (5001, 2)}

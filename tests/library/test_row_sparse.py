@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.compressors.dgc import DGC, DGCSimple
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor
@@ -16,6 +15,7 @@ from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import build_compressor
 from tests.bounds import step_bounds
 from tests.tensors import KINDS, densities, make, tensors
+from tests.threads import LocalWorld
 from tests.worlds import distributed
 
 WORDS, WIDTH, TOKENS = 30_528, 16, 8

@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld, PretendCommunicator
+from resireduce.comm.local import PretendCommunicator
 from resireduce.compressors.quantized import Block4, Fp8
 from resireduce.compressors.two_phase import Block8TwoPhase, Fp8TwoPhase
 from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
+from tests.threads import LocalWorld
 from tests.worlds import reloaded
 
 SIZE, BLOCK, STEPS = 20_003, 256, 5

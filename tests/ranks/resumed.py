@@ -9,7 +9,7 @@ import torch
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
+from tests.threads import LocalWorld
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for
 
 STEPS = 16

@@ -18,12 +18,13 @@ from benchmarks.core.workloads.recipe import OPTIMIZERS
 from benchmarks.training import build as build_module
 from benchmarks.training.build import build, load_prepared, make_compressor, make_task, rank_seed
 from benchmarks.training.optimizers import BertAdam, make_optimizer
-from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC
 from resireduce.errors import ConfigError
 from resireduce.optim import DGCSGD
 from resireduce.scheme import load
 from tests.prepared import save_cifar, save_prepared, save_wikitext
+from tests.threads import LocalWorld
 from tests.unit.training.test_full_size import on_meta
 
 

@@ -13,8 +13,8 @@ from benchmarks.training.horovod import _sets
 from benchmarks.training.place import nodes_of
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalWorld
 from resireduce.planning.memory import measure_states
+from tests.threads import LocalWorld
 
 PAIRS = {"model": "vgg-digits", "world_size": 4, "hierarchy": "node", "ranks_per_node": 2}
 
