@@ -13,10 +13,11 @@ from benchmarks.analysis.table import Table
 from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths
 from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.rules import RULES, Rule, size
 from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
 from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Key, Work, works
 from resireduce.errors import ConfigError
-from resireduce.merging.rules import RULES, Array, Rule, line_through, size
+from resireduce.merging.rules import Array, line_through
 
 MAKE = "make it with: python -m benchmarks measure testbed"
 REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"

@@ -8,9 +8,10 @@ import numpy as np
 
 from benchmarks.analysis.grouping import grouped
 from benchmarks.simulation.cluster import paths
+from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import Rows, Settings, Timed, in_message, merged, rows_of, timed
 from benchmarks.simulation.wire import FLOAT_BYTES, LOSSLESS, Case, Curve, works
-from resireduce.merging.rules import RULES, Array
+from resireduce.merging.rules import Array
 
 # --- Planners: systems that choose for each tensor whether and how it is compressed; each tensor has a message ---
 

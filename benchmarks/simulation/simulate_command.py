@@ -16,12 +16,12 @@ from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster, find_cluster
 from benchmarks.simulation.model_layers import layers_of, recorded_seconds
 from benchmarks.simulation.results import PLANNERS, Result, fastest_first, simulate
+from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import Settings
 from benchmarks.simulation.views import best_merged, table, write_files
 from benchmarks.simulation.what_pays import Key, answers, is_supported, records_in, sentences, supported
 from benchmarks.simulation.wire import HIERARCHIES, Case, grid, read_micro
 from resireduce.errors import ConfigError, check_share, choose
-from resireduce.merging.rules import RULES
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 
 LONGEST_SECONDS = 1e6

@@ -12,9 +12,9 @@ from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.files import finite, save_json, save_text, writable
 from benchmarks.simulation.results import Result, one_step
+from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import COMPUTING, Settings, Timed
 from benchmarks.simulation.wire import LOSSLESS, Case
-from resireduce.merging.rules import RULES
 from resireduce.scheme import COMPRESSORS
 
 READING = (

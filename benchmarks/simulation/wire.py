@@ -13,8 +13,9 @@ import numpy as np
 from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Device
 from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.rules import RULES
 from resireduce.errors import ConfigError
-from resireduce.merging.rules import RULES, Array
+from resireduce.merging.rules import Array
 from resireduce.scheme import COMPRESSORS, HIERARCHIES, load
 
 # --- Combinations ---

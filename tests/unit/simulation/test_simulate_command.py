@@ -10,11 +10,11 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.simulation.results import simulate
+from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.what_pays import break_even_bandwidth, break_even_density
 from benchmarks.simulation.wire import Case, grid
 from resireduce.checks import check_merge
 from resireduce.errors import ConfigError
-from resireduce.merging.rules import RULES
 from resireduce.scheme import COMPRESSORS, MERGES, build_compressor
 from tests.records import make_result
 from tests.simulated import EXACT, FAST, drawn_layers, make_cluster, make_settings

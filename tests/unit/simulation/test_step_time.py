@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulation.results import Result, fastest_first, one_step, simulate
+from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
 from benchmarks.simulation.views import pieces
 from benchmarks.simulation.wire import Case, Curve, works
-from resireduce.merging.rules import RULES
 from tests.simulated import EXACT, drawn_layers, make_cluster, make_layers, make_settings, walked
 
 MANY = st.integers(0, 10**6)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation.rules import RULES, dear, horovod, size
 from resireduce.errors import ConfigError
-from resireduce.merging.rules import RULES, Arrivals, dear, horovod, messages_of, size
+from resireduce.merging.rules import Arrivals, messages_of
 
 SIGMA = 2.19e-10
 """Seconds of OMGS-SGD's cost of compression, sigma x n x log2 n."""
