@@ -41,17 +41,6 @@ def _forwarded(name: str) -> Any:
     return method
 
 
-def takes_one(method: Callable[..., object]) -> bool:
-    """Whether `method` may be given one argument: `zero_grad()` of some optimizers takes none."""
-    try:
-        inspect.signature(method).bind(True)
-    except TypeError:
-        return False
-    except ValueError:  # not known
-        return True
-    return True
-
-
 FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
 HARMLESS = ("train", "eval")
@@ -115,7 +104,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
-        self._closed, self._zeroes_as_asked = False, takes_one(optimizer.zero_grad)
+        self._closed = False
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         others = [one for name, one in model.named_parameters() if name not in parameters]
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
@@ -166,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._restart()
         if self.streamed and not set_to_none:
             warn(ZEROS)
-        self.wrapped.zero_grad(*([set_to_none] if self._zeroes_as_asked else []))
+        self.wrapped.zero_grad(*([] if set_to_none else [False]))  # that of some optimizers takes no argument
 
     # --- the step ---
 
