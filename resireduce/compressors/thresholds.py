@@ -13,7 +13,7 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.core.messages import Payload
-from resireduce.errors import ConfigError, check_count, check_share, choose, is_number
+from resireduce.errors import ConfigError, check_count, choose, is_number
 from resireduce.pieces import pieces, share, slices
 
 # --- Moments of many elements, formed in float64 a piece at a time: no square overflows, and no sum loses small values
@@ -301,6 +301,8 @@ class RedSyncTrim(RedSync):
 
 
 FITS = ("exponential", "pareto", "gamma")
+FIRST = 0.25
+"""Share of the elements that are to pass the first of several stages; with a greater density there is one stage."""
 CALLS = 5
 """Calls after which the number of stages is adapted."""
 FEWER, MORE = 0.8, 1.2
@@ -311,9 +313,9 @@ FEWER, MORE = 0.8, 1.2
 class SIDCo(Estimating):
     """Sends what exceeds the threshold of a distribution that is fitted to the magnitudes, in stages.
 
-    With one stage, the share that is to exceed the threshold is `density`. With M stages it is `first` in the first
+    With one stage, the share that is to exceed the threshold is `density`. With M stages it is a quarter in the first
     one; each of the others is fitted to what exceeded the one before, minus its least value, for a share
-    (density / first)^(1 / (M - 1)). M is 1 at the start. After every five calls it rises by one if fewer than 0.8 k
+    (4 density)^(1 / (M - 1)). M is 1 at the start. After every five calls it rises by one if fewer than 0.8 k
     elements were sent on average, and falls by one if more than 1.2 k were, between 1 and ceil(log2(1 / density)). Each
     tensor has its own M, as this compressor's state. Of a tensor of zeros nothing is sent, and its state stays. If no
     element passes, those of the largest magnitude are sent.
@@ -326,13 +328,10 @@ class SIDCo(Estimating):
     """exponential; pareto: the generalised Pareto distribution; gamma, with pareto in later stages."""
     stages: int | None = None
     """A fixed M; None: it is adapted."""
-    first: float = 0.25
-    """Share of the elements that are to pass the first of several stages; with a greater density there is one stage."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("fit", self.fit, FITS)
-        check_share("first", self.first)
         check_count("stages", self.stages, 1, or_none=True)
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
@@ -368,9 +367,9 @@ class SIDCo(Estimating):
 
     def _threshold(self, flat: Tensor, stages: int) -> float:
         """Return the threshold of the last stage, or of the stage that leaves nothing to fit."""
-        if stages == 1 or self.density >= self.first:
+        if stages == 1 or self.density >= FIRST:
             return self._first(flat, self.density)
-        threshold, part = self._first(flat, self.first), (self.density / self.first) ** (1 / (stages - 1))
+        threshold, part = self._first(flat, FIRST), (self.density / FIRST) ** (1 / (stages - 1))
         for _ in range(stages - 1):
             found = moments(magnitudes(flat, threshold))
             if found is None:

@@ -12,11 +12,10 @@ from torch.nn.functional import pad
 
 from resireduce.compressors.base import Inexact, Selecting
 from resireduce.core.messages import Payload
-from resireduce.errors import ConfigError, is_count
 from resireduce.pieces import PIECES, SMALLEST, share, slices
 
-LARGEST_SIDE = 181
-"""181 x 181 places are the most that 16 bits can distinguish."""
+SIDE = 64
+"""Most elements of a tile's side, as in the paper."""
 ROOM = 16
 """Coefficients are stored divided by the square of this, so that no sum of the largest numbers overflows."""
 
@@ -38,17 +37,9 @@ class DeMo(Selecting, Inexact):
     momentum.
     """
 
-    side: int = 64
-    """Most elements of a tile's side, 1 to 181."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_count(self.side) or not 1 <= self.side <= LARGEST_SIDE:
-            raise ConfigError(f"side: {self.side!r} is not allowed; give a number of elements, 1 to {LARGEST_SIDE}")
-
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return coefficients, in float32 (float64 for float64), and their places in the tiles, in 16 bits."""
-        tiles = _Tiles(grad, self.side)
+        tiles = _Tiles(grad)
         shape = (*tiles.counts, share(self.density, tiles.height * tiles.width))
         values = torch.empty(shape, dtype=tiles.dtype, device=grad.device)
         places = torch.empty(shape, dtype=torch.int16, device=grad.device)
@@ -64,7 +55,7 @@ class DeMo(Selecting, Inexact):
         return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        tiles = _Tiles(dense, self.side)
+        tiles = _Tiles(dense)
         values, places = (part.view(*tiles.counts, -1) for part in payload.parts())
         for at, part in tiles.parts():
             found = tiles.backward(values[at], places[at].long()).transpose(1, 2).flatten(2).flatten(0, 1)
@@ -73,11 +64,11 @@ class DeMo(Selecting, Inexact):
 
 
 class _Tiles:
-    """Contiguous `dense` as a matrix in tiles of the same size, of at most `side` x `side` elements."""
+    """Contiguous `dense` as a matrix in tiles of the same size, of at most SIDE x SIDE elements."""
 
-    def __init__(self, dense: Tensor, side: int):
+    def __init__(self, dense: Tensor):
         self._matrix = dense.view(dense.shape[0], -1) if dense.dim() > 1 else dense.view(1, -1)
-        (rows, self.height), (columns, self.width) = (_divided(size, side) for size in self._matrix.shape)
+        (rows, self.height), (columns, self.width) = (_divided(size) for size in self._matrix.shape)
         self.counts, self.dtype = (rows, columns), torch.promote_types(dense.dtype, torch.float32)
         self._left, self._right = (_cosines(size, self.dtype, dense.device) for size in (self.height, self.width))
 
@@ -120,9 +111,9 @@ class _Tiles:
         return whole.unflatten(1, (-1, self.width)).unflatten(0, (-1, self.height)).transpose(1, 2)
 
 
-def _divided(size: int, side: int) -> tuple[int, int]:
-    """Return how many equal parts of at most `side` elements make up `size`, and how many elements each has."""
-    count = -(-size // side)
+def _divided(size: int) -> tuple[int, int]:
+    """Return how many equal parts of at most SIDE elements make up `size`, and how many elements each has."""
+    count = -(-size // SIDE)
     return count, -(-size // count)
 
 

@@ -17,7 +17,6 @@ from resireduce.compressors.quantized import QSGD, Block4, Block8, TernGrad
 from resireduce.compressors.signs import Signum
 from resireduce.compressors.thresholds import GaussianK, RedSync, SIDCo, Threshold
 from resireduce.compressors.topk import RandomK, TopK
-from resireduce.contrib.demo import DeMo
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping, partial_selection
@@ -159,7 +158,6 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (GaussianK, {"density": 0.01, "rounds": -1}, "rounds: -1 is not allowed"),
     (SIDCo, {"density": 0.01, "fit": "weibull"}, "fit: 'weibull' is not known"),
     (SIDCo, {"density": 0.01, "stages": 0}, "stages: 0 is not allowed; give a number, 1 or more, or None"),
-    (SIDCo, {"density": 0.01, "first": 0.0}, r"first: 0\.0 is not allowed"),
     (TernGrad, {"clip": 0}, "clip: 0 is not allowed; give a number of deviations"),
     (TernGrad, {"clip": "a"}, "clip: 'a' is not allowed"),
     (Block8, {"block": 12}, "block: 12 is not allowed; give a number of elements, a multiple of 8"),
@@ -170,7 +168,6 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (ADTopKThreshold, {"density": 0.1, "steps": 0}, "steps: 0 is not allowed"),
     (ADTopKThreshold, {"density": 0.1, "stable": -1}, "stable: -1 is not allowed; give a number, 0 or more"),
     *((Chunked, {"density": 0.1, "chunk": bad}, "chunk: .* a number of elements, 2 or more") for bad in (1, 2.5, True)),
-    *((DeMo, {"density": 0.1, "side": bad}, "side: .* a number of elements, 1 to 181") for bad in (0, 182, 2.5, True)),
     (OkTopK, {"density": 0.1, "local_every": 0}, "local_every: 0 is not allowed; give a number, 1 or more"),
     (OkTopK, {"density": 0.1, "global_every": 2.5}, r"global_every: 2\.5 is not allowed"),
     (OkTopK, {"density": 0.1, "regions_every": True}, "regions_every: True is not allowed"),
