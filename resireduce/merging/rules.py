@@ -6,7 +6,7 @@ those of the latest rank.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -214,8 +214,7 @@ TIMED = {"mg-wfbp": mg_wfbp, "omgs": omgs, "optimal": optimal, "rgmerge-style": 
 class Costs:
     """Times of one step on the slowest rank, for tensors in the order in which they arrive.
 
-    All values are plain, so that `vars` of it can be saved as JSON, and `Costs(**read)` restores it. Raises
-    ConfigError unless each list has a number, 0 or more, for each name.
+    All values are plain, so that `vars` of it can be saved as JSON, and `Costs(**read)` restores it.
     """
 
     latency_seconds: float
@@ -233,21 +232,11 @@ class Costs:
     elements: Sequence[int]
     """Number of elements of each gradient."""
 
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.name == "names":
-                continue
-            value = getattr(self, one.name)
-            values = np.atleast_1d(np.asarray(value, dtype=np.float64))
-            is_single = one.name in ("latency_seconds", "seconds_per_byte")
-            if len(values) != (1 if is_single else len(self.names)) or not (np.isfinite(values) & (values >= 0)).all():
-                raise ConfigError(f"{one.name}: {value!r} is not allowed; give numbers of 0 or more, one for each name")
-
     def messages(self, rule: str) -> list[list[str]]:
         """Return the names of the tensors of each message that `rule`, one of TIMED, makes; equal for equal costs.
 
         `omgs` would compress a message as one tensor; this returns only its messages. Raises ConfigError for an unknown
-        rule.
+        rule, and for times and bytes that cannot be.
         """
         ends = TIMED[choose("rule", rule, TIMED)](self._arrivals())
         return [[self.names[place] for place in message] for message in messages_of(ends)]
