@@ -4,8 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,8 @@ class _Hook:
     def __call__(self, given: Any) -> None:
         owner: Any = self._owner()
         if owner is not None:
-            self._act(owner, owner.slots[self._index], given)
+            with owner.turn:
+                self._act(owner, owner.slots[self._index], given)
 
 
 def _lost(
@@ -94,27 +94,6 @@ def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
 # --- The backward passes of a distributed model: its gradients are taken as autograd makes them ---
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def in_turn(
-    method: "Callable[Concatenate[BackwardPasses, P], T]",
-) -> "Callable[Concatenate[BackwardPasses, P], T]":
-    """Return `method`, which waits until no other thread is within such a method of the same object.
-
-    Autograd runs a thread for each device, and scripts may run several passes: the gradients of a model on two devices
-    are finished by two threads at the same time, and each hook uses the queue of messages.
-    """
-
-    @wraps(method)
-    def waiting(self: "BackwardPasses", *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._turn:
-            return method(self, *args, **kwargs)
-
-    return waiting
-
-
 class BackwardPasses:
     """Hands the gradients of `model` to an exchange, by hooks that hold it weakly and are removed with it.
 
@@ -134,7 +113,9 @@ class BackwardPasses:
         settings: Settings,
         watchers: Sequence[Watcher],
     ):
-        self._turn = threading.RLock()
+        self.turn = threading.RLock()
+        """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
+        that two threads finish gradients at the same time, and each hook uses the queue of messages."""
         self.slots, self._exchange, self._watchers = exchange.slots, exchange, watchers
         self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1
@@ -226,7 +207,6 @@ class BackwardPasses:
             self._exchange.begin_backward()
             private.at_end_of_pass(self._end)
 
-    @in_turn
     def _before(self, slot: Slot, gradients: Sequence[Tensor | None]) -> None:
         """Prepare for the gradient that autograd is about to add to `.grad`, if it is not None."""
         comes = slot.is_announced = gradients[0] is not None
@@ -237,7 +217,6 @@ class BackwardPasses:
                 raise UsageError(SECOND_BACKWARD.format(name=slot.name) + AFTER_FAILURE)
             self._exchange.expect(slot)
 
-    @in_turn
     def _on_finished(self, slot: Slot, _: object) -> None:
         """Take this parameter's gradient, if one came: autograd also calls this if a function returned None."""
         comes, slot.is_announced = slot.is_announced, None
@@ -255,13 +234,13 @@ class BackwardPasses:
         self._begin(slot)
         self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
 
-    @in_turn
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""
-        self.under_way = False
-        self._exchange.end_backward()
-        for watcher in self._watchers:
-            watcher.after_backward()
+        with self.turn:
+            self.under_way = False
+            self._exchange.end_backward()
+            for watcher in self._watchers:
+                watcher.after_backward()
 
 
 def _note_gradient(passes: BackwardPasses, slot: Slot, _: object) -> None:
