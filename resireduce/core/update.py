@@ -146,8 +146,19 @@ class WrappedStep:
         """
         if loss is None or is_separable(self.optimizer):
             self.optimizer.step()
-        else:
-            self.optimizer.step(_Evaluated(self.optimizer, loss, parameters))  # type: ignore[arg-type]
+            return
+        versions = [parameter._version for parameter in parameters]
+        answers = [loss]
+
+        def evaluated(*_: object, **__: object) -> Tensor | float:
+            if not answers or versions != [parameter._version for parameter in parameters]:
+                raise UsageError(
+                    f"{type(self.optimizer).__name__}.step(closure) computes gradients several times a step, which are "
+                    "under way after the first; use an optimizer that takes a step from one gradient (SGD, Adam, ...)"
+                )
+            return answers.pop()
+
+        self.optimizer.step(evaluated)  # type: ignore[arg-type]
 
     def cost(self, nbytes: int) -> str | None:
         """Return the warning to give if gradients are streamed and `step()` needs all `nbytes` of averages at once."""
@@ -168,26 +179,6 @@ class WrappedStep:
                 f"averages are there, {held} {name}.step(): {TIE}"
             )
         return None
-
-
-class _Evaluated:
-    """A closure that returns the loss from which the averaged gradients were computed."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, loss: Tensor | float, parameters: Sequence[nn.Parameter]):
-        self._name, self._loss, self._parameters = type(optimizer).__name__, loss, parameters
-        self._versions = [parameter._version for parameter in parameters]
-        self._calls = 0
-
-    def __call__(self, *args: object, **kwargs: object) -> Tensor | float:
-        """The loss. Raises UsageError if it is asked for with other parameters, or again."""
-        self._calls += 1
-        changed = self._versions != [parameter._version for parameter in self._parameters]
-        if self._calls > 1 or changed:
-            raise UsageError(
-                f"{self._name}.step(closure) computes gradients several times a step, which are under way after the "
-                "first; use an optimizer that takes a step from one gradient (SGD, Adam, ...)"
-            )
-        return self._loss
 
 
 class Updater(Watcher):
