@@ -152,9 +152,6 @@ def has_replicas(group: Any) -> bool:
 # --- The units of a model that `fully_shard` has sharded, found in the order of the model ---
 
 
-READS = "resireduce reads FSDP2's units as torch 2.9 to 2.15 have them, and not those of torch {version} ({error}); "
-
-
 def find_units(model: nn.Module) -> list[Unit]:
     """Return the units of `model` that have trained parameters, in the order of the model; parameters are resharded.
 
@@ -172,7 +169,10 @@ def find_units(model: nn.Module) -> list[Unit]:
                 if id(group) not in found:
                     found[id(group)] = _unit(name, module, group, model)
         except AttributeError as error:
-            raise ConfigError(READS.format(version=torch.__version__, error=error) + "install one of those") from error
+            raise ConfigError(
+                "resireduce reads FSDP2's units as torch 2.9 to 2.15 have them, and not those of torch "
+                f"{torch.__version__} ({error}); install one of those"
+            ) from error
     if not found:
         raise ConfigError(
             f"model: {type(model).__name__} is not sharded; call fully_shard(...) of torch.distributed.fsdp on it "
@@ -664,17 +664,13 @@ def compress_fsdp(
 
 
 def _check_model(model: object) -> None:
-    """Raise ConfigError unless `model` is a module that FSDP2 may have sharded, and this torch has its hook."""
+    """Raise ConfigError unless `model` is a module that FSDP2 may have sharded."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: an object of type {type(model).__name__} is not allowed; give a Module")
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise ConfigError(
             "model: a FullyShardedDataParallel (FSDP1) is not allowed; shard it by fully_shard of "
             "torch.distributed.fsdp (FSDP2)"
-        )
-    if not hasattr(FSDPModule, "set_all_reduce_hook"):
-        raise ConfigError(
-            READS.format(version=torch.__version__, error="no set_all_reduce_hook") + "install one of those"
         )
 
 

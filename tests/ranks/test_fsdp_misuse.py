@@ -66,9 +66,9 @@ def test_a_model_that_is_split_in_other_ways_too(mesh: DeviceMesh) -> None:
         resireduce.compress_fsdp(shard(model, other["shard"]), mesh["replicate"])
 
 
-def test_a_torch_that_has_no_hook_or_other_units(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_has_other_units(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     said = r"as torch 2\.9 to 2\.15 have them, and not those of torch .*install one of those"
-    monkeypatch.delattr(FSDPModule, "set_all_reduce_hook")
+    monkeypatch.setattr("resireduce.wrappers.fsdp.held_by", lambda state: state.no_such_groups)
     with pytest.raises(ConfigError, match=said):
         compressed(mesh)
 
