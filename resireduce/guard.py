@@ -1,6 +1,5 @@
 """What stands in the place of a streamed gradient: the guard, of which every use is refused."""
 
-import sys
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ class StreamedAway(Tensor):
             "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "
             "clipping off; for their norm max_grad_norm=inf and optimizer.grad_norm; to look at them or to change them "
             "gradients='kept'; to update parameters by another optimizer, or by its functional form, distribute that "
-            "one" + _behind()
+            "one"
         )
 
     def _moved(self, func: Any, others: Any, kwargs: Any) -> "StreamedAway":
@@ -86,12 +85,6 @@ class StreamedAway(Tensor):
             "own. Take the model out of DistributedDataParallel, or use resireduce.compress_ddp(...) instead of "
             "resireduce.distribute(...)"
         )
-
-
-def _behind() -> str:
-    """Return words that name the error being handled, if any: a trainer may move the model after one."""
-    error = sys.exception()
-    return "" if error is None else f". This came after another error, {type(error).__name__}: {error}"
 
 
 def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
