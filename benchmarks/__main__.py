@@ -24,6 +24,10 @@ MEASURES = {
     "gpu": ("benchmarks.doctor.gpu.gpu_command", "what only a GPU can show, stretch by stretch"),
     "links": ("benchmarks.micro.links_command", "steps of two nodes joined by a slow link, in every form; needs root"),
     "micro": ("benchmarks.micro.micro_command", "the compression of a gradient, beside plain torch and a copy"),
+    "operations": (
+        "benchmarks.micro.operations_command",
+        "what the host does for a GPU in a step: operations and launches, counted without one",
+    ),
     "pace": ("benchmarks.micro.pace", "steps of streamed gradients beside kept ones, in turn"),
     "saved-states": (
         "benchmarks.training.plan_of_cell",
