@@ -16,6 +16,10 @@ PIECES = 16
 """Number of pieces in which a large tensor is processed."""
 SMALLEST = 1 << 14
 """Smallest number of elements that is worth a piece of its own."""
+SMALLEST_ON_GPU = 1 << 20
+"""The same on a GPU, where each operation on a piece is a launch."""
+HOSTS = ("cpu", "meta")
+"""Types of devices on which an operation on a few elements costs little; without storage, as on a CPU."""
 
 
 def pieces(numel: int, block: int = 1, smallest: int = SMALLEST) -> Iterator[slice]:
@@ -24,6 +28,11 @@ def pieces(numel: int, block: int = 1, smallest: int = SMALLEST) -> Iterator[sli
     Each begins at a multiple of `block` elements, and all but the last have a multiple of it, and `smallest` at least.
     """
     return slices(numel, block * -(-max(smallest, -(-numel // PIECES)) // block))
+
+
+def worth_a_piece(like: Tensor) -> int:
+    """Return the smallest number of elements that is worth a piece of its own on the device of `like`."""
+    return SMALLEST if like.device.type in HOSTS else SMALLEST_ON_GPU
 
 
 def slices(numel: int, size: int) -> Iterator[slice]:

@@ -12,7 +12,7 @@ from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.ops import norms_of_blocks
-from resireduce.pieces import generator, pieces, spread
+from resireduce.pieces import generator, pieces, spread, worth_a_piece
 
 FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 """Floats of 8 bits, by name."""
@@ -69,7 +69,7 @@ class Block8(Inexact):
         wide = torch.promote_types(flat.dtype, torch.float32)
         scales, most = norms_of_blocks(flat, self.block, torch.inf).to(wide), self._most
         codes = torch.empty(*self._shape(flat.numel()), dtype=torch.uint8, device=flat.device)
-        for piece in pieces(flat.numel(), self.block):
+        for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             largest = spread(scales, self.block, piece).clamp(min=torch.finfo(scales.dtype).tiny)
             levels = (flat[piece] / largest).mul_(most).round_().add_(most).to(torch.uint8)
             codes[:, self._columns(piece)] = levels if self.bits == BYTE else pack_codes(levels, self.bits)
@@ -79,7 +79,7 @@ class Block8(Inexact):
         packed, scales = payload.parts()
         flat = dense.view(-1)
         codes = packed.view(self._shape(flat.numel()))
-        for piece in pieces(flat.numel(), self.block):
+        for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             part = codes[:, self._columns(piece)]
             whole = part[0] if self.bits == BYTE else unpack_codes(part, piece.stop - piece.start, torch.uint8)
             levels = whole.to(scales.dtype)
@@ -133,7 +133,7 @@ class Fp8(Inexact):
         wide, largest = torch.promote_types(flat.dtype, torch.float32), torch.finfo(kind).max
         scales = norms_of_blocks(flat, self.block, torch.inf).to(wide)
         codes = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
-        for piece in pieces(flat.numel(), self.block):
+        for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             smallest = torch.finfo(scales.dtype).tiny
             scaled = (flat[piece] / spread(scales, self.block, piece).clamp(min=smallest)).mul_(largest)
             codes[piece] = scaled.clamp_(-largest, largest).to(kind).view(torch.uint8)
@@ -142,7 +142,7 @@ class Fp8(Inexact):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         codes, scales = payload.parts()
         flat, kind = dense.view(-1), FLOATS[self.form]
-        for piece in pieces(flat.numel(), self.block):
+        for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             shares = codes[piece].view(kind).to(scales.dtype).div_(torch.finfo(kind).max)
             values = shares.mul_(spread(scales, self.block, piece))  # at most the largest of the block, which is finite
             flat[piece].add_(values.to(flat.dtype), alpha=scale)

@@ -72,6 +72,21 @@ class Finiteness:
         elif grad.numel():
             self._noted.append(([name], zero_unless_finite_(grad).view(1)))
 
+    def check_each_(self, gradients: Mapping[str, Tensor]) -> None:
+        """Do as `check_` for each of `gradients`, by the names of their tensors, where it does not raise.
+
+        Their norms take few launches together; each is filled with 0 by one.
+        """
+        there = {name: grad for name, grad in gradients.items() if grad.numel()}
+        if len(there) < 2:
+            for name, grad in there.items():
+                self._noted.append(([name], zero_unless_finite_(grad).view(1)))
+            return
+        spoilt = not_finite([*there.values()])
+        for grad, is_spoilt in zip(there.values(), spoilt.unbind(), strict=True):
+            grad.masked_fill_(is_spoilt, 0.0)
+        self._noted.append(([*there], spoilt))
+
     def check_together_(self, packed: Tensor, gradients: Mapping[str, Tensor]) -> None:
         """Check several `gradients`, by the names of their tensors, as `check_` does where it does not raise.
 
@@ -79,13 +94,13 @@ class Finiteness:
         """
         there = {name: grad for name, grad in gradients.items() if grad.numel()}
         if there:
-            zero_unless_finite_(packed)
-            fine = torch.stack(private.norm_of_each([*there.values()], torch.inf)) < torch.inf
-            self._noted.append(([*there], fine))
+            spoilt = not_finite([*there.values()])
+            packed.masked_fill_(spoilt.any(), 0.0)
+            self._noted.append(([*there], spoilt))
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
         """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0."""
-        self._noted.append((names, spoilt.eq(0)))
+        self._noted.append((names, spoilt))
 
     def checks_at_once(self, grad: Tensor) -> bool:
         """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
@@ -97,15 +112,15 @@ class Finiteness:
         self.restart()
         if not noted:
             return None
-        fine = torch.cat([one.to(noted[0][1].device) for _, one in noted]).tolist()  # the host waits once
+        found = torch.cat([one.to(noted[0][1].device) for _, one in noted]).tolist()  # the host waits once
         names = (name for names, _ in noted for name in names)
-        spoilt = next((name for name, is_fine in zip(names, fine, strict=True) if not is_fine), None)
+        spoilt = next((name for name, is_spoilt in zip(names, found, strict=True) if is_spoilt), None)
         return None if spoilt is None else NonFiniteGradient(_text(spoilt, "nothing of it was sent"))
 
     def restart(self) -> None:
         """Forget which gradients have been noted in this step, whether they were finite or not."""
         self._noted: list[tuple[Sequence[str], Tensor]] = []
-        """Names of tensors, in the order in which gradients came, and which of these were finite: 1-D."""
+        """Names of tensors, in the order in which gradients came, and which of these were not finite: 1-D."""
 
 
 def check_finite(grad: Tensor, name: str) -> None:
@@ -120,10 +135,15 @@ def refusal(name: str) -> str:
 
 
 def zero_unless_finite_(grad: Tensor) -> Tensor:
-    """Fill `grad` with zeros if it is not finite; return whether it was: 0-D bool. The host does not wait."""
-    fine = torch.linalg.vector_norm(grad, torch.inf) < torch.inf  # NaN is not less either
-    grad.masked_fill_(fine.logical_not(), 0.0)
-    return fine
+    """Fill `grad` with zeros if it is not finite; return whether it was not: 0-D bool. The host does not wait."""
+    spoilt = (torch.linalg.vector_norm(grad, torch.inf) < torch.inf).logical_not()  # NaN is not less either
+    grad.masked_fill_(spoilt, 0.0)
+    return spoilt
+
+
+def not_finite(gradients: list[Tensor]) -> Tensor:
+    """Return which of `gradients`, all of one device and none empty, are not finite: 1-D bool."""
+    return (torch.stack(private.norm_of_each(gradients, torch.inf)) < torch.inf).logical_not()
 
 
 def _text(name: str, done: str) -> str:
@@ -349,12 +369,15 @@ class ErrorFeedback:
             return taken
         there = {name: one for name, one in gradients.items() if one is not None and name not in absorbed}
         # Where the host would wait for each, dense ones are checked together, unless they change velocities before.
-        together = len(names) > 1 and compressor is self._dense_compressor and self.momentum is None
+        together = len(names) > 1 and type(compressor) is NoCompression and self.momentum is None
         together = together and not any(map(self.finiteness.checks_at_once, there.values()))
+        late = {name: one for name, one in there.items() if not self.finiteness.checks_at_once(one)}
+        if not together:
+            self.finiteness.check_each_(late)
         made = []
         for name in names:
             try:
-                if not together and name in there:
+                if name in there and name not in late:
                     self.finiteness.check_(there[name], name)
             except NonFiniteGradient as error:
                 if refused is None:
@@ -411,7 +434,9 @@ class ErrorFeedback:
         if self.momentum is not None or not known or compressor.lossless or not compressor.adds:
             return None
         found: dict[str, NonFiniteGradient] = {}
-        sums = [self._sum(name, one, name in absorbed, found) for name, one in gradients.items()]
+        late: dict[str, Tensor] = {}
+        sums = [self._sum(name, one, name in absorbed, found, late) for name, one in gradients.items()]
+        self.finiteness.check_each_(late)
         buffer, payloads, spoilt = compressor.take_from_sums_(sums)
         if isinstance(spoilt, Tensor):
             self.finiteness.note([*gradients], spoilt)
@@ -428,9 +453,17 @@ class ErrorFeedback:
             refused[name] = error
         return Message([*gradients], compressor, payloads, buffer)
 
-    def _sum(self, name: str, gradient: Tensor | None, is_absorbed: bool, spoilt: dict[str, NonFiniteGradient]) -> Sum:
+    def _sum(
+        self,
+        name: str,
+        gradient: Tensor | None,
+        is_absorbed: bool,
+        spoilt: dict[str, NonFiniteGradient],
+        late: dict[str, Tensor],
+    ) -> Sum:
         """Return what the compressor is to add up of tensor `name`, and whether it is to look for NaN; zeros, with an
-        error in `spoilt`, if it was found here.
+        error in `spoilt`, if it was found here. What is still to be looked at, before anything is added, is put into
+        `late`.
 
         It can look at the sum only where that is not formed in the residual's memory, which would hold the NaN by then.
         """
@@ -444,6 +477,8 @@ class ErrorFeedback:
             check = "sum" if residual.memory(name) is None else "added"
         elif found is not None and found[1] is gradient and self.compressor_of(name).looks_at(gradient):
             check = "added"  # on the device
+        elif found is not None:
+            late[name] = gradient
         else:
             self.finiteness.check_(gradient, name)
         if found is None and check == "added":

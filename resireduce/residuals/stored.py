@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.kernels.ops import in_triton, library, suits, threads
-from resireduce.pieces import SMALLEST, pieces, spread
+from resireduce.pieces import pieces, spread, worth_a_piece
 
 
 class Plain:
@@ -71,8 +71,6 @@ class Plain:
 
 BLOCK = 64
 """Elements that share a scale: a float32 scale costs 0.5 bits per element."""
-SMALLEST_DRAW = 1 << 20
-"""Least number of elements for which a GPU draws numbers at once, unless a sixteenth of the tensor is more."""
 
 
 class Blocks:
@@ -133,7 +131,7 @@ class Blocks:
             return
         is_host, by_kernel = flat.is_cpu or flat.is_meta, bits and in_triton(flat, self.codes, self.scales)
         largest = self.LARGEST[self.kind]
-        for piece in pieces(self.numel, BLOCK, SMALLEST if is_host else SMALLEST_DRAW):
+        for piece in pieces(self.numel, BLOCK, worth_a_piece(flat)):
             (codes, held_scales), size = self._held(piece), piece.stop - piece.start
             if by_kernel:
                 from resireduce.kernels.gpu import one_pass
