@@ -4,6 +4,8 @@ No GPU is needed. Gradients have the shapes of a model, and no storage; the libr
 every operation that torch dispatches, and every kernel in Triton that would be launched, is counted.
 """
 
+import itertools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from resireduce import distribute
+from resireduce import distribute, pieces
 from resireduce.comm.base import Handle
 from resireduce.comm.local import PretendCommunicator
 from resireduce.core import feedback
@@ -46,7 +48,7 @@ NO_LAUNCH = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided"
 
 
 class Dispatched(TorchDispatchMode):
-    """Within it, counts operations by name; of tensors without storage, what is read is 1 everywhere."""
+    """Within it, counts operations by name; of tensors without storage, what is read is 0 everywhere: all is fine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Dispatched(TorchDispatchMode):
             self.operations[name] += 1
             self.launching[name] += not (func.is_view or name in NO_LAUNCH)
         if name == "aten::_to_copy" and args[0].is_meta and str(kwargs.get("device")) == "cpu":
-            return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         return func(*args, **kwargs)
 
     def launched(self, kernel: str) -> None:
@@ -146,19 +148,27 @@ def _backward(parameters: Sequence[Tensor]) -> None:
 @contextmanager
 def _on_gpu(seen: Dispatched) -> Iterator[None]:
     """Within it the library takes tensors without storage for those of a GPU, whose kernels `seen` counts."""
-    storages: dict[int, int] = {}
+    numbers: dict[int, int] = {}
+    fresh = itertools.count(1)
 
     def address(tensor: Tensor) -> int:
-        """Return another number for the memory of each tensor without storage, and for each place in it."""
-        first = storages.setdefault(tensor.untyped_storage()._cdata, 1 + len(storages)) << 40
-        return first + tensor.storage_offset() * tensor.element_size()
+        """Return another number for each tensor without storage, and each place in it; none has it again."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in numbers:
+            numbers[storage._cdata] = next(fresh)
+            weakref.finalize(storage, numbers.pop, storage._cdata)
+        return (numbers[storage._cdata] << 40) + int(tensor.storage_offset()) * tensor.element_size()
 
     def counting(kernel: str) -> Callable[..., None]:
         return lambda *_, **__: seen.launched(kernel)
 
     with ExitStack() as stack:
-        replaced = [(feedback, "AT_ONCE", ()), (ops, "DEVICE", "meta"), (ops, "works", lambda *_: True)]
-        replaced += [(Tensor, "data_ptr", address)]
+        replaced: list[tuple[Any, str, Any]] = [
+            (feedback, "AT_ONCE", ()),
+            (ops, "DEVICE", "meta"),
+            (ops, "works", lambda *_: True),
+        ]
+        replaced += [(pieces, "HOSTS", ()), (Tensor, "data_ptr", address)]
         for module, names in KERNELS.items():
             replaced += [(module, name, _Kernel(counting(name))) for name in names]
         for target, name, value in replaced:
