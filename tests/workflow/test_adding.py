@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/adding.md").read_text(encoding="utf-8")
@@ -102,3 +103,16 @@ def test_what_is_listed_gets_a_row_in_the_tables(tree: Path) -> None:
             (row,) = csv.DictReader(file)
         assert [row["compressor"], row["scheme"]] == names()
         assert float(row[column]) > 0, f"{table}: a row that is a hole"
+
+
+def test_a_compressor_of_ones_own_sends_what_it_selects() -> None:
+    [code] = re.findall(r"^```python\n(from dataclasses.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    model = torch.nn.Linear(120, 120)
+    names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    exec(code.replace("density=0.25)", 'density=0.25), backend="local"'), names)
+    before = model.weight.detach().clone()
+    for quarters in (1, 2, 3, 4):  # other elements of the weight in each step
+        names["optimizer"].zero_grad()
+        model(torch.randn(8, 120, generator=torch.Generator().manual_seed(0))).square().mean().backward()
+        names["optimizer"].step()
+        assert int((model.weight != before).sum()) == quarters * 3600
