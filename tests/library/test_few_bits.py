@@ -6,13 +6,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import resireduce
+from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.quantized import Block4, Block8, Natural, TernGrad
 from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD, Signum
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient
+from tests.threads import LocalWorld
 
 NUMELS = (1, 7, 8, 9, 64, 65, 1000, 40_001)
 BITS = {"signsgd": 1, "signum": 1, "ef-signsgd": 1, "onebit": 1, "terngrad": 2, "block4": 4, "natural": 8, "block8": 8}
@@ -145,3 +148,18 @@ def test_the_largest_and_the_smallest_values_stay_finite(dtype: torch.dtype, nam
             payload = compressor.compress(grad.contiguous(), "w", 0)
             assert compressor.decompress(payload).isfinite().all()
             assert compressor.error_(grad.clone(), payload).isfinite().all()
+
+
+def test_ranks_round_independently_of_one_another() -> None:
+    def work(communicator: Communicator) -> Tensor:
+        model = nn.Linear(100, 100, bias=False)
+        nn.init.zeros_(model.weight)
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = resireduce.distribute(model, sgd, scheme="none", compressor="natural", backend=communicator)
+        (1.5 * model.weight).sum().backward()
+        optimizer.step()
+        return -model.weight.detach()
+
+    one, other = LocalWorld(2).run(work)
+    assert torch.equal(one, other)
+    assert set(one.unique().tolist()) == {1.0, 1.5, 2.0}  # 1.5 is 1 on one rank, and 2 on the other
