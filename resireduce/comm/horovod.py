@@ -100,6 +100,7 @@ class HorovodCommunicator(Communicator):
         return Handle(finish)
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Launch a gather of tensors of one size into one, as bytes."""
         whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
         return Handle(lambda: self._wait(whole).view(tensor.dtype))
 
@@ -116,6 +117,7 @@ class HorovodCommunicator(Communicator):
         return Handle(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
+        """Overwrite `tensor` with its bytes on rank 0, of whatever dtype; return it."""
         how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}
         self._wait(self._hvd.broadcast_async_(tensor.view(-1).view(torch.uint8), **how))
         return tensor

@@ -49,6 +49,7 @@ class ADTopK(Selecting):
         return _flat(_in_rows(payload, 1), _rows(payload.shape)[1])
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values to their places in `dense`, in which none repeats; return `dense`."""
         values, places = _in_rows(payload, 0), _in_rows(payload, 1)
         for rows, part in _parts(dense):
             indices, added = _flat(places[rows], part.shape[1]), values[rows].reshape(-1)
@@ -71,9 +72,11 @@ class ADTopKInterleaved(ADTopK):
         return replace(self._in_turn(source).compress(grad, name, step), source=source)
 
     def sent_indices(self, payload: Payload) -> Tensor:
+        """Return the flat indices that the payload holds: 1-D, int64."""
         return self._in_turn(payload.source).sent_indices(payload)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values to their places in `dense`; return `dense`."""
         return self._in_turn(payload.source).add_(dense, payload, scale)
 
     def _in_turn(self, source: tuple[str, int] | None) -> ADTopK | TopK:

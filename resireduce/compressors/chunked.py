@@ -62,6 +62,7 @@ class Chunked(Selecting, Inexact):
         return local.add_(torch.arange(count, device=local.device).mul_(size).view(-1, 1)).view(-1)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x sign x level to the places in `dense`; return `dense`."""
         _, codes, levels = payload.parts()
         flat, indices = dense.view(-1), self.sent_indices(payload)
         codes = unpack_codes(codes.view(2, -1), indices.numel(), torch.int32)
@@ -115,11 +116,13 @@ class L1Chunks(Agreeing, Selecting):
         return Payload.pack(values, like=grad, known=chunks, rounds_bytes=norms.nbytes)
 
     def sent_indices(self, payload: Payload) -> Tensor:
+        """Return the flat indices that the payload holds: 1-D int64, ascending."""
         assert payload.known is not None
         places, inside = self._places(payload.known, payload.shape.numel())
         return places[inside]
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values of the payload's chunks to their places in `dense`; return it."""
         assert payload.known is not None
         places, _ = self._places(payload.known, dense.numel())  # what fills up is zero
         dense.view(-1).index_add_(0, places, payload.buffer.to(dense.dtype), alpha=scale)

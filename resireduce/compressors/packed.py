@@ -81,18 +81,22 @@ class Packed(Compressor):
 
     @property
     def exact(self) -> bool:
+        """Whether the values are the gradient's own."""
         return self.of.exact
 
     @property
     def momentum(self) -> Momentum | None:
+        """Momentum that the other compressor corrects, if any."""
         return self.of.momentum
 
     @property
     def memory(self) -> str:
+        """What decides the meaning of the other compressor's state."""
         return self.of.memory
 
     @classmethod
     def from_density(cls, density: float) -> Self:
+        """Return the compressor of top-k with this density, in (0, 1]."""
         return cls(TopK(density))
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -100,9 +104,11 @@ class Packed(Compressor):
         return self._packed(self.of.compress(grad, name, step), grad, (name, step))
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
+        """Return the other compressor's state of a tensor of `shape`, with dtype and device of `like`."""
         return self.of.state(shape, like)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
+        """Do as `compress` of `grad`, `name` and `step`, with the other's `state`, which it may change in place."""
         return self._packed(self.of.compress_with(grad, name, step, state), grad, (name, step))
 
     def _packed(self, payload: Payload, grad: Tensor, source: tuple[str, int]) -> Payload:
@@ -113,9 +119,11 @@ class Packed(Compressor):
         return Payload.pack(torch.cat(parts), like=grad, source=source)
 
     def sent_indices(self, payload: Payload) -> Tensor:
+        """Return the flat indices that the payload holds: 1-D, int64, ascending."""
         return self.of.sent_indices(self._unpacked(payload))
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values to their places in `dense`; return `dense`."""
         return self.of.add_(dense, self._unpacked(payload), scale)
 
     def _unpacked(self, payload: Payload) -> Payload:
@@ -136,4 +144,5 @@ class PackedDGC(Packed):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
+        """Return the compressor of DGC's selection with this density, in (0, 1]."""
         return cls(DGC(density))

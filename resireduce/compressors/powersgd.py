@@ -62,6 +62,7 @@ class PowerSGD(Agreeing, Inexact):
             )
 
     def compresses(self, shape: torch.Size) -> bool:
+        """Whether a tensor of `shape` is more than `min_compression_rate` times as large as its payload."""
         rows, columns = _sides(shape)
         return (rows + columns) * self._width(shape) * self.min_compression_rate < rows * columns
 
@@ -92,6 +93,7 @@ class PowerSGD(Agreeing, Inexact):
         return Payload.pack(_fitting(own, p, grad).view(-1), like=grad, known=p, rounds_bytes=p.nbytes)
 
     def learn_(self, state: State, payload: Payload) -> None:
+        """Store `payload`, the sum over all ranks, in `state`, as Q of the next step."""
         _, q = _factors(payload)
         state["q"].copy_(torch.where(q.any(1, keepdim=True), q, state["q"]))
 

@@ -205,6 +205,7 @@ class Estimating(Selecting, SparseCompressor):
     equal_sizes: ClassVar[bool] = False
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
+        """Return the flat indices of the elements above the threshold: int64, ascending."""
         k = share(self.density, flat.numel())
         return planned(flat, k) if flat.is_meta else self.passing(flat, k)
 
@@ -233,6 +234,7 @@ class GaussianK(Estimating):
         check_count("rounds", self.rounds)
 
     def passing(self, flat: Tensor, k: int) -> Tensor:
+        """Return the flat indices of the elements above the threshold, which no mean far below zero makes negative."""
         found = moments(values(flat))
         assert found is not None
         threshold = max(0.0, found.mean - NormalDist().inv_cdf(self.density / 2) * math.sqrt(found.variance))
@@ -264,6 +266,7 @@ class RedSync(Estimating):
     """
 
     def passing(self, flat: Tensor, k: int) -> Tensor:
+        """Return the flat indices of the elements above the threshold."""
         found = moments(magnitudes(flat))
         assert found is not None
         return self._search(flat, k, found.mean, found.largest - found.mean)

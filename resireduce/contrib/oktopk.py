@@ -154,6 +154,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
             raise ConfigError("half: True is not allowed for Ok-Topk, of which sums travel too; leave it out")
 
     def for_world(self, world_size: int) -> "OkTopK":
+        """Return the compressor with a region for each of `world_size` ranks."""
         return replace(self, ranks=world_size)
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
@@ -202,6 +203,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         )
 
     def learn_(self, state: State, payload: Payload) -> None:
+        """Store in `state` what all ranks share after `payload`: a threshold, and where regions begin."""
         for name, value in payload.learnt.items():
             state[name].copy_(value)
 

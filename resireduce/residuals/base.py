@@ -255,9 +255,11 @@ class FullResidual(Residual):
     kind = "full"
 
     def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate one tensor of the parameter's shape."""
         self._stored[name] = self.stored(parameter.shape, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Return G + R: in the memory of R if the two share a dtype, else in that of G."""
         memory = self.memory(name)
         return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 
@@ -269,6 +271,7 @@ class FullResidual(Residual):
         return addends_of(grad, self._stored[name])
 
     def memory(self, name: str) -> Tensor | None:
+        """Return R of tensor `name`, if it is stored in the gradient's own dtype."""
         stored = self._stored.get(name)
         return stored.values if isinstance(stored, Plain) and stored.has_own_dtype else None
 
@@ -304,6 +307,7 @@ class DecayedResidual(FullResidual):
         self.decay = decay
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Store the error, decayed."""
         super().update(name, lambda: error().mul_(self.decay), step)
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
@@ -333,16 +337,19 @@ class PartialResidual(Residual):
         self._drawn_on: dict[str, str] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate k zeros, 1-D."""
         self._drawn_on[name] = parameter.device.type
         self._stored[name] = self.stored((self._count(name, parameter),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Add the stored values to their places in the gradient, in place; return it."""
         flat, values = grad.view(-1), self._stored[name].read(grad.dtype)
         for piece, positions in self._places(name, flat):
             flat.index_add_(0, positions, values[piece])
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Store the elements of the error at the places of the draw."""
         flat = error().view(-1)
         self._stored[name].release()
         values = flat.new_empty(self._count(name, flat))
@@ -375,16 +382,18 @@ class NoResidual(Residual):
     """
 
     def register(self, name: str, parameter: Tensor) -> None:
-        return
+        """Allocate nothing."""
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Return the gradient itself."""
         return grad
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, None]:
+        """Return the gradient itself, to which nothing is added."""
         return grad, None
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        return
+        """Drop the error, without computing it."""
 
 
 # --- A scheme: each tensor has the residual of its kind ---

@@ -62,6 +62,7 @@ class GroupResidual(Residual):
         self._stored[name] = self._groups[name].stored
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Return G + what the last step stored for the group, in the gradient's memory."""
         return self._stored[name].add_to_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
@@ -168,6 +169,7 @@ class WeightedResidual(AverageResidual):
         return super().addends(grad, name) if self.norms == "residual" else None
 
     def weight(self, error: Tensor, name: str) -> Tensor:
+        """Return the weight of `error`, 0-D, by its norms, or by those that the sum has had."""
         remembered = self._weights.pop(name, None)
         return mean_norm(error, self.phi) if remembered is None else remembered
 
@@ -202,4 +204,5 @@ class MemberResidual(GroupResidual):
         return torch.where(better, error.to(best.dtype), best, out=best), torch.where(better, norm, best_norm)
 
     def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
+        """Return the error that was chosen, as it is."""
         return folded[0]

@@ -102,6 +102,7 @@ class RowsResidual(Residual):
         self._stored[name] = self.stored((len(rows), parameter.shape[1:].numel()), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Add what is stored to its places in the gradient, in place; return it."""
         matrix = grad.view(len(grad), -1)
         self._add_(matrix, name, self._stored[name].read(grad.dtype))
         if self.norms == "compensated":
@@ -109,6 +110,7 @@ class RowsResidual(Residual):
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Choose rows of the error anew, and store them."""
         left = error()
         matrix = left.view(len(left), -1)
         self._stored[name].release()
@@ -171,6 +173,7 @@ class RowsColumnsResidual(RowsResidual):
         self._stored[name] = self.stored((len(rows), len(columns)), parameter)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Choose rows and columns of the error anew, and store the elements where they cross."""
         left = error()
         matrix, sizes = left.view(len(left), -1), (len(self._rows[name]), len(self._columns[name]))
         self._stored[name].release()
@@ -183,6 +186,7 @@ class RowsColumnsResidual(RowsResidual):
         self._stored[name].set_(cut_crossing(matrix, rows, columns), self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the block, its row numbers and its column numbers (int32), for each registered tensor."""
         return super().tensors() | {f"{self.kind}.{name}.columns": columns for name, columns in self._columns.items()}
 
     def _add_(self, matrix: Tensor, name: str, values: Tensor) -> None:
