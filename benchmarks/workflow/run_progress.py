@@ -153,9 +153,12 @@ def hide_noise(logger: logging.Logger, quiet: Collection[Any]) -> None:
         return
     for handler in logger.handlers:
         if not isinstance(handler, logging.FileHandler):
-            handler.addFilter(
-                lambda record: not str(record.msg).startswith(NOISE) and not SUBMITTED.match(str(record.msg))
-            )
+            handler.addFilter(is_news)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Say whether a message is one that a user waits for."""
+    return not str(record.msg).startswith(NOISE) and not SUBMITTED.match(str(record.msg))
 
 
 def stop(error: object) -> NoReturn:

@@ -94,7 +94,11 @@ def first_difference(path: str, old: Path, new: Path) -> str | None:
 
 
 def _without_pictures(line: str) -> str:
-    return PICTURE.sub(lambda picture: picture[0] if ODD.search(picture[0]) else "<svg></svg>", line)
+    return PICTURE.sub(_blank, line)
+
+
+def _blank(picture: re.Match[str]) -> str:
+    return picture[0] if ODD.search(picture[0]) else "<svg></svg>"
 
 
 def _short(line: str | None, other: str | None) -> str:

@@ -16,7 +16,6 @@ from benchmarks.analysis.table import CELL_COLUMNS, Record
 
 
 Text = Callable[[Record], str]
-BASELINE = (("compressor", "topk"), ("scheme", "baseline"), ("gradients", "kept"))
 
 
 def accuracy_chart(records: Sequence[Record]) -> look.Specification | None:
@@ -79,11 +78,7 @@ def _rows(
     mean, half = f"{column}_mean", f"{column}_half_width"
     for model, (its, title) in look.shown_of(records, lambda one: one[mean] is not None).items():
         known = next(one for one in its if one[mean] is not None)
-        base = (
-            next((one[mean] for one in its if all(one[key] == value for key, value in BASELINE)), None)
-            if reference is None
-            else reference
-        )
+        base = next((one[mean] for one in its if _is_baseline(one)), None) if reference is None else reference
         panel = f"{title}\n{axis(known)}"
         for place, (record, label) in enumerate(zip(its, look.labels_of(its), strict=True)):
             common = {"model": model, "panel": panel, "axis": axis(known), "row": place, "label": label}
@@ -126,6 +121,10 @@ def _dots(rows: list[look.Row], zero: bool = False, bars: bool = False) -> look.
     if any("why" in row for row in rows):
         layers.append(words.transform_filter("datum.why").encode(x=alt.value(0), text="why:N"))
     return look.side_by_side(rows, layers, hides="series", height=alt.Step(20))
+
+
+def _is_baseline(record: Record) -> bool:
+    return (record["compressor"], record["scheme"], record["gradients"]) == ("topk", "baseline", "kept")
 
 
 def _spread(record: Record, column: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.claims.sound import date_of, planned_residuals, unsound
@@ -289,11 +290,7 @@ def left_out(run: Run) -> list[str]:
     """Return lines if the folder of a run has records, or failures, that its config does not name: of further seeds of
     its settings, and of others."""
     names, settings = {cell.name for cell in run.cells}, run.seeds()
-    paths = (
-        path
-        for path in sorted(run.folder.glob("cells/*.json"))
-        if path.name.removesuffix(".json").removesuffix(".failed") not in names
-    )
+    paths = (path for path in sorted(run.folder.glob("cells/*.json")) if _stem(path) not in names)
     cells = [one.cell for path in paths if (one := try_load(path)) and one.cell.name not in names]
     found = grouped((setting, cell.seed) for cell in cells if (setting := replace(cell, seed=0)) in settings)
     others = [cell.name for cell in cells if replace(cell, seed=0) not in settings]
@@ -304,3 +301,7 @@ def left_out(run: Run) -> list[str]:
     seeds = ", ".join(map(str, sorted({seed for those in found.values() for seed in those})))
     words = f"{len(found)} setting{'s' if len(found) > 1 else ''}, e.g. {next(iter(found)).name}"
     return [f"seeds left out: {seeds} of {words}: cells has records of them, config.json does not name them.", *lines]
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".json").removesuffix(".failed")

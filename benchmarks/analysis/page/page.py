@@ -179,11 +179,7 @@ def render_page(
     return rendered(
         "page.html.j2",
         run=run,
-        ledgers=by_test(judged),
-        families=by_family(judged),
-        signs=SIGNS,
-        statuses=STATUSES,
-        counts=counts(judged),
+        **_of_ledger(judged),
         own=[table for table in filled if not is_of_paper(table)],
         paper=[table for table in filled if is_of_paper(table)],
         unmeasured=[table for table in tables if table.body and is_empty(table)],
@@ -197,6 +193,17 @@ def render_page(
         mixed=is_mixed(results),
         **_style_and_scripts(bool(charts)),
     )
+
+
+def _of_ledger(judged: Sequence[LedgerRow]) -> dict[str, Any]:
+    """Return the template's values that are about the ledger."""
+    return {
+        "ledgers": by_test(judged),
+        "families": by_family(judged),
+        "signs": SIGNS,
+        "statuses": STATUSES,
+        "counts": counts(judged),
+    }
 
 
 def _style_and_scripts(has_charts: bool) -> dict[str, Any]:

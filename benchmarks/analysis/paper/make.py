@@ -88,12 +88,7 @@ def _more_rows(run: Run, spec: Spec) -> Iterator[Row]:
     seeds = run.seeds()
     for kind, settings in sorted(grouped(found).items()):
         for setting, label in zip(settings, short_labels(settings), strict=True):
-            lines = [
-                line
-                for line in spec.lines
-                if kind == SMALL
-                and matches(setting, {name: line.wanted[name] for name in line.wanted if name not in SHAPE})
-            ]
+            lines = [line for line in spec.lines if kind == SMALL and matches(setting, _without_shape(line))]
             for line in lines or [spec.lines[0]]:
                 text = line.label if lines else label
                 yield Row(kind, spec.parts[0], text, line, setting, seeds[setting])
@@ -101,6 +96,10 @@ def _more_rows(run: Run, spec: Spec) -> Iterator[Row]:
 
 def _shape(setting: Cell) -> tuple[object, ...]:
     return tuple(getattr(setting, name) for name in SHAPE)
+
+
+def _without_shape(line: Line) -> dict[str, object]:
+    return {name: value for name, value in line.wanted.items() if name not in SHAPE}
 
 
 def published(line: Line, setting: Cell, part: str) -> Published | None:
@@ -312,7 +311,7 @@ def make_table(run: Run, spec: Spec) -> Table:
         extra = load(spec.extra)
         of_rows = [run.settings().get(row.setting, []) for row in rows]
         records = [record | extra(results) for record, results in zip(records, of_rows, strict=True)]
-    starts = starts_of([(row.kind, row.setting.model) for row in rows])
+    starts = starts_of([_group(row) for row in rows])
     body = [
         [row.setting.model + MARKS[row.kind] if i in starts else "", *_texts(spec, row, record)]
         for i, (row, record) in enumerate(zip(rows, records, strict=True))
@@ -338,6 +337,10 @@ def _drawn(records: Sequence[Record]) -> list[Record]:
     """Return the records of models with a measured value; the table also has the published values of the others."""
     known = {record["model"] for record in records if record["measured"] is not None}
     return [record for record in records if record["model"] in known]
+
+
+def _group(row: Row) -> tuple[str, str]:
+    return row.kind, row.setting.model
 
 
 def _texts(spec: Spec, row: Row, record: Record) -> list[str]:

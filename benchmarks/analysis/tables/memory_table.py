@@ -81,10 +81,7 @@ OLDER = "Settings that are not here, because their records are from before a ste
 def moments(run: Run) -> Table:
     """Return the table of a run, a row for each setting with a followed step; empty if there is none."""
     settings = together((setting.model, setting) for setting in run.settings())
-    fullest = {  # of the seeds; among equals one whose step was followed
-        cell: max(run.settings()[cell], key=lambda one: (one.peak_states_bytes or 0, bool(one.moments)), default=None)
-        for cell in settings
-    }
+    fullest = {cell: _fullest(run.settings()[cell]) for cell in settings}
     shown = {cell: result for cell, result in fullest.items() if result is not None and result.moments}
     older = sum(result is not None for result in fullest.values()) - len(shown)
     records = [_record(cell, run.settings()[cell], result) for cell, result in shown.items()]
@@ -110,6 +107,11 @@ def moments(run: Run) -> Table:
         ],
         columns=("model", "scheme", "total_bytes", "peak_states_bytes", *_columns(), "where"),
     )
+
+
+def _fullest(results: Sequence[CellResult]) -> CellResult | None:
+    """Return the seed that holds most at its fullest moment; among equals one whose step was followed."""
+    return max(results, key=lambda one: (one.peak_states_bytes or 0, bool(one.moments)), default=None)
 
 
 def _record(setting: Cell, results: Sequence[CellResult], result: CellResult) -> Record:

@@ -142,6 +142,11 @@ def _command(step: Step, folder: Path, seconds: float) -> dict[str, Any]:
     return record | (timeout if ended.code is None else {"status": "failed", "reason": last}) | {"log": text}
 
 
+def was_interrupted(record: dict[str, Any]) -> bool:
+    """Return whether a signal ended it. The launcher does not raise then, and the remaining steps are not wanted."""
+    return any(rank.get("failure", {}).get("interrupted") for rank in record.get("ranks", ()))
+
+
 def line(record: dict[str, Any]) -> str:
     """Return one line for the screen."""
     head = f"{record['name']}: {record['status']}, {record['wall_seconds']:.0f} s"
@@ -220,8 +225,7 @@ class Stretch:
             record = do(step, min(left, most))
             self._keep(step, record)
             self.say(line(record))
-            # The launcher does not raise if a signal ended it, and the remaining steps are not wanted.
-            if any(rank.get("failure", {}).get("interrupted") for rank in record.get("ranks", ())):
+            if was_interrupted(record):
                 return
 
     def _keep(self, step: Step, record: dict[str, Any]) -> None:
