@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
 from benchmarks.analysis.charts import look
+from benchmarks.analysis.charts.look import NEAR
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import MINUS, signed_with_half
 from resireduce.scheme import COMPRESSORS
@@ -21,10 +22,18 @@ POINT, FARTHER = 3.5, 2.0
 """Half a point in pixels; and the pixels a name may cover before the next spot is preferred."""
 
 
-SPOTS: tuple[tuple[Literal["left", "right"], int, int], ...] = tuple(
-    spot for down in (-3, 9, -13, 19, -23, 29, -33, 39) for spot in (("left", 5, down), ("right", -5, down))
+class Spot(NamedTuple):
+    """The place of a name relative to its point."""
+
+    align: Literal["left", "right"]
+    right: int
+    down: int
+
+
+SPOTS = tuple(
+    spot for down in (-3, 9, -13, 19, -23, 29, -33, 39) for spot in (Spot("left", 5, down), Spot("right", -5, down))
 )
-"""Places for a name relative to its point, the better ones first: its alignment, and pixels to the right and down."""
+"""Places for a name, the better ones first."""
 NO_SPOT = -1
 """Used for a spot if the name is left out."""
 Box = tuple[float, float, float, float]
@@ -44,22 +53,36 @@ def places(
     """Return, for each point, the index of its name's spot in SPOTS, chosen one after the other.
 
     points: right and down, in pixels of a panel of `width` and `height`. A name goes where it is near its point and
-    covers little of earlier names, of all points and of the area outside of the panel, to whose right it may extend a
-    little. It gets NO_SPOT if it would cover more than `most` pixels anywhere.
+    covers little of earlier names, of all points and of the area outside of the panel. It gets NO_SPOT if it would
+    cover more than `most` pixels anywhere.
     """
-    taken: list[Box] = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in points]
-    found, panel = [], (0.0, 0.0, width + 60, height)
+    marks = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in points]
+    taken: list[Box] = []
+    found = []
     for (x, y), name in zip(points, names, strict=True):
-        long, boxes, covered = len(name) * LETTER, list[Box](), list[float]()
-        for align, right, down in SPOTS:
-            left = x + right - (long if align == "right" else 0)
-            boxes.append((left, y + down - ASCENT, left + long, y + down + DESCENT))
-            outside = long * (ASCENT + DESCENT) - _common(boxes[-1], panel)
-            covered.append(sum(_common(boxes[-1], one) for one in taken) + outside)
-        best = min(range(len(SPOTS)), key=lambda spot, covered=covered: covered[spot] + FARTHER * spot)  # type: ignore[misc]
-        found.append(NO_SPOT if covered[best] > most else best)
-        taken += [boxes[best]] if found[-1] == best else []
+        boxes = [_box(x, y, len(name) * LETTER, spot) for spot in SPOTS]
+        covered = [sum(_common(box, one) for one in (*taken, *marks)) + _outside(box, width, height) for box in boxes]
+        costs = [area + FARTHER * place for place, area in enumerate(covered)]
+        best = costs.index(min(costs))
+        if covered[best] > most:
+            found.append(NO_SPOT)
+            continue
+        taken.append(boxes[best])
+        found.append(best)
     return found
+
+
+def panel_points(
+    across: Sequence[float], up: Sequence[float], reach: Sequence[float], width: float, height: float, aside: float
+) -> list[tuple[float, float]]:
+    """Return where points lie in a panel, right and down, in pixels.
+
+    across, up: values on linear scales. `reach` has all values drawn upwards, including bars; `aside` is kept free on
+    the left and on the right, and NEAR above and below.
+    """
+    x = scaled(across, (min(across), max(across)), aside, width - aside)
+    y = scaled(up, (min(reach), max(reach)), height - NEAR, NEAR)
+    return list(zip(x, y, strict=True))
 
 
 def symlog(value: float) -> float:
@@ -67,11 +90,28 @@ def symlog(value: float) -> float:
     return math.copysign(math.log1p(abs(value)), value)
 
 
+def scaled(values: Sequence[float], ends: tuple[float, float], first: float, last: float) -> list[float]:
+    """Return `values` as pixels: the lesser of `ends` is at `first`, the greater at `last`; in the middle if equal."""
+    low, high = ends
+    return [first + (last - first) * ((value - low) / (high - low) if high > low else 0.5) for value in values]
+
+
+def _box(x: float, y: float, width: float, spot: Spot) -> Box:
+    left = x + spot.right - (width if spot.align == "right" else 0)
+    return left, y + spot.down - ASCENT, left + width, y + spot.down + DESCENT
+
+
 def _common(one: Box, other: Box) -> float:
     """Return the area that two boxes share."""
     across = min(one[2], other[2]) - max(one[0], other[0])
     along = min(one[3], other[3]) - max(one[1], other[1])
     return across * along if across > 0 and along > 0 else 0.0
+
+
+def _outside(box: Box, width: float, height: float) -> float:
+    """Return the area of a box beyond a panel; to the right, names may extend a little into empty space."""
+    inside = _common(box, (0, 0, width + 60, height))
+    return (box[2] - box[0]) * (box[3] - box[1]) - inside
 
 
 # --- Compare compressors and systems: contraction, or the metric lost, against bytes, time of a step or memory ---
@@ -236,12 +276,8 @@ def _points(
     shown: Sequence[look.Row], across: str, upwards: Callable[[float], float], size: tuple[int, int]
 ) -> list[tuple[float, float]]:
     """Return where points lie in a panel of this size, right and down, in pixels; their intervals are in it too."""
-
-    def scaled(values: Sequence[float], reach: Sequence[float], first: float, last: float) -> list[float]:
-        low, high = min(reach, default=0.0), max(reach, default=0.0)
-        return [first + (last - first) * ((value - low) / (high - low) if high > low else 0.5) for value in values]
-
-    up, right = [upwards(row["value"]) for row in shown], [math.log(row[across]) for row in shown]
+    if not shown:
+        return []
+    up = [upwards(row["value"]) for row in shown]
     reach = up + [upwards(row[end]) for row in shown for end in ("low", "high") if row[end] is not None]
-    x, y = scaled(right, right, ASIDE, size[0] - ASIDE), scaled(up, reach, size[1] - look.NEAR, look.NEAR)
-    return list(zip(x, y, strict=True))
+    return panel_points([math.log(row[across]) for row in shown], up, reach, *size, ASIDE)
