@@ -31,7 +31,6 @@ ROWS = {
 }
 PAPERS = [*ROWS][:6]
 """The paper's models, whose batch size is the paper's."""
-FUSED, SECOND = {"fused": True}, "second-moment-adamw"
 BETWEEN, FULLEST = "normalised", "peak_normalised"
 
 
@@ -69,18 +68,6 @@ TABLES = {
     ],
 }
 
-ACTIVATIONS = [
-    "GiB at the fullest moment",
-    "no compression, kept",
-    "paper's baseline",
-    "`w+2d`, streamed",
-    "int4, streamed",
-    "int4, no first moment",
-    "int4, Adafactor",
-    "no compression, no first moment",
-    "no compression, Adafactor",
-]
-
 
 @cache
 def planned(model: str, scheme: str, precision: str | None, world_size: int) -> dict[str, Any]:
@@ -98,33 +85,35 @@ def row(model: str, columns: Sequence[Column]) -> list[str]:
     return [ROWS[model], *(f"{100 * share:.1f}" for share in plans)]
 
 
-def with_activations(model: str) -> list[list[str]]:
-    """Return the rows of a model, plain and checkpointed: GiB at the fullest moment, of each way to train."""
-    build, recipe = load(MODELS[model]), WORKLOADS[model]
-    sgd = "SGD" in ROWS[model]
-    usual, args, second, plain = ("sgd", {}, "sgd", {"momentum": 0.0}) if sgd else ("adamw", FUSED, SECOND, {})
-    asked = {"batch": recipe.batch_per_rank, "inputs": build.inputs, "world_size": 2, "density": 0.01}
+def ways(is_sgd: bool) -> dict[str, dict[str, Any]]:
+    """Return what is planned with activations, by the title of its column: settings of `plan`."""
+    usual = {"optimizer": "sgd"} if is_sgd else {"optimizer": "adamw", "optimizer_args": {"fused": True}}
+    plain = {"optimizer": "sgd", "optimizer_args": {"momentum": 0.0}}
+    second, factored = plain if is_sgd else {"optimizer": "second-moment-adamw"}, {"optimizer": "adafactor"}
     none = {"compressor": "none", "scheme": "none"}
-    plans = [
-        plan(build, optimizer=usual, optimizer_args=args, scheme="w+2d", **asked),
-        plan(build, optimizer=usual, optimizer_args=args, gradients="kept", **none, **asked),
-        plan(build, optimizer="adafactor", scheme="baseline", residual_dtype="int4", **asked),
-        plan(build, optimizer=second, optimizer_args=plain, update="in_backward", **none, **asked),
-        plan(build, optimizer="adafactor", update="in_backward", **none, **asked),
-    ]
-    paper, *others = ({one["choice"]: one for one in each["choices"]} for each in plans)
-    kinds = [
-        "full residuals, kept",
-        "as asked",
-        "int4 residuals, streamed",
-        "int4 residuals, streamed, no first moment",
-    ]
-    found = [others[0]["as asked"], *(paper[kind] for kind in kinds), *(each["as asked"] for each in others[1:])]
+    int4 = {"scheme": "baseline", "residual_dtype": "int4"}
+    return {
+        "no compression, kept": usual | none | {"gradients": "kept"},
+        "paper's baseline": usual | {"scheme": "baseline", "gradients": "kept"},
+        "`w+2d`, streamed": usual | {"scheme": "w+2d"},
+        "int4, streamed": usual | int4,
+        "int4, no first moment": second | int4,
+        "int4, Adafactor": factored | int4,
+        "no compression, no first moment": second | none | {"update": "in_backward"},
+        "no compression, Adafactor": factored | none | {"update": "in_backward"},
+    }
+
+
+def with_activations(model: str) -> list[list[str]]:
+    """Return the rows of a model, plain and checkpointed: GiB at the fullest moment, of each of `ways`."""
+    build, batch = load(MODELS[model]), WORKLOADS[model].batch_per_rank
+    settings = {"batch": batch, "inputs": build.inputs, "world_size": 2, "density": 0.01}
+    found = [plan(build, **settings, **way)["choices"][0] for way in ways("SGD" in ROWS[model]).values()]
     rows = []
-    for how, words in ("", ""), ("checkpointed_", ", checkpointed"):
-        figures = [one.get(f"{how}fullest_bytes") for one in found]
-        if None not in figures:
-            rows.append([f"{ROWS[model]}, {asked['batch']} a rank{words}", *(f"{one / 2**30:.2f}" for one in figures)])
+    for kind, words in ("fullest_bytes", ""), ("checkpointed_fullest_bytes", ", checkpointed"):
+        if all(kind in one for one in found):  # VGG has no blocks that could be computed anew
+            figures = [f"{one[kind] / 2**30:.2f}" for one in found]
+            rows.append([f"{ROWS[model]}, {batch} a rank{words}", *figures])
     return rows
 
 
@@ -139,15 +128,12 @@ def page(text: str, models: Sequence[str] = tuple(ROWS)) -> str:
         text = f"{before}{begin}{table}\n{end}{after}"
     before, begin, rest = text.partition("<!-- planned: activations -->\n")
     old, end, after = rest.partition("<!-- planned: end -->")
-    lines = [line.strip("| ").split(" | ") for line in old.splitlines()[2:]]
-    rows = [
-        one
-        for model in PAPERS
-        for one in (
-            with_activations(model) if model in models else [line for line in lines if line[0].startswith(ROWS[model])]
-        )
-    ]
-    return f"{before}{begin}{markdown_table(ACTIVATIONS, rows, 'l' + 'r' * 8)}\n{end}{after}"
+    rows = [line.strip("| ").split(" | ") for line in old.splitlines()[2:]]
+    for model in set(models) & {*PAPERS}:
+        at = [place for place, line in enumerate(rows) if line[0].startswith(ROWS[model])]
+        rows[at[0] : at[-1] + 1] = with_activations(model)
+    table = markdown_table(["GiB at the fullest moment", *ways(False)], rows, "l" + "r" * len(ways(False)))
+    return f"{before}{begin}{table}\n{end}{after}"
 
 
 if __name__ == "__main__":

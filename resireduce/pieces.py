@@ -17,9 +17,9 @@ PIECES = 16
 SMALLEST = 1 << 14
 """Smallest number of elements that is worth a piece of its own."""
 SMALLEST_ON_GPU = 1 << 20
-"""The same on a GPU, where each operation on a piece is a launch."""
+"""Smallest number of elements that is worth a piece of its own on a GPU, where each operation is a launch."""
 HOSTS = ("cpu", "meta")
-"""Types of devices on which an operation on a few elements costs little; without storage, as on a CPU."""
+"""Types of devices whose pieces have SMALLEST elements. Tensors on `meta` are counted as those of a CPU."""
 
 
 def pieces(numel: int, block: int = 1, smallest: int = SMALLEST) -> Iterator[slice]:

@@ -21,7 +21,7 @@ OURS = {
 }
 """The setting without a first moment that decides the claims of a model: plain SGD, or Adafactor."""
 CONTROL = {"int4-plain": "dense-plain", "int4-adafactor": "dense-adafactor"}
-"""The same optimizer without compression."""
+"""By part of config/tune.yaml: the part that trains with its optimizer and without compression."""
 CLAIMS = {
     "a": "int4 without a first moment is not worse than the paper's baseline",
     "b": "nor than plain training with the recipe's optimizer",

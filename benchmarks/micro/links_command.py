@@ -38,20 +38,20 @@ FORMS: tuple[dict[str, Any], ...] = (
     {**TOPK, "density": 0.001},
     *({**TOPK, "merge": merge} for merge in (MERGES[0], MERGES[1], SIZE_BYTES, *MERGES[2:])),
 )
-"""Forms that are timed, flat and, where possible, by nodes."""
+BUCKET = {"merge": 1 << 20}
+"""Messages of at most a MiB, a fifth of what `gpt2-bytes` sends without compression."""
 EXCHANGES: tuple[dict[str, Any], ...] = (
-    {"compressor": "none", "scheme": "none"},
-    {"compressor": "fp16", "scheme": "none"},
-    *({"compressor": f"{bits}-two-phase", "scheme": "baseline"} for bits in ("block8", "block4", "fp8")),
-    {"compressor": "block8", "scheme": "baseline"},
-    TOPK,
-    {**TOPK, "scheme": "w+2d", "gradients": "streamed"},
-    {**TOPK, "residual_dtype": "int4", "gradients": "streamed"},
+    {"compressor": "none", "scheme": "none", **BUCKET},
+    {"compressor": "fp16", "scheme": "none", **BUCKET},
+    # These exchange each tensor by itself, and cannot be merged.
+    *({"compressor": f"{kind}-two-phase", "scheme": "baseline"} for kind in ("block8", "block4", "fp8")),
+    {"compressor": "block8", "scheme": "baseline", **BUCKET},
+    {**TOPK, **BUCKET},
+    {**TOPK, **BUCKET, "scheme": "w+2d", "gradients": "streamed"},
+    {**TOPK, **BUCKET, "residual_dtype": "int4", "gradients": "streamed"},
 )
-"""Forms that are timed beside half precision, in messages of at most BUCKET bytes."""
-BUCKET = 1 << 20
-LAYOUTS, RATES = ((2, 1), (4, 1), (2, 2)), ("100mbit", "1gbit")
-"""Nodes and ranks of each, and links between nodes, over which EXCHANGES are timed."""
+SETS = {"merges": FORMS, "exchanges": EXCHANGES}
+"""By the name of a set: the forms that are timed, flat and, where possible, by nodes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "how often each form is timed, in turn with the others (default: %(default)s)"
     parser.add_argument("--rounds", type=int, default=20, help=text)
     parser.add_argument("--steps", type=int, default=2, help="training steps of a round (default: %(default)s)")
-    text = "time what travels beside half precision, over these: {}; and links of {}".format(
-        ", ".join(f"{nodes} nodes of {ranks}" for nodes, ranks in LAYOUTS), " and ".join(RATES)
+    text = (
+        "merges: top-k by each merging rule; exchanges: what sends every element, beside top-k (default: %(default)s)"
     )
-    parser.add_argument("--exchanges", action="store_true", help=text)
+    parser.add_argument("--forms", choices=SETS, default="merges", help=text)
     parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=NODES, help="how many (default: %(default)s)")
     parser.add_argument("--ranks-per-node", type=int, default=RANKS_PER_NODE, help="each (default: %(default)s)")
@@ -78,27 +78,22 @@ def main(args: argparse.Namespace) -> int:
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
     nodes = integer("nodes", args.nodes, 2, MOST_RANKS)
     ranks_per_node = integer("ranks_per_node", args.ranks_per_node, 1, MOST_RANKS // nodes)
-    model = choose("model", args.model, WORKLOADS)
+    cells = make_cells(choose("model", args.model, WORKLOADS), SETS[args.forms], nodes, ranks_per_node)
     os.environ[DEVICE_VARIABLE] = "cpu"
     writable("output", args.output)
     load = list(os.getloadavg())
-    layouts = (
-        [(*one, rate) for one in LAYOUTS for rate in RATES] if args.exchanges else [(nodes, ranks_per_node, args.rate)]
-    )
-    rows = []
-    for nodes, ranks_per_node, rate in layouts:
-        place = {"nodes": nodes, "ranks_per_node": ranks_per_node, "rate": rate}
-        if args.exchanges:
-            print("{nodes} nodes of {ranks_per_node}, {rate}:".format(**place), flush=True)
-        forms = [form | {"merge": BUCKET} for form in EXCHANGES] if args.exchanges else FORMS
-        cells = make_cells(model, forms, nodes, ranks_per_node)
-        with slow_nodes(rate, nodes) as held:
-            found = train_on(held, cells, rounds, steps, variables={"GLOO_SOCKET_IFNAME": INTERFACE})
-        for one in zip(cells, found.seconds, found.merged, strict=True):
-            row = timed_row(*one, steps)
-            print(f"{_words(row)}: {row['median']:.4f} s ({row['low']:.4f} to {row['high']:.4f})", flush=True)
-            rows.append(row | place)
-    setting = {"model": args.model} | ({} if args.exchanges else place)
+    with slow_nodes(args.rate, nodes) as held:
+        found = train_on(held, cells, rounds, steps, variables={"GLOO_SOCKET_IFNAME": INTERFACE})
+    rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
+    for row in rows:
+        print(f"{_words(row)}: {row['median']:.4f} s ({row['low']:.4f} to {row['high']:.4f})", flush=True)
+    setting = {
+        "model": args.model,
+        "forms": args.forms,
+        "nodes": nodes,
+        "ranks_per_node": ranks_per_node,
+        "rate": args.rate,
+    }
     setting |= {"rounds": rounds, "steps": steps, "load_before": load}
     save_json({**setting, "rows": rows, "measured": timing_provenance()}, args.output)
     print(f"Medians of a step over {rounds} rounds, and their 95 % intervals: {args.output}")

@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """What is counted for each model: settings of `distribute`, beside its defaults."""
 RANKS = 2
-"""Of how many ranks payloads come."""
+"""World size that the library is told: each rank receives the payloads of so many."""
 STEPS = 4
 """The last is counted: buckets are in their final order, and ranks no longer compare parameters."""
 KERNELS = {
@@ -55,7 +55,7 @@ class Dispatched(TorchDispatchMode):
         self.operations: Counter[str] = Counter()
         """All operations that torch dispatches."""
         self.launching: Counter[str] = Counter()
-        """Those of them that do something on the device, and kernels: neither views nor memory that is taken."""
+        """Operations and kernels that a GPU has to execute: no views, allocations, or questions about dtypes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.overloadpacket._qualified_op_name, kwargs or {}

@@ -51,6 +51,13 @@ def test_every_form_is_timed_flat_and_by_nodes_where_it_can_be() -> None:
     )
 
 
+def test_what_is_timed_beside_half_precision_is_merged_where_it_can_be() -> None:
+    cells = make_cells("gpt2-bytes", links_command.SETS["exchanges"])
+    assert len(cells) == 2 * len(links_command.EXCHANGES)
+    apart = {cell.compressor for cell in cells if cell.merge == "none"}
+    assert apart == {"block8-two-phase", "block4-two-phase", "fp8-two-phase"}
+
+
 def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def nodes(rate: str, count: int):  # type: ignore[no-untyped-def]
