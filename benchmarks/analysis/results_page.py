@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,7 +24,7 @@ from benchmarks.analysis.labels import (
 )
 from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.statistics import interval, p_beyond, paired, power
-from benchmarks.analysis.summaries import intervals_table, row_labels, usual_rows
+from benchmarks.analysis.summaries import SETTING, intervals_table, row_labels, usual_rows
 from benchmarks.analysis.tuned import CLAIMS, WORDS, verdicts
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_text
@@ -32,6 +33,8 @@ from benchmarks.core.workloads import PAPER
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 
+RATES = ("100mbit", "1gbit")
+"""Of the links over which times to accuracy are measured."""
 REFERENCE, PAGE, TEMPLATE = Path("results/reference"), Path("docs/results.md"), "docs/results.md.j2"
 Row = dict[str, Any]
 Setting = tuple[str, str, str]
@@ -59,9 +62,9 @@ def main(args: argparse.Namespace) -> int:
             )
         return int(old != new)
     save_text(new, path)
-    load_rows = Reference(args.root / REFERENCE).rows
+    reference = Reference(args.root / REFERENCE)
     for name, (chart, file) in PICTURES.items():
-        rows = load_rows(file)
+        rows = reference.times() if file == "reach" else reference.rows(file)
         drawn = load(f"benchmarks.analysis.charts.{chart}")(*([whole_rows(rows)] * 2 if file == "mini" else [rows]))
         save_text(load("benchmarks.analysis.charts.draw:drawn")(name, drawn).svg + "\n", args.root / f"docs/{name}.svg")
     print(path)
@@ -73,6 +76,7 @@ PICTURES: Mapping[str, tuple[str, str]] = {
     "contraction-against-bytes": ("rivals_chart:contraction_chart", "rivals"),
     "lost-against-bytes": ("rivals_chart:lost_chart", "rivals"),
     "systems": ("rivals_chart:systems_chart", "systems"),
+    "time-to-accuracy": ("curves_chart:times_chart", "reach"),
 }
 """Pictures of docs/, each with the function that draws it and the file of its rows. They are not compared, since the
 widths of letters depend on the machine."""
@@ -119,7 +123,7 @@ class Reference:
     def words(self) -> dict[str, Any]:
         """Return all names that the template may use."""
         own = (self.ref, self.rows, self.one, self.by_model, self.by_name, self.origin, self.usual, self.of_models)
-        more = (self.shares, self.settled, self.powers, self.speeds, self.gpus)
+        more = (self.shares, self.settled, self.powers, self.speeds, self.times, self.gpus)
         plain = (interval, paired, power, seeds_needed, percent, machine, span, mib, saved)
         return {one.__name__: one for one in (*own, *more, *plain)} | {
             "pm": with_half,
@@ -206,6 +210,25 @@ class Reference:
         return {
             (row["model"], row["compressor"], row["scheme"], row["density"]): row for row in self.rows("rivals-pace")
         }
+
+    def times(self) -> list[Row]:
+        """Return the rows of reach.json for each rate of the links, with the seconds of a step and to the level.
+
+        A row gains rate; step, and time where every seed reaches the level: each median, low and high, in seconds. The
+        ends of the time's interval are those of the steps' times those of the step's.
+        """
+        found = []
+        for row, rate in product(self.rows("reach"), RATES):
+            own = {name: row[name] for name in SETTING if name != "learning_rate"}
+            timed = self.one(f"time/{row['model']}-{rate}", **own)
+            step = {name: timed[name] for name in ("median", "low", "high")}
+            time = None
+            if row["steps_mean"] is not None:
+                half = row["steps_half_width"] or 0.0
+                steps = {"median": row["steps_mean"], "low": row["steps_mean"] - half, "high": row["steps_mean"] + half}
+                time = {name: steps[name] * step[name] for name in steps}
+            found.append(row | {"rate": rate, "step": step, "time": time})
+        return found
 
     def gpus(self) -> list[gpu_records.Device]:
         """Return the GPUs with records that count."""

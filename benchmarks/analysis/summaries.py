@@ -3,7 +3,7 @@
 intervals: each setting's metric over seeds, and its difference from the baseline's. tell: which models tell residual
 schemes apart. rivals: what each compressor loses, sends and holds. systems: the same of the parts of a config. rates:
 the best learning rate of each part and model, and the config that measures them on other seeds. tuned: the systems at
-these rates, and what holds of them.
+these rates, and what holds of them. reach: after how many steps each system reaches the level of the baseline's end.
 """
 
 import argparse
@@ -42,15 +42,16 @@ Row = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("kind", choices=KINDS, help="what is summed up")
-    parser.add_argument("--run", type=Path, help="the run's folder (default: that of the kind's own config)")
-    parser.add_argument("--output", type=Path, help="JSON file (default: KIND.json in the run's folder)")
+    text = "the run's folder (default: that of the kind's own config); several are looked at as one"
+    parser.add_argument("--run", type=Path, nargs="+", metavar="FOLDER", help=text)
+    parser.add_argument("--output", type=Path, help="JSON file (default: KIND.json in the first run's folder)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Write the values and print their tables. Raises ConfigError, one line, if the run has not what they need."""
     make, show, usual = KINDS[args.kind]
-    folder = args.run or Path("results/runs") / usual.partition(" ")[0]
-    run, again = load_run(folder), f"make some with: make run RUN={usual}"
+    folders = args.run or [Path("results/runs") / usual.partition(" ")[0]]
+    folder, run, again = folders[0], joined([load_run(one) for one in folders]), f"make some with: make run RUN={usual}"
     if not run.results:
         why = ", ".join(f"{count} {status}" for status, count in run.why_missing())
         raise ConfigError(f"run: {str(folder)!r} has no finished cell{f' ({why})' if why else ''}; {again}")
@@ -68,6 +69,21 @@ def main(args: argparse.Namespace) -> int:
         print(f"\nMissing: {len(run.holes)} of {len(run.cells)} cells; see: python -m benchmarks report --run {folder}")
     print(output)
     return 0
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """Return several runs as one; of parts and cells with one name, those of the last one count."""
+    if len(runs) == 1:
+        return runs[0]
+    return Run(
+        runs[0].folder,
+        list(dict.fromkeys(cell for run in runs for cell in run.cells)),
+        {cell: result for run in runs for cell, result in run.results.items()},
+        {cell: hole for run in runs for cell, hole in run.holes.items()},
+        [note for run in runs for note in run.notes],
+        {name: part for run in runs for name, part in run.parts.items()},
+        {cell: why for run in runs for cell, why in run.doubts.items()},
+    )
 
 
 # --- Metrics over seeds, and their differences from the baseline's ---
@@ -495,6 +511,80 @@ def _rates_text(values: Row) -> str:
     )
 
 
+# --- Steps to a level of the metric: what a system needs beside the seconds of a step ---
+
+
+REACH_HEAD = ("System", "Seeds that reach it", "Steps", "Metric at the end")
+SETTING = ("compressor", "scheme", "gradients", "residual_dtype", "density", "optimizer", "learning_rate")
+
+
+def reach(run: Run) -> Row:
+    """Return for each system and model after how many steps each seed reaches the model's level.
+
+    The level is the metric at the end of the worst seed of the part BASELINE, which so reaches it with each. Between
+    two evaluations the metric is taken as a straight line. A row has: system, title, model, the fields of SETTING,
+    metric_name, higher_is_better, level; steps by seed (None where a seed stays short of it), their steps_mean and
+    steps_half_width (None unless all reach it); metric_mean at the end; curve: the mean metric after each evaluated
+    step. Raises ConfigError for a model that BASELINE has not trained.
+    """
+    rows = []
+    for name, part in run.parts.items():
+        its = grouped((cell.model, run.results[cell]) for cell in part.cells if cell in run.results)
+        for model, results in its.items():
+            first, level = results[0], _level(run, model)
+            steps = {one.cell.seed: steps_to(one.metric_history, level, bool(one.higher_is_better)) for one in results}
+            reached = [one for one in steps.values() if one is not None]
+            whole = interval(reached) if len(reached) == len(steps) else None
+            curves = zip(*(one.metric_history for one in results), strict=True)
+            rows.append(
+                {"system": name, "title": part.title or name, "model": model}
+                | {field: getattr(first.cell, field) for field in SETTING}
+                | {"metric_name": first.metric_name, "higher_is_better": first.higher_is_better, "level": level}
+                | {"seeds": len(steps), "steps": steps, "steps_mean": whole and whole.mean}
+                | {"steps_half_width": whole and whole.half_width}
+                | {"metric_mean": mean(float(one.metric or 0) for one in results)}
+                | {"curve": [[points[0][0], mean(value for _, value in points)] for points in curves]}
+            )
+    return {"rows": rows}
+
+
+def _level(run: Run, model: str) -> float:
+    cells = run.parts[BASELINE].cells if BASELINE in run.parts else []
+    ends = [run.results[cell] for cell in cells if cell.model == model and cell in run.results]
+    if not ends:
+        raise ConfigError(f"run: {model} has no finished cell of the part {BASELINE!r}, which sets its level; add it")
+    return float((min if ends[0].higher_is_better else max)(one.metric for one in ends if one.metric is not None))
+
+
+def steps_to(history: Sequence[Sequence[float]], level: float, higher_is_better: bool) -> float | None:
+    """Return after how many steps a metric first is at least as good as `level`; None if it never is.
+
+    history: step and metric of each evaluation, in their order; between two of them the metric is a straight line, and
+    before the first one nothing is known.
+    """
+    sign = 1 if higher_is_better else -1
+    before: tuple[float, float] | None = None
+    for step, value in history:
+        over = sign * (value - level)
+        if over >= 0:
+            return float(step) if before is None else before[0] + (step - before[0]) * -before[1] / (over - before[1])
+        before = float(step), over
+    return None
+
+
+def _reach_text(values: Row) -> str:
+    tables = []
+    for model, rows in grouped((row["model"], row) for row in values["rows"]).items():
+        body = []
+        for row in rows:
+            reached = sum(one is not None for one in row["steps"].values())
+            steps = _or_absent(row["steps_mean"], lambda it: labels.with_half(it, row["steps_half_width"], 0))  # noqa: B023
+            body.append([row["title"], f"{reached} of {row['seeds']}", steps, f"{row['metric_mean']:.2f}"])
+        head = f"{model}, {rows[0]['metric_name']} {rows[0]['level']:.2f}"
+        tables.append(f"{head}\n{labels.markdown_table(REACH_HEAD, body, 'lrrr')}")
+    return "\n\n".join(tables)
+
+
 def _systems_text(values: Row) -> str:
     text = _by_model(values, systems_table)
     return f"{text}\n\nLinks slowed to: {values['links']}" if values["links"] else text
@@ -517,5 +607,6 @@ KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
         lambda values: f"{_systems_text(values)}\n\n{judged_text(values['judged'])}",
         "tuned",
     ),
+    "reach": (reach, _reach_text, "tuned"),
 }
 """By kind: what makes the values and their text, and the run that it was made for."""

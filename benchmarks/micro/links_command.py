@@ -24,7 +24,7 @@ from benchmarks.core.programs import output_of
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.processes import die_with_parent
-from benchmarks.micro.train_on_nodes import make_cells, train_on
+from benchmarks.micro.train_on_nodes import cells_of_configs, make_cells, train_on
 from resireduce.errors import ConfigError, choose
 from resireduce.scheme import MERGES
 
@@ -50,6 +50,8 @@ EXCHANGES: tuple[dict[str, Any], ...] = (
     {**TOPK, **BUCKET, "scheme": "w+2d", "gradients": "streamed"},
     {**TOPK, **BUCKET, "residual_dtype": "int4", "gradients": "streamed"},
 )
+NAMES = ("compressor", "scheme", "gradients", "residual_dtype", "density", "optimizer", "hierarchy", "merge")
+"""Fields of a cell that a row has."""
 SETS = {"merges": FORMS, "exchanges": EXCHANGES}
 """By the name of a set: the forms that are timed, flat and, where possible, by nodes."""
 
@@ -63,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "merges: top-k by each merging rule; exchanges: what sends every element, beside top-k (default: %(default)s)"
     )
     parser.add_argument("--forms", choices=SETS, default="merges", help=text)
+    text = "in place of --forms: each setting of the model in these configs"
+    parser.add_argument("--config", metavar="FILE", type=Path, nargs="+", help=text)
     parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=NODES, help="how many (default: %(default)s)")
     parser.add_argument("--ranks-per-node", type=int, default=RANKS_PER_NODE, help="each (default: %(default)s)")
@@ -78,7 +82,13 @@ def main(args: argparse.Namespace) -> int:
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
     nodes = integer("nodes", args.nodes, 2, MOST_RANKS)
     ranks_per_node = integer("ranks_per_node", args.ranks_per_node, 1, MOST_RANKS // nodes)
-    cells = make_cells(choose("model", args.model, WORKLOADS), SETS[args.forms], nodes, ranks_per_node)
+    model = choose("model", args.model, WORKLOADS)
+    if args.config:
+        cells = cells_of_configs(args.config, model, world_size=nodes * ranks_per_node)
+        if not cells:
+            raise ConfigError(f"config: no setting of {model} in {', '.join(map(str, args.config))}")
+    else:
+        cells = make_cells(model, SETS[args.forms], nodes, ranks_per_node)
     os.environ[DEVICE_VARIABLE] = "cpu"
     writable("output", args.output)
     load = list(os.getloadavg())
@@ -89,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"{_words(row)}: {row['median']:.4f} s ({row['low']:.4f} to {row['high']:.4f})", flush=True)
     setting = {
         "model": args.model,
-        "forms": args.forms,
+        "forms": [str(file) for file in args.config] if args.config else args.forms,
         "nodes": nodes,
         "ranks_per_node": ranks_per_node,
         "rate": args.rate,
@@ -104,15 +114,14 @@ def timed_row(cell: Cell, seconds: Sequence[float], merged: dict[str, Any], step
     """Return a cell's row: its form, its messages, the median seconds of a step, and the seconds of all rounds."""
     each = [one / steps for one in seconds]
     median, low, high = median_interval(each)
-    names = ("compressor", "scheme", "residual_dtype", "density", "hierarchy", "merge")
-    named = {name: getattr(cell, name) for name in names}
+    named = {name: getattr(cell, name) for name in NAMES}
     return {**named, **merged, "median": median, "low": low, "high": high, "step_seconds": each}
 
 
 def _words(row: dict[str, Any]) -> str:
     density = f" {row['density']}" if row["compressor"] == "topk" else ""
     residual = "" if row["scheme"] in ("none", "baseline") else f" {row['scheme']}"
-    residual += f" {row['residual_dtype']}" if row["residual_dtype"] else ""
+    residual += "".join(f" {row[name]}" for name in ("residual_dtype", "optimizer") if row[name])
     return (
         f"{row['compressor']}{density}{residual}, {row['hierarchy']}, merge {row['merge']} ({row['messages']} messages)"
     )

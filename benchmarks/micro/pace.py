@@ -19,7 +19,7 @@ from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import SMALL, WORKLOADS
 from benchmarks.launching.processes import HERE, MALLOC_THAT_KEEPS
-from benchmarks.micro.train_on_nodes import train_on
+from benchmarks.micro.train_on_nodes import cells_of_configs, train_on
 from resireduce.errors import ConfigError, choose
 
 
@@ -94,15 +94,10 @@ def _in_pairs(models: Sequence[str], args: argparse.Namespace) -> list[list[Cell
 
 def _of_config(models: Sequence[str], args: argparse.Namespace) -> list[list[Cell]]:
     """Return each model's settings in the config, regardless of seeds; the first is the one without compression."""
-    from benchmarks.core.config_reader import read_config  # a machine set up only for training may have no YAML
-    from benchmarks.core.run_config import get_cells
-
-    every = get_cells(read_config(args.config)).values()
     together = []
     for model in models:
-        own = [one for one in every if one.model == model]
         place = {"world_size": args.ranks, "backend": _cell(model, args.ranks).backend}
-        settings = dict.fromkeys(replace(one, seed=0, observe=(), **place) for one in own)
+        settings = cells_of_configs([args.config], model, **place)
         first = [one for one in settings if one.compressor == "none"]
         if len(first) != 1 or len(settings) < 2:
             raise ConfigError(

@@ -1,7 +1,8 @@
 """Times several forms of a cell round by round, in the same processes: on this machine, or on nodes within it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.core.cell import Cell
@@ -28,6 +29,18 @@ def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, rank
     levels: list[dict[str, Any]] = [{}, by_node] if ranks_per_node > 1 else [{}]
     each = [form | level for form in forms for level in levels]
     return [Cell(model=model, world_size=nodes * ranks_per_node, data=data, **form) for form in each]
+
+
+def cells_of_configs(files: Iterable[Path], model: str, **place: Any) -> list[Cell]:
+    """Return a model's settings in configs, each once and regardless of seeds and observations, with fields of `place`.
+
+    Raises ConfigError for a config that cannot be read.
+    """
+    from benchmarks.core.config_reader import read_config  # a machine set up only for training may have no YAML
+    from benchmarks.core.run_config import get_cells
+
+    every = [cell for file in files for cell in get_cells(read_config(file)).values() if cell.model == model]
+    return list(dict.fromkeys(replace(cell, seed=0, observe=(), **place) for cell in every))
 
 
 def train_on(

@@ -65,6 +65,25 @@ def _over_time(records: Sequence[Record]) -> Iterator[look.Row]:
                     yield common | {"x": step * scale, "y": value, "tip": tip}
 
 
+TIMED = ("dense", "fp16", "fp16-adafactor", "block4-two-phase", "baseline", "int4-adafactor")
+"""Systems whose curves over time are drawn; the tables have all."""
+
+
+def times_chart(records: Sequence[Record]) -> look.Specification | None:
+    """Return for each model and rate of the links the metric over the seconds of training."""
+    rows = []
+    for one in records:
+        for step, value in one["curve"] if one["system"] in TIMED else ():
+            # Perplexity begins far above its final value, so only the last part is shown.
+            if one["higher_is_better"] or value <= 1.6 * one["level"]:
+                seconds = step * one["step"]["median"]
+                links = one["rate"].replace("bit", "bit/s")
+                panel = f"{one['model']}, links of {links}\n{one['metric_name']}, over seconds"
+                tip = f"{one['title']}\n{one['metric_name']}: {value:.4g}\nafter {seconds:.4g} s"
+                rows.append({"panel": panel, "line": one["title"], "x": seconds, "y": value, "tip": tip})
+    return _curves(rows, None)
+
+
 def ranks_chart(records: Sequence[Record]) -> look.Specification | None:
     """Return Fig. 11: for each model, images or tokens per second over the number of ranks."""
     rows = []
