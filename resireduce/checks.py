@@ -149,7 +149,7 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
         _check_lists(merge, parameters)
     elif not is_count(merge) or merge < 1:
         raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
-    if merge != "none" and compressor.has_rounds:
+    if merge != "none" and not compressor.merges:
         raise ConfigError(
             f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose payloads ranks make together, in "
             "rounds of one tensor each; leave merge out, or choose another compressor"

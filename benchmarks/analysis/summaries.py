@@ -535,7 +535,9 @@ def reach(run: Run) -> Row:
             steps = {one.cell.seed: steps_to(one.metric_history, level, bool(one.higher_is_better)) for one in results}
             reached = [one for one in steps.values() if one is not None]
             whole = interval(reached) if len(reached) == len(steps) else None
-            curves = zip(*(one.metric_history for one in results), strict=True)
+            curves = [
+                [*zip(*points, strict=True)] for points in zip(*(one.metric_history for one in results), strict=True)
+            ]
             rows.append(
                 {"system": name, "title": part.title or name, "model": model}
                 | {field: getattr(first.cell, field) for field in SETTING}
@@ -543,7 +545,7 @@ def reach(run: Run) -> Row:
                 | {"seeds": len(steps), "steps": steps, "steps_mean": whole and whole.mean}
                 | {"steps_half_width": whole and whole.half_width}
                 | {"metric_mean": mean(float(one.metric or 0) for one in results)}
-                | {"curve": [[points[0][0], mean(value for _, value in points)] for points in curves]}
+                | {"curve": [[ats[0], mean(map(float, values))] for ats, values in curves if None not in values]}
             )
     return {"rows": rows}
 
@@ -556,7 +558,7 @@ def _level(run: Run, model: str) -> float:
     return float((min if ends[0].higher_is_better else max)(one.metric for one in ends if one.metric is not None))
 
 
-def steps_to(history: Sequence[Sequence[float]], level: float, higher_is_better: bool) -> float | None:
+def steps_to(history: Sequence[Sequence[float | None]], level: float, higher_is_better: bool) -> float | None:
     """Return after how many steps a metric first is at least as good as `level`; None if it never is.
 
     history: step and metric of each evaluation, in their order; between two of them the metric is a straight line, and
@@ -565,6 +567,8 @@ def steps_to(history: Sequence[Sequence[float]], level: float, higher_is_better:
     sign = 1 if higher_is_better else -1
     before: tuple[float, float] | None = None
     for step, value in history:
+        if step is None or value is None:  # what was no number
+            continue
         over = sign * (value - level)
         if over >= 0:
             return float(step) if before is None else before[0] + (step - before[0]) * -before[1] / (over - before[1])

@@ -43,8 +43,7 @@ BUCKET = {"merge": 1 << 20}
 EXCHANGES: tuple[dict[str, Any], ...] = (
     {"compressor": "none", "scheme": "none", **BUCKET},
     {"compressor": "fp16", "scheme": "none", **BUCKET},
-    # These exchange each tensor by itself, and cannot be merged.
-    *({"compressor": f"{kind}-two-phase", "scheme": "baseline"} for kind in ("block8", "block4", "fp8")),
+    *({"compressor": f"{kind}-two-phase", "scheme": "baseline", **BUCKET} for kind in ("block8", "block4", "fp8")),
     {"compressor": "block8", "scheme": "baseline", **BUCKET},
     {**TOPK, **BUCKET},
     {**TOPK, **BUCKET, "scheme": "w+2d", "gradients": "streamed"},
@@ -65,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "merges: top-k by each merging rule; exchanges: what sends every element, beside top-k (default: %(default)s)"
     )
     parser.add_argument("--forms", choices=SETS, default="merges", help=text)
-    text = "in place of --forms: each setting of the model in these configs"
+    text = "in place of --forms: each setting of the model in these configs, in messages of at most a MiB"
     parser.add_argument("--config", metavar="FILE", type=Path, nargs="+", help=text)
     parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=NODES, help="how many (default: %(default)s)")
@@ -84,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
     ranks_per_node = integer("ranks_per_node", args.ranks_per_node, 1, MOST_RANKS // nodes)
     model = choose("model", args.model, WORKLOADS)
     if args.config:
-        cells = cells_of_configs(args.config, model, world_size=nodes * ranks_per_node)
+        cells = cells_of_configs(args.config, model, world_size=nodes * ranks_per_node, **BUCKET)
         if not cells:
             raise ConfigError(f"config: no setting of {model} in {', '.join(map(str, args.config))}")
     else:

@@ -75,6 +75,15 @@ class Compressor(ABC):
     has_rounds: ClassVar[bool] = False
     """Whether ranks make payloads together, in rounds: `agree` asks for sums."""
 
+    rounds_merge: ClassVar[bool] = False
+    """Whether rounds of several tensors can be one: each asks for the same exchanges, of equal sizes on all ranks, and
+    for all of them."""
+
+    @property
+    def merges(self) -> bool:
+        """Whether several tensors can travel together."""
+        return self.rounds_merge or not self.has_rounds
+
     @property
     def exact(self) -> bool:
         """Whether the values sent are the gradient's own, so that sent + error = gradient bit for bit."""

@@ -11,7 +11,7 @@ from resireduce.compressors.base import Momentum, Selecting
 from resireduce.compressors.thresholds import few_reaching, reaching
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.errors import ConfigError, check_count, check_share, is_count, is_number
-from resireduce.kernels.ops import largest_magnitudes
+from resireduce.kernels.ops import infinity_norm, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
 SAMPLE = 0.01
@@ -142,7 +142,7 @@ class DGCSimple(Selecting, SparseCompressor):
                 return candidates
             threshold = threshold * (1.3 if candidates is None else 0.7)
         found = reaching(flat, threshold)
-        return found if len(found) else reaching(flat, torch.linalg.vector_norm(flat, torch.inf))
+        return found if len(found) else reaching(flat, infinity_norm(flat))
 
     def _estimate(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the first threshold, 0-D: the smallest of the top share of the sample."""

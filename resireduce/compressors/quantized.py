@@ -11,7 +11,7 @@ from resireduce.compressors.base import Collective, Inexact
 from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
-from resireduce.kernels.ops import norms_of_blocks
+from resireduce.kernels.ops import infinity_norm, norms_of_blocks
 from resireduce.pieces import generator, pieces, spread, worth_a_piece
 
 FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -265,7 +265,7 @@ class TernGrad(Inexact):
     def _largest(self, flat: Tensor) -> Tensor:
         """Return s, [1]: the largest magnitude, or the clipping limit if that is smaller."""
         wide = torch.promote_types(flat.dtype, torch.float32)
-        largest = torch.linalg.vector_norm(flat, torch.inf).to(wide).view(1)
+        largest = infinity_norm(flat).to(wide).view(1)
         if self.clip is None:
             return largest
         mean = torch.zeros(1, dtype=torch.float64, device=flat.device)
@@ -301,7 +301,7 @@ class Natural(Inexact):
         flat, source = grad.view(-1), generator(grad.device, name, step)
         wide = torch.promote_types(flat.dtype, torch.float32)
         limit = math.frexp(torch.finfo(flat.dtype).max)[1] - 1
-        top = torch.frexp(torch.linalg.vector_norm(flat, torch.inf).to(wide).view(1)).exponent.clamp(max=limit)
+        top = torch.frexp(infinity_norm(flat).to(wide).view(1)).exponent.clamp(max=limit)
         half = top // 2  # 2^-top alone may be beyond the dtype
         scales = torch.exp2(-half.to(wide)), torch.exp2((half - top).to(wide))
         codes = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)

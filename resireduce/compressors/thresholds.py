@@ -14,6 +14,7 @@ from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, check_count, choose, is_number
+from resireduce.kernels.ops import infinity_norm
 from resireduce.pieces import pieces, share, slices
 
 # --- Moments of many elements, formed in float64 a piece at a time: no square overflows, and no sum loses small values
@@ -163,7 +164,7 @@ def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: b
 def reaching_or_largest(flat: Tensor, threshold: float) -> Tensor:
     """Return what `reaching` does for `flat` and `threshold`, strictly; if nothing, the largest magnitudes."""
     found = reaching(flat, threshold, strictly=True)
-    return found if len(found) else reaching(flat, torch.linalg.vector_norm(flat, torch.inf))
+    return found if len(found) else reaching(flat, infinity_norm(flat))
 
 
 # --- Compressors ---

@@ -32,6 +32,7 @@ class Block8TwoPhase(Agreeing, Inexact):
 
     collective: ClassVar[Collective] = "rounds"
     state_of_ranks: ClassVar[bool] = True
+    rounds_merge: ClassVar[bool] = True
 
     quantiser: Compressor = BLOCK8
     """Makes both messages of a part: any compressor whose payloads have one size, and are made without a draw."""
@@ -61,7 +62,7 @@ class Block8TwoPhase(Agreeing, Inexact):
             self.quantiser.add_(mean, self._payload(part, mean), 1 / self.ranks)
         mean.add_(left)
         sent = self.quantiser.compress(mean, name, step)
-        known = torch.cat([*(yield AllGather(sent.buffer))])
+        known = torch.cat([*(yield AllGather(sent.buffer, equal_sizes=True))])
         payload = Payload.pack(own, like=grad)
         learnt = {"owned": self.quantiser.error_(mean, sent)}
         return replace(payload, known=known, rounds_bytes=sent.buffer.nbytes, learnt=learnt)

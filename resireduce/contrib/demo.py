@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from resireduce.compressors.base import Inexact, Selecting
 from resireduce.core.messages import Payload
+from resireduce.kernels.ops import infinity_norm
 from resireduce.pieces import PIECES, SMALLEST, share, slices
 
 SIDE = 64
@@ -44,7 +45,7 @@ class DeMo(Selecting, Inexact):
         values = torch.empty(shape, dtype=tiles.dtype, device=grad.device)
         places = torch.empty(shape, dtype=torch.int16, device=grad.device)
         bound = torch.finfo(grad.dtype).max / (1 + math.sqrt(tiles.height * tiles.width))
-        near = not grad.is_meta and bool(torch.linalg.vector_norm(grad, torch.inf) > bound)
+        near = not grad.is_meta and bool(infinity_norm(grad.view(-1)) > bound)
         for at, part in tiles.parts():
             coefficients = tiles.forward(part).flatten(2)
             chosen = coefficients.abs().topk(shape[2], 2, sorted=False).indices

@@ -325,7 +325,7 @@ def arrange(buckets: Iterable[Bucket], order: Iterable[Slot]) -> Iterator[Bucket
 
 def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[list[Slot]]:
     """Return the lists of `slots`, tensors that are compressed; names of other tensors in `merge` are ignored."""
-    if merge is None and not feedback.compressor.has_rounds:
+    if merge is None and feedback.compressor.merges:
         limit = min(LARGEST_BYTES, sum(slot.template.nbytes for slot in slots) // SHARE)
         return [*_filled(slots, limit, lambda slot: slot.template.nbytes)]
     if isinstance(merge, str | None):

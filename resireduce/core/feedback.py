@@ -12,7 +12,7 @@ from resireduce import private
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor, NoCompression, State, Sum
 from resireduce.compressors.momentum import MomentumCorrection
-from resireduce.core.messages import Message, Payload, Round, Rounds, continue_rounds
+from resireduce.core.messages import Message, Payload, Round, Rounds, at_once, begin_rounds, continue_rounds
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import is_finite
 from resireduce.residuals.base import Residuals
@@ -350,7 +350,7 @@ class ErrorFeedback:
     ) -> Message | Round:
         """Return this rank's message of the tensors of a bucket, which are all dense, or all compressed.
 
-        If ranks make payloads in rounds, the bucket has a single tensor, and this returns its first round.
+        If ranks make payloads in rounds, this returns the first of them.
 
         Args:
             gradients: the contiguous gradient of each tensor, by name, whose memory may be overwritten, or be the
@@ -374,7 +374,8 @@ class ErrorFeedback:
         late = {name: one for name, one in there.items() if not self.finiteness.checks_at_once(one)}
         if not together:
             self.finiteness.check_each_(late)
-        made = []
+        made: list[Payload] = []
+        begun: list[Rounds] = []
         for name in names:
             try:
                 if name in there and name not in late:
@@ -384,33 +385,35 @@ class ErrorFeedback:
                     raise
                 refused[name] = error
                 del there[name]
-            if name in there:
-                made.append(self._made(name, there[name], step))
+            one = self._made(name, there.get(name), step, name in absorbed)
+            if isinstance(one, Payload):
+                made.append(one)
+            elif compressor.has_rounds:
+                begun.append(one)
             else:
-                made.append(self._made_without(name, step, name in absorbed))
-        if isinstance(made[0], Round):
-            return made[0]
-        message = Message.of(names, compressor, [one for one in made if isinstance(one, Payload)])
+                made.append(at_once(one))
+        if begun:
+            return self._message(names, begin_rounds(names, begun))
+        message = Message.of(names, compressor, made)
         if together:
             self.finiteness.check_together_(message.buffer, there)
         return message
 
-    def _made_without(self, name: str, step: int, is_absorbed: bool) -> Payload | Round:
-        """Return the payload of tensor `name`, or its first round, of what the residual has absorbed, or of zeros."""
-        if is_absorbed:
-            return continue_rounds(name, self._feed_back(self._absorbed(name), name, step))
-        return continue_rounds(name, self._rounds(self._zeros(name), name, step, self.states.copied(name)))
-
-    def _made(self, name: str, gradient: Tensor, step: int) -> Payload | Round:
-        """Return the payload of tensor `name`, or its first round, from its `gradient`, which is finite."""
+    def _made(self, name: str, gradient: Tensor | None, step: int, is_absorbed: bool) -> Payload | Rounds:
+        """Make the payload of tensor `name`, from its `gradient`, which is finite; without one from what the residual
+        has absorbed, or from zeros."""
+        if gradient is None and is_absorbed:
+            return self._feed_back(self._absorbed(name), name, step)
+        if gradient is None:
+            return self._rounds(self._zeros(name), name, step, self.states.copied(name))
         compressor = self.compressor_of(name)
         if self.momentum is not None:
             gradient = self.momentum.accumulate_(gradient, name)
         if compressor is self._dense_compressor:
             return compressor.compress(gradient, name, step)
         if compressor.lossless:
-            return continue_rounds(name, self._rounds(gradient, name, step))
-        return continue_rounds(name, self._feed_back(self.residual.of(name).compensate_(gradient, name), name, step))
+            return self._rounds(gradient, name, step)
+        return self._feed_back(self.residual.of(name).compensate_(gradient, name), name, step)
 
     def _zeros(self, name: str) -> Tensor:
         shape, dtype, device = self._kinds[name]
@@ -495,9 +498,12 @@ class ErrorFeedback:
     def end_round(self, under_way: Round) -> Message | Round:
         """Wait for the result of a round; return the message that follows, or the next round, neither launched yet."""
         assert under_way.handle is not None
-        name, result = under_way.name, self.wait(under_way.handle)
-        made = continue_rounds(name, under_way.rest, under_way.number, result)
-        return made if isinstance(made, Round) else Message.of([name], self.compressor_of(name), [made])
+        names, result = under_way.names, self.wait(under_way.handle)
+        return self._message(names, continue_rounds(names, under_way.rest, under_way.number, result))
+
+    def _message(self, names: Sequence[str], made: list[Payload] | Round) -> Message | Round:
+        """Return the message of the payloads of tensors `names`, or the round that comes before it."""
+        return made if isinstance(made, Round) else Message.of(names, self.compressor_of(names[0]), made)
 
     def _feed_back(self, compensated: Tensor, name: str, step: int) -> Rounds:
         """Make the payload of a gradient with its residual added, and update the residual."""

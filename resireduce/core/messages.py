@@ -159,7 +159,8 @@ class Message:
     payloads: Sequence[Payload]
     """This rank's payload of each tensor, in the memory of the buffer."""
     buffer: Tensor
-    """What travels, 1-D: the buffer of a single payload, or those of several one behind the other."""
+    """What travels, 1-D: the buffer of a single payload, or those of several one behind the other. With rounds, nothing
+    more does, and this is the first payload's."""
     handle: Handle[Tensor] | Handle[Sequence[Tensor]] | None = None
     """The collective under way, once it has been launched; None with rounds, which have brought everything."""
     _result: Tensor | Sequence[Tensor] | None = None
@@ -167,7 +168,7 @@ class Message:
     @classmethod
     def of(cls, names: Sequence[str], compressor: "Compressor", payloads: Sequence[Payload]) -> "Message":
         """Return the message of `payloads`, one for each of `names`, made by `compressor`; several are copied."""
-        if len(payloads) == 1:
+        if len(payloads) == 1 or compressor.collective == "rounds":
             return cls(names, compressor, payloads, payloads[0].buffer)
         if compressor.collective == "all_reduce":
             buffer = torch.cat([payload.buffer for payload in payloads])
@@ -191,6 +192,8 @@ class Message:
     @property
     def nbytes(self) -> int:
         """Bytes that this rank sends, in all rounds."""
+        if self.compressor.collective == "rounds":
+            return sum(payload.nbytes for payload in self.payloads)
         return self.buffer.nbytes + sum(payload.rounds_bytes for payload in self.payloads)
 
     def gathered_nbytes(self, ranks: int) -> int:
@@ -214,10 +217,8 @@ class Message:
         if self._result is None:
             if self.handle is not None:
                 self._result = self.handle.wait()
-            else:  # the sum that the rounds have found
-                (payload,) = self.payloads
-                assert payload.known is not None
-                self._result = [payload.known]
+            else:  # the sums that the rounds have found
+                self._result = [payload.known for payload in self.payloads if payload.known is not None]
 
     def received(self) -> list[Sequence[Tensor]]:
         """Return, for each tensor, the buffers that have come: one of each rank, or the sum alone."""
@@ -227,6 +228,8 @@ class Message:
             parts = whole.split([one.buffer.numel() for one in self.payloads]) if len(self.payloads) > 1 else [whole]
             return [[part] for part in parts]
         assert self._result is not None
+        if self.handle is None:
+            return [[known] for known in self._result]
         if len(self.payloads) == 1:
             return [self._result]
         return [*zip(*map(self._of_rank, self._result), strict=True)]
@@ -268,6 +271,8 @@ class AllGather:
 
     tensor: Tensor
     """1-D, as many elements as this rank has, perhaps none."""
+    equal_sizes: bool = False
+    """Whether every rank has as many."""
 
 
 @dataclass(frozen=True)
@@ -280,22 +285,23 @@ class AllToAll:
     """How many elements are for each rank."""
 
 
-Rounds = Generator[Tensor | AllGather | AllToAll, Any, Payload]
+Asked = Tensor | AllGather | AllToAll
+Rounds = Generator[Asked, Any, Payload]
 """A payload in the making: yields contiguous tensors, one by one, to be summed over all ranks, is sent each sum, formed
 in the tensor's own memory, and returns the payload. `AllGather` and `AllToAll` ask for other rounds."""
 
 
 @dataclass
 class Round:
-    """This rank's input to a sum or exchange over all ranks, whose result gives its payload, or the next round."""
+    """This rank's input to a sum or exchange over all ranks, whose result gives its payloads, or the next round."""
 
-    name: str
-    """Name of the tensor."""
+    names: Sequence[str]
+    """Names of the tensors."""
     number: int
-    """Which of the tensor's rounds in this step it is, from 1."""
-    asked: Tensor | AllGather | AllToAll
+    """Which of their rounds in this step it is, from 1."""
+    asked: Asked
     """What is summed, in its own memory, or exchanged."""
-    rest: Rounds
+    rest: Generator[Asked, Any, list[Payload]]
     """Continues with the sum, or with what has come from each rank."""
     handle: Handle[Any] | None = None
     """The collective under way, once it has been launched."""
@@ -305,21 +311,68 @@ class Round:
         return 0
 
     def launch(self, communicator: Communicator) -> None:
-        """Launch the collective by `communicator`, under a name that is unique for the tensor."""
-        asked, called = self.asked, f"{self.name}#{self.number}"
+        """Launch the collective by `communicator`, under a name that is unique for the first tensor."""
+        asked, called = self.asked, f"{self.names[0]}#{self.number}"
         if isinstance(asked, AllToAll):
             self.handle = communicator.all_to_all(asked.tensor, asked.sizes, called)
         elif isinstance(asked, AllGather):
-            self.handle = communicator.all_gather(asked.tensor, called, equal_sizes=False)
+            self.handle = communicator.all_gather(asked.tensor, called, asked.equal_sizes)
         else:
             self.handle = communicator.all_reduce(asked, called)
 
 
-def continue_rounds(name: str, rounds: Rounds, number: int = 0, result: Any = None) -> Payload | Round:
-    """Continue `rounds` of tensor `name` with the `result` of round `number`; return the payload or the next round."""
+def at_once(rounds: Rounds) -> Payload:
+    """Return the payload of `rounds` that ask for nothing, as those of most compressors."""
     try:
-        asked = rounds.send(result)
+        next(rounds)
     except StopIteration as made:
         payload: Payload = made.value
         return payload
-    return Round(name, number + 1, asked, rounds)
+    raise TypeError("agree() asks for a round, which a compressor declares by has_rounds = True")
+
+
+def begin_rounds(names: Sequence[str], each: Sequence[Rounds]) -> list[Payload] | Round:
+    """Begin the rounds of the tensors `names`; return their payloads if there are no rounds, or the first one."""
+    return continue_rounds(names, _together(each))
+
+
+def continue_rounds(
+    names: Sequence[str], rest: Generator[Asked, Any, list[Payload]], number: int = 0, result: Any = None
+) -> list[Payload] | Round:
+    """Continue the rounds of tensors with the `result` of round `number`; return the payloads or the next round."""
+    try:
+        asked = rest.send(result)
+    except StopIteration as made:
+        payloads: list[Payload] = made.value
+        return payloads
+    return Round(names, number + 1, asked, rest)
+
+
+def _together(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:
+    """Take the rounds of several tensors as one: a collective carries what all of them ask for, tensor by tensor.
+
+    Several must ask for the same exchanges in the same order, of equal sizes on, and for, all ranks.
+    """
+    if len(each) == 1:
+        return [(yield from each[0])]
+    results: Sequence[Any] = [None] * len(each)
+    while True:
+        asked: list[Any] = []
+        made: list[Payload] = []
+        for one, result in zip(each, results, strict=True):
+            try:
+                asked.append(one.send(result))
+            except StopIteration as end:
+                made.append(end.value)
+        if not asked:
+            return made
+        if isinstance(asked[0], AllToAll):
+            sizes = [one.sizes[0] for one in asked]
+            for_ranks = zip(*(one.tensor.split(one.sizes) for one in asked), strict=True)
+            ranks = len(asked[0].sizes)
+            come = yield AllToAll(torch.cat([part for parts in for_ranks for part in parts]), [sum(sizes)] * ranks)
+        else:
+            sizes = [one.tensor.numel() for one in asked]
+            come = yield AllGather(torch.cat([one.tensor for one in asked]), asked[0].equal_sizes)
+        # A rank alone, as in a plan, is given all of its own.
+        results = [*zip(*(theirs[: sum(sizes)].split(sizes) for theirs in come), strict=True)]

@@ -66,7 +66,7 @@ WAYS: list[object] = [
 
 
 ROUNDS = [name for name, listed in COMPRESSORS.items() if listed.in_rounds]
-"""Compressors whose payloads are made in rounds, of one tensor each."""
+"""Compressors whose payloads are made in rounds of one tensor each."""
 
 
 @pytest.mark.parametrize("compressor", [name for name in COMPRESSORS if name not in ROUNDS])
@@ -94,6 +94,8 @@ CASES: list[dict[str, object]] = [
     {"scheme": "baseline", "hierarchy": [[0, 1], [2, 3]]},
     {"scheme": "w+2d", "hierarchy": [[0, 1], [2, 3]], "gradients": "kept", "compressor": Threshold(0.01)},
     {"scheme": "none", "compressor": "none", "update": "in_backward"},
+    {"scheme": "baseline", "compressor": "block4-two-phase", "hierarchy": [[0, 1], [2, 3]]},
+    {"scheme": "w+2d", "compressor": "block8-two-phase", "backward_passes_per_step": 2, "steps": 4},
 ]
 """Settings on which something in the way of messages depends."""
 
@@ -104,7 +106,7 @@ def test_it_goes_with_all_other_settings(number: int) -> None:
     merge = WAYS[number % len(WAYS)]
     start = seeded(Wide)
 
-    alone, together = (train_world(4, start, merge=way, **options) for way in (None, merge))
+    alone, together = (train_world(4, start, merge=way, **options) for way in ("none", merge))
     assert all(same(one, other) for (one, _), (other, _) in zip(alone, together, strict=True))
     assert not same(alone[0][0], start)
 
@@ -198,12 +200,13 @@ def test_warm_up_sums_the_tensors_of_each_bucket_as_they_are() -> None:
     assert not communicator.gathers and len(communicator.sums) == 2
 
 
-def test_messages_with_tensors_that_some_ranks_do_not_use() -> None:
+@pytest.mark.parametrize("compressor", ["topk", "block8-two-phase"])
+def test_messages_with_tensors_that_some_ranks_do_not_use(compressor: str) -> None:
     """A layer that one rank alone uses, first in its message, and one that none does."""
 
     def rank(communicator: Communicator, merge: object) -> list[Tensor]:
         model = layers[communicator.rank]
-        optimizer = distributed(model, backend=communicator, merge=merge)
+        optimizer = distributed(model, backend=communicator, compressor=compressor, merge=merge)
         for step in range(4):
             optimizer.zero_grad()
             used = [0, 1, 3] if communicator.rank == step % 2 else [1, 3]
@@ -215,7 +218,7 @@ def test_messages_with_tensors_that_some_ranks_do_not_use() -> None:
         return [p.detach().clone() for p in model.parameters()]
 
     found = []
-    for merge in (None, "one", [["0.weight", "2.weight"], ["1.weight", "3.weight"]]):
+    for merge in ("none", "one", [["0.weight", "2.weight"], ["1.weight", "3.weight"]]):
         layers = [seeded(lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(4)])) for _ in range(2)]
         first, second = LocalWorld(2).run(lambda one, merge=merge: rank(one, merge))
         assert all(map(torch.equal, first, second))

@@ -18,6 +18,7 @@ CASES: tuple[dict[str, object], ...] = (
     {"scheme": "baseline", "dense": ["first.weight"]},
     {"scheme": "w+2d", "hierarchy": [[0, 1], [2, 3]], "residual_dtype": "int8"},
     {"scheme": "w+2d", "hierarchy": [[0, 1, 2, 3]]},
+    {"scheme": "baseline", "compressor": "fp8-two-phase"},
 )
 
 
@@ -30,7 +31,7 @@ def check_gathered_messages(communicator: Communicator) -> None:
     """Bit for bit those of tensors that travel alone: what is summed keeps its place in its message."""
     start = seeded(wide)
     for case, merge in zip(CASES, cycle(("one", 20_000, LISTS)), strict=False):
-        alone, _ = train(communicator, start, steps=2, **case)  # type: ignore[arg-type]
+        alone, _ = train(communicator, start, steps=2, merge="none", **case)  # type: ignore[arg-type]
         together, optimizer = train(communicator, start, steps=2, merge=merge, **case)  # type: ignore[arg-type]
         assert same(alone, together) and all_equal(together) and not same(together, start), (case, merge)
         assert merge == 20_000 or any(len(names) > 1 and "weight" in names[0] for names in optimizer.messages)
