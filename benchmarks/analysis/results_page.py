@@ -77,6 +77,7 @@ PICTURES: Mapping[str, tuple[str, str]] = {
     "lost-against-bytes": ("rivals_chart:lost_chart", "rivals"),
     "systems": ("rivals_chart:systems_chart", "systems"),
     "time-to-accuracy": ("curves_chart:times_chart", "reach"),
+    "larger": ("curves_chart:steps_chart", "larger"),
 }
 """Pictures of docs/, each with the function that draws it and the file of its rows. They are not compared, since the
 widths of letters depend on the machine."""

@@ -524,8 +524,8 @@ def reach(run: Run) -> Row:
     The level is the metric at the end of the worst seed of the part BASELINE, which so reaches it with each. Between
     two evaluations the metric is taken as a straight line. A row has: system, title, model, the fields of SETTING,
     metric_name, higher_is_better, level; steps by seed (None where a seed stays short of it), their steps_mean and
-    steps_half_width (None unless all reach it); metric_mean at the end; curve: the mean metric after each evaluated
-    step. Raises ConfigError for a model that BASELINE has not trained.
+    steps_half_width (None unless all reach it); metric_mean at the end; total_bytes and peak_states_bytes; curve: the
+    mean metric after each evaluated step. Raises ConfigError for a model that BASELINE has not trained.
     """
     rows = []
     for name, part in run.parts.items():
@@ -545,6 +545,10 @@ def reach(run: Run) -> Row:
                 | {"seeds": len(steps), "steps": steps, "steps_mean": whole and whole.mean}
                 | {"steps_half_width": whole and whole.half_width}
                 | {"metric_mean": mean(float(one.metric or 0) for one in results)}
+                | {
+                    name: max(getattr(one, name) or 0 for one in results)
+                    for name in ("total_bytes", "peak_states_bytes")
+                }
                 | {"curve": [[ats[0], mean(map(float, values))] for ats, values in curves if None not in values]}
             )
     return {"rows": rows}

@@ -84,6 +84,17 @@ def times_chart(records: Sequence[Record]) -> look.Specification | None:
     return _curves(rows, None)
 
 
+def steps_chart(records: Sequence[Record]) -> look.Specification | None:
+    """Return for each model the metric over the steps of training, of rows as in results/reference/larger.json."""
+    rows = []
+    for one in records:
+        for step, value in one["curve"]:
+            tip = f"{one['title']}\n{one['metric_name']}: {value:.4g}\nafter {step:.0f} steps"
+            panel = f"{one['model']}\n{one['metric_name']}, over steps"
+            rows.append({"panel": panel, "line": one["title"], "x": step, "y": value, "tip": tip})
+    return _curves(rows, None, columns=1)
+
+
 def ranks_chart(records: Sequence[Record]) -> look.Specification | None:
     """Return Fig. 11: for each model, images or tokens per second over the number of ranks."""
     rows = []

@@ -13,9 +13,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import median_interval
+from benchmarks.core.paths import ROOT
 from benchmarks.micro import links_command
 from benchmarks.micro.links_command import UNSLOWED, slow_nodes
-from benchmarks.micro.train_on_nodes import make_cells
+from benchmarks.micro.train_on_nodes import cells_of_configs, make_cells
 from resireduce.errors import ConfigError
 from resireduce.scheme import MERGES
 
@@ -51,11 +52,24 @@ def test_every_form_is_timed_flat_and_by_nodes_where_it_can_be() -> None:
     )
 
 
-def test_what_is_timed_beside_half_precision_is_merged_where_it_can_be() -> None:
+def test_what_is_timed_beside_half_precision_is_merged() -> None:
     cells = make_cells("gpt2-bytes", links_command.SETS["exchanges"])
     assert len(cells) == 2 * len(links_command.EXCHANGES)
-    apart = {cell.compressor for cell in cells if cell.merge == "none"}
-    assert apart == {"block8-two-phase", "block4-two-phase", "fp8-two-phase"}
+    assert {cell.merge for cell in cells} == {1 << 20}
+
+
+def test_settings_of_configs_are_each_timed_once_at_their_rate() -> None:
+    files = [ROOT / f"benchmarks/config/{name}.yaml" for name in ("tuned", "two-phase")]
+    cells = cells_of_configs(files, "gpt2-bytes", world_size=2, merge=4096)
+    assert len(cells) == 13 and {(cell.seed, cell.world_size, cell.merge) for cell in cells} == {(0, 2, 4096)}
+    rates = {cell.learning_rate for cell in cells if cell.optimizer == "adafactor"}
+    assert rates == {0.1} and cells == cells_of_configs([*files, files[0]], "gpt2-bytes", world_size=2, merge=4096)
+
+
+def test_a_model_that_no_config_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(ROOT / "benchmarks/config/larger.yaml")
+    assert main(["measure", "links", "--config", file, "--model", "vgg-digits"]) == 2
+    assert capsys.readouterr().err == f"error: config: no setting of vgg-digits in {file}\n"
 
 
 def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
