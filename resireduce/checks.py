@@ -154,6 +154,11 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
             f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose payloads ranks make together, in "
             "rounds of one tensor each; leave merge out, or choose another compressor"
         )
+    if compressor.has_rounds and isinstance(merge, str) and merge in MERGES[3:]:
+        raise ConfigError(
+            f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose exchanges no rule by time knows; "
+            "leave merge out, or give one, hybrid, bytes or lists of names"
+        )
 
 
 def warn_of_unmerged(merge: Any, messages: Iterable[Iterable[str]], compressed: Container[str]) -> None:

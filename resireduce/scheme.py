@@ -24,7 +24,9 @@ class Listed:
     corrects_momentum: bool = False
     """Whether it replaces the optimizer's momentum, which must then be 0."""
     in_rounds: bool = False
-    """Whether ranks make its payloads together, in rounds of one tensor each, so that they cannot be merged."""
+    """Whether ranks make its payloads together, in rounds."""
+    rounds_merge: bool = False
+    """Whether rounds of several tensors can be one; otherwise its payloads cannot be merged."""
 
 
 COMPRESSORS = {
@@ -60,9 +62,15 @@ COMPRESSORS = {
     "block8": Listed("resireduce.compressors.quantized:Block8", selects=False),
     "block4": Listed("resireduce.compressors.quantized:Block4", selects=False),
     "fp8": Listed("resireduce.compressors.quantized:Fp8", selects=False),
-    "block8-two-phase": Listed("resireduce.compressors.two_phase:Block8TwoPhase", selects=False),
-    "block4-two-phase": Listed("resireduce.compressors.two_phase:Block4TwoPhase", selects=False),
-    "fp8-two-phase": Listed("resireduce.compressors.two_phase:Fp8TwoPhase", selects=False),
+    "block8-two-phase": Listed(
+        "resireduce.compressors.two_phase:Block8TwoPhase", selects=False, in_rounds=True, rounds_merge=True
+    ),
+    "block4-two-phase": Listed(
+        "resireduce.compressors.two_phase:Block4TwoPhase", selects=False, in_rounds=True, rounds_merge=True
+    ),
+    "fp8-two-phase": Listed(
+        "resireduce.compressors.two_phase:Fp8TwoPhase", selects=False, in_rounds=True, rounds_merge=True
+    ),
     "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False, in_rounds=True),
     "l1-chunks": Listed("resireduce.compressors.chunked:L1Chunks", selects=True, in_rounds=True),
     "ok-topk": Listed("resireduce.contrib.oktopk:OkTopK", selects=True, in_rounds=True),

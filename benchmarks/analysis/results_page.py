@@ -221,7 +221,7 @@ class Reference:
         found = []
         for row, rate in product(self.rows("reach"), RATES):
             own = {name: row[name] for name in SETTING if name != "learning_rate"}
-            timed = self.one(f"time/{row['model']}-{rate}", **own)
+            (timed,) = self.rows(f"time/{row['model']}-{rate}", **own)
             step = {name: timed[name] for name in ("median", "low", "high")}
             time = None
             if row["steps_mean"] is not None:

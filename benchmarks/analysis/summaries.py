@@ -72,18 +72,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def joined(runs: Sequence[Run]) -> Run:
-    """Return several runs as one; of parts and cells with one name, those of the last one count."""
+    """Return several runs as one: of parts with one name, and of records of one cell, those of the last run count."""
     if len(runs) == 1:
         return runs[0]
-    return Run(
-        runs[0].folder,
-        list(dict.fromkeys(cell for run in runs for cell in run.cells)),
-        {cell: result for run in runs for cell, result in run.results.items()},
-        {cell: hole for run in runs for cell, hole in run.holes.items()},
-        [note for run in runs for note in run.notes],
-        {name: part for run in runs for name, part in run.parts.items()},
-        {cell: why for run in runs for cell, why in run.doubts.items()},
-    )
+    parts = {name: part for run in runs for name, part in run.parts.items()}
+    cells = list(dict.fromkeys(cell for part in parts.values() for cell in part.cells))
+    results = {cell: run.results[cell] for cell in cells for run in runs if cell in run.results}
+    holes = {cell: run.holes[cell] for cell in cells for run in runs if cell in run.holes and cell not in results}
+    doubts = {cell: run.doubts[cell] for cell in cells for run in runs if cell in run.doubts}
+    return Run(runs[0].folder, cells, results, holes, [note for run in runs for note in run.notes], parts, doubts)
 
 
 # --- Metrics over seeds, and their differences from the baseline's ---
@@ -523,21 +520,29 @@ def reach(run: Run) -> Row:
 
     The level is the metric at the end of the worst seed of the part BASELINE, which so reaches it with each. Between
     two evaluations the metric is taken as a straight line. A row has: system, title, model, the fields of SETTING,
-    metric_name, higher_is_better, level; steps by seed (None where a seed stays short of it), their steps_mean and
-    steps_half_width (None unless all reach it); metric_mean at the end; total_bytes and peak_states_bytes; curve: the
-    mean metric after each evaluated step. Raises ConfigError for a model that BASELINE has not trained.
+    metric_name, higher_is_better, level; steps by seed (None where one diverged or stays short of it), their steps_mean
+    and steps_half_width (None unless all reach it); metric_mean at the end; total_bytes and peak_states_bytes; curve:
+    the mean metric after each evaluated step. Raises ConfigError for a cell that has not finished and did not diverge.
     """
     rows = []
     for name, part in run.parts.items():
-        its = grouped((cell.model, run.results[cell]) for cell in part.cells if cell in run.results)
-        for model, results in its.items():
-            first, level = results[0], _level(run, model)
-            steps = {one.cell.seed: steps_to(one.metric_history, level, bool(one.higher_is_better)) for one in results}
+        for model, cells in grouped((cell.model, cell) for cell in part.cells).items():
+            results, level = [run.results[cell] for cell in cells if cell in run.results], _level(run, model)
+            for cell in cells:
+                if cell in run.holes and not run.holes[cell].has_diverged:
+                    raise ConfigError(f"part {name}: {cell.name} is missing: {run.holes[cell].why}; finish the run")
+            if not results:
+                raise ConfigError(f"part {name}: all seeds of {model} diverged; give a lower learning_rate")
+            first, evaluated = results[0], [[step for step, _ in one.metric_history] for one in results]
+            if any(one != evaluated[0] for one in evaluated):
+                raise ConfigError(f"part {name}: seeds of {model} were evaluated after different steps; measure anew")
+            steps: dict[int, float | None] = {cell.seed: None for cell in cells}  # of seeds that diverged it stays so
+            for one in results:
+                steps[one.cell.seed] = steps_to(one.metric_history, level, bool(one.higher_is_better))
             reached = [one for one in steps.values() if one is not None]
             whole = interval(reached) if len(reached) == len(steps) else None
-            curves = [
-                [*zip(*points, strict=True)] for points in zip(*(one.metric_history for one in results), strict=True)
-            ]
+            values = zip(*([value for _, value in one.metric_history] for one in results), strict=True)
+            curve = zip(evaluated[0], values, strict=True)
             rows.append(
                 {"system": name, "title": part.title or name, "model": model}
                 | {field: getattr(first.cell, field) for field in SETTING}
@@ -549,16 +554,16 @@ def reach(run: Run) -> Row:
                     name: max(getattr(one, name) or 0 for one in results)
                     for name in ("total_bytes", "peak_states_bytes")
                 }
-                | {"curve": [[ats[0], mean(map(float, values))] for ats, values in curves if None not in values]}
+                | {"curve": [[step, mean(map(float, at))] for step, at in curve if None not in at]}
             )
     return {"rows": rows}
 
 
 def _level(run: Run, model: str) -> float:
-    cells = run.parts[BASELINE].cells if BASELINE in run.parts else []
-    ends = [run.results[cell] for cell in cells if cell.model == model and cell in run.results]
-    if not ends:
-        raise ConfigError(f"run: {model} has no finished cell of the part {BASELINE!r}, which sets its level; add it")
+    cells = [cell for cell in run.parts[BASELINE].cells if cell.model == model] if BASELINE in run.parts else []
+    ends = [run.results[cell] for cell in cells if cell in run.results]
+    if not ends or len(ends) < len(cells):
+        raise ConfigError(f"run: {model} has not every cell of the part {BASELINE!r}, which sets its level; add them")
     return float((min if ends[0].higher_is_better else max)(one.metric for one in ends if one.metric is not None))
 
 

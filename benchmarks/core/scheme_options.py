@@ -118,7 +118,13 @@ def freeze_merge(merge: Any, compressor: str) -> Any:
         merge = tuple(tuple(names) for names in merge)
     elif isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
-    if merge != "none" and COMPRESSORS[compressor].in_rounds:
+    listed, timed = COMPRESSORS[compressor], isinstance(merge, str) and merge in MERGES[3:]
+    if listed.rounds_merge and timed:
+        raise ConfigError(
+            f"merge: {merge!r} is not allowed with compressor {compressor!r}, whose exchanges no rule by time knows; "
+            "allowed: none, one, hybrid, bytes and lists of names"
+        )
+    if merge != "none" and listed.in_rounds and not listed.rounds_merge:
         raise ConfigError(
             f"merge: {merge!r} is not allowed with compressor {compressor!r}, whose payloads ranks make in rounds of "
             "one tensor each; allowed: none"

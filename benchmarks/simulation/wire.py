@@ -41,8 +41,8 @@ class Case:
     def makes_sense(self) -> bool:
         """Whether the combination can be built and does not repeat another one.
 
-        Halves of an all-reduce need dense gradients and flat ranks; payloads that ranks make in rounds travel alone;
-        one node, or one rank per node, has no levels. Planners choose between a compressor and none, and use the levels
+        Halves of an all-reduce need dense gradients and flat ranks; payloads of rounds travel alone here; one node,
+        or one rank per node, has no levels. Planners choose between a compressor and none, and use the levels
         that there are.
         """
         dense = self.compressor == LOSSLESS

@@ -76,8 +76,8 @@ class Compressor(ABC):
     """Whether ranks make payloads together, in rounds: `agree` asks for sums."""
 
     rounds_merge: ClassVar[bool] = False
-    """Whether rounds of several tensors can be one: each asks for the same exchanges, of equal sizes on all ranks, and
-    for all of them."""
+    """Whether rounds of several tensors can be one: each asks for the same exchanges and for no sums, of equal sizes
+    on all ranks, and for all of them."""
 
     @property
     def merges(self) -> bool:

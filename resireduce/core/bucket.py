@@ -105,6 +105,11 @@ class Slot:
             element = torch.zeros((), dtype=self.parameter.dtype, device=self.parameter.device)
             self.template = element.expand(self.slices.shape_of(self.place))
 
+    @property
+    def shape_by_place(self) -> torch.Size:
+        """Shape of the part that the node's first rank compresses, by which all ranks find the same buckets."""
+        return self.template.shape if self.slices is None else self.slices.shape_of(0)
+
     def _kind(self) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
         return self.parameter.dtype, self.parameter.device, tuple(self.parameter.shape)
 
@@ -326,8 +331,8 @@ def arrange(buckets: Iterable[Bucket], order: Iterable[Slot]) -> Iterator[Bucket
 def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[list[Slot]]:
     """Return the lists of `slots`, tensors that are compressed; names of other tensors in `merge` are ignored."""
     if merge is None and feedback.compressor.merges:
-        limit = min(LARGEST_BYTES, sum(slot.template.nbytes for slot in slots) // SHARE)
-        return [*_filled(slots, limit, lambda slot: slot.template.nbytes)]
+        nbytes = {slot: slot.shape_by_place.numel() * slot.template.itemsize for slot in slots}
+        return [*_filled(slots, min(LARGEST_BYTES, sum(nbytes.values()) // SHARE), nbytes.__getitem__)]
     if isinstance(merge, str | None):
         return [*_alike(slots)] if merge in ("one", "hybrid") else [[slot] for slot in slots]
     if isinstance(merge, int):
@@ -338,8 +343,8 @@ def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[
 
 
 def sent_bytes(slot: Slot, feedback: ErrorFeedback) -> int:
-    """Return the bytes that a rank sends of `slot`, compressed by `feedback`, in the first step after warm-up."""
-    like = torch.empty(slot.template.shape, dtype=slot.template.dtype, device="meta")
+    """Return the bytes that the node's first rank sends of `slot`, by `feedback`, in the first step after warm-up."""
+    like = torch.empty(slot.shape_by_place, dtype=slot.template.dtype, device="meta")
     return feedback.later_compressor_of(slot.name).compress(like, slot.name, feedback.warm_up_steps).nbytes
 
 

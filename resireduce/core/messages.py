@@ -351,7 +351,7 @@ def continue_rounds(
 def _together(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:
     """Take the rounds of several tensors as one: a collective carries what all of them ask for, tensor by tensor.
 
-    Several must ask for the same exchanges in the same order, of equal sizes on, and for, all ranks.
+    Several must ask for the same exchanges in the same order, and for no sums, of equal sizes on and for all ranks.
     """
     if len(each) == 1:
         return [(yield from each[0])]
@@ -366,6 +366,8 @@ def _together(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:
                 made.append(end.value)
         if not asked:
             return made
+        if made or len({type(one) for one in asked}) > 1 or isinstance(asked[0], Tensor):
+            raise TypeError("rounds_merge: rounds of several tensors must ask for the same exchanges, and for no sums")
         if isinstance(asked[0], AllToAll):
             sizes = [one.sizes[0] for one in asked]
             for_ranks = zip(*(one.tensor.split(one.sizes) for one in asked), strict=True)

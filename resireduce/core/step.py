@@ -644,6 +644,7 @@ class LaunchQueue:
                 self.deliver([slot])
             else:
                 slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
+                self.feedback.states.forget(slot.name)  # a bucket's averages come together, with two levels
         return found
 
     def agree(self, flag: bool, step: int) -> list[int]:

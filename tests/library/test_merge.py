@@ -200,16 +200,19 @@ def test_warm_up_sums_the_tensors_of_each_bucket_as_they_are() -> None:
     assert not communicator.gathers and len(communicator.sums) == 2
 
 
-@pytest.mark.parametrize("compressor", ["topk", "block8-two-phase"])
-def test_messages_with_tensors_that_some_ranks_do_not_use(compressor: str) -> None:
-    """A layer that one rank alone uses, first in its message, and one that none does."""
+@pytest.mark.parametrize("hierarchy", ["flat", [[0, 1], [2, 3]]])
+@pytest.mark.parametrize("compressor", ["topk", "block4-two-phase"])
+def test_messages_with_tensors_that_some_ranks_do_not_use(compressor: str, hierarchy: object) -> None:
+    """A layer that one rank alone uses, first in its message, and one that none does but in the first and last step."""
 
     def rank(communicator: Communicator, merge: object) -> list[Tensor]:
         model = layers[communicator.rank]
-        optimizer = distributed(model, backend=communicator, compressor=compressor, merge=merge)
+        optimizer = distributed(
+            model, backend=communicator, compressor=compressor, merge=merge, hierarchy=hierarchy, scheme="baseline"
+        )
         for step in range(4):
             optimizer.zero_grad()
-            used = [0, 1, 3] if communicator.rank == step % 2 else [1, 3]
+            used = [0] * (communicator.rank == step % 2) + [1] + [2] * (step in (0, 3)) + [3]
             x = torch.full((2, 120), float(communicator.rank + 1))
             for i in used:
                 x = model[i](x)
@@ -219,11 +222,32 @@ def test_messages_with_tensors_that_some_ranks_do_not_use(compressor: str) -> No
 
     found = []
     for merge in ("none", "one", [["0.weight", "2.weight"], ["1.weight", "3.weight"]]):
-        layers = [seeded(lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(4)])) for _ in range(2)]
-        first, second = LocalWorld(2).run(lambda one, merge=merge: rank(one, merge))
-        assert all(map(torch.equal, first, second))
+        ranks = 2 if hierarchy == "flat" else 4
+        layers = [seeded(lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(4)])) for _ in range(ranks)]
+        first, *others = LocalWorld(ranks).run(lambda one, merge=merge: rank(one, merge))
+        assert all(all(map(torch.equal, first, other)) for other in others)
         found.append(first)
     assert all(map(torch.equal, found[0], found[1])) and all(map(torch.equal, found[0], found[2]))
+
+
+@pytest.mark.parametrize(("compressor", "merge"), [("topk", 3000), ("block8-two-phase", 80_000)])
+def test_ranks_of_a_node_find_the_same_buckets_where_their_slices_differ(compressor: str, merge: object) -> None:
+    """Of three rows the first rank of a node has two, of four each has two."""
+
+    def rank(communicator: Communicator) -> list[list[str]]:
+        model = models[communicator.rank]
+        nodes = {"hierarchy": [[0, 1], [2, 3]], "scheme": "baseline"}
+        optimizer = distributed(model, backend=communicator, compressor=compressor, merge=merge, **nodes)
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum(one(torch.ones(1, one.in_features)).square().sum() for one in model).backward()
+            optimizer.step()
+        return optimizer.messages
+
+    sizes = [(6000, 3 + number % 2) for number in range(70)]
+    models = [seeded(lambda: nn.Sequential(*[nn.Linear(*size, bias=False) for size in sizes])) for _ in range(4)]
+    first, *others = LocalWorld(4).run(rank)
+    assert all(other == first for other in others) and 1 < len(first) < len(sizes)
 
 
 @pytest.mark.parametrize("compressor", ["topk", "threshold", "fp16"])

@@ -69,7 +69,7 @@ def test_the_level_is_what_the_baseline_reaches_with_its_worst_seed(runs: list[s
 def test_without_a_baseline_no_level_is_known(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     (Path(runs[1]) / "config.json").write_text(json.dumps({"parts": {"fp16": HALF}}))
     assert main(["summary", "reach", "--run", runs[1]]) == 2
-    assert "has no finished cell of the part 'baseline', which sets its level" in capsys.readouterr().err
+    assert "has not every cell of the part 'baseline', which sets its level" in capsys.readouterr().err
 
 
 def test_a_time_is_steps_times_the_seconds_of_a_step_over_the_same_links(runs: list[str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.training.build import build
 from benchmarks.training.plan_of_cell import plan_of
+from resireduce.checks import check_merge
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import TIMED
@@ -19,8 +20,9 @@ PLAN = [["features.3.weight", "features.0.weight"], ["features.7.weight"]]
 
 def test_names_of_rules_are_those_that_the_library_has() -> None:
     assert ("none", "one", "hybrid", *TIMED) == MERGES
-    in_rounds = {name for name in COMPRESSORS if not build_compressor(name, 0.1).merges}
-    assert in_rounds == {name for name, listed in COMPRESSORS.items() if listed.in_rounds}
+    for name, listed in COMPRESSORS.items():
+        made = build_compressor(name, 0.1)
+        assert (made.has_rounds, made.rounds_merge) == (listed.in_rounds, listed.rounds_merge), name
 
 
 def test_a_cell_that_merges_has_a_name_of_its_own_and_is_read_as_it_was_written() -> None:
@@ -52,6 +54,15 @@ def test_what_merge_cannot_be(wrong: object) -> None:
 def test_payloads_that_are_made_in_rounds_are_not_merged() -> None:
     with pytest.raises(ConfigError, match=r"merge: 'one' is not allowed with compressor 'powersgd'.*allowed: none"):
         Cell(model="vgg-digits", compressor="powersgd", merge="one")
+
+
+@pytest.mark.parametrize("rule", TIMED)
+def test_exchanges_in_two_phases_are_not_merged_by_times(rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"merge: '{rule}' is not allowed with .*no rule by time knows"):
+        Cell(model="vgg-digits", compressor="block8-two-phase", merge=rule)
+    with pytest.raises(ConfigError, match=f"merge: '{rule}' is not allowed with .*no rule by time knows"):
+        check_merge(rule, build_compressor("block8-two-phase", 1.0), {})
+    check_merge(None, build_compressor("block8-two-phase", 1.0), {})
 
 
 def test_the_record_has_the_messages_and_training_is_the_same() -> None:
