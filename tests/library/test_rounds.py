@@ -357,3 +357,14 @@ def test_a_density_that_changes_is_that_of_the_step() -> None:
     scheduled, _ = train(LocalCommunicator(), start, density=lambda step: 0.2, **options)
     other, _ = train(LocalCommunicator(), start, density=lambda step: 0.1 * (step + 1), **options)
     assert same(fixed, scheduled) and not same(fixed, other)
+
+
+class Joined(PowerSGD):
+    """Says of sums that they can be joined."""
+
+    rounds_merge = True
+
+
+def test_rounds_that_are_sums_are_not_joined() -> None:
+    with pytest.raises(TypeError, match="rounds_merge: rounds of several tensors must ask for the same exchanges"):
+        train(LocalCommunicator(), seeded(Net), compressor=Joined(), merge="one", scheme="baseline")

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.curves_chart import times_chart
+from benchmarks.analysis.load_run import Hole, load_run
 from benchmarks.analysis.results_page import RATES, Reference
-from benchmarks.analysis.summaries import steps_to
+from benchmarks.analysis.summaries import joined, reach, steps_to
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from tests.records import make_result, save_run
@@ -70,6 +71,32 @@ def test_without_a_baseline_no_level_is_known(runs: list[str], capsys: pytest.Ca
     (Path(runs[1]) / "config.json").write_text(json.dumps({"parts": {"fp16": HALF}}))
     assert main(["summary", "reach", "--run", runs[1]]) == 2
     assert "has not every cell of the part 'baseline', which sets its level" in capsys.readouterr().err
+
+
+def test_a_seed_that_has_not_finished_is_not_left_out(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    next(Path(runs[1]).glob("cells/*fp16*s1*.json")).unlink()
+    assert main(["summary", "reach", "--run", *runs]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: part fp16: gpt2-bytes.fp16") and "is missing: not run yet; finish the run" in said
+
+
+def test_a_seed_that_diverged_never_reaches_the_level(runs: list[str]) -> None:
+    run = load_run(Path(runs[1]))
+    gone = next(cell for cell in run.results if cell.compressor == "fp16" and cell.seed == 1)
+    del run.results[gone]
+    run.holes[gone] = Hole(gone.name, "diverged", "step 9: loss is nan", "")
+    (row,) = [one for one in reach(run)["rows"] if one["system"] == "fp16"]
+    assert row["steps"] == {0: pytest.approx(100 + 1700 / 21), 1: None} and row["steps_mean"] is None
+
+
+def test_a_cell_that_one_of_the_runs_has_finished_is_not_missing(runs: list[str]) -> None:
+    first, second = (load_run(Path(one)) for one in runs)
+    gone = next(iter(second.results))
+    first.results[gone] = second.results.pop(gone)
+    second.holes[gone] = Hole(gone.name, "not run", "not run yet", "")
+    both = joined([first, second])
+    assert not both.holes and gone in both.results
+    assert {cell.density for cell in both.cells if cell.scheme == "baseline"} == {0.01}, "that of the last run"
 
 
 def test_a_time_is_steps_times_the_seconds_of_a_step_over_the_same_links(runs: list[str], tmp_path: Path) -> None:
