@@ -12,6 +12,7 @@ import resireduce
 from resireduce import CompressionHook, ShardedCompressionHook
 from resireduce.comm.base import Communicator
 from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.optim import SecondMomentAdamW
 from resireduce.scheme import COMPRESSORS
 from tests.threads import LocalWorld
 
@@ -25,6 +26,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=1e-2),
     "fused-momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2, fused=True),
     "fused-adamw": lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=1e-2, fused=True),
+    "second-moment": lambda p: SecondMomentAdamW(p, 1e-3),
 }
 
 

@@ -38,18 +38,19 @@ def train_ddp(
     loss: Callable[[nn.Module, torch.Generator], Tensor] = loss_of,
     ddp: dict[str, object] = SMALL_BUCKETS,
     set_to_none: bool = True,
+    optimizer: str | None = None,
     **options: object,
 ) -> tuple[nn.Module, CompressionHook]:
     """As `tests.worlds.train`, in DistributedDataParallel with the hook."""
     model = copy.deepcopy(start)
     parallel = DistributedDataParallel(model, **ddp)  # type: ignore[arg-type]
     hook = resireduce.compress_ddp(parallel, **{"density": 0.05, **options})  # type: ignore[arg-type]
-    optimizer = OPTIMIZERS[sgd_for(options)](list(model.parameters()))
+    wrapped = OPTIMIZERS[optimizer or sgd_for(options)](list(model.parameters()))
     generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(steps):
-        optimizer.zero_grad(set_to_none)
+        wrapped.zero_grad(set_to_none)
         loss(parallel, generator).backward()
-        optimizer.step()
+        wrapped.step()
     assert hook.steps == steps
     return model, hook
 
@@ -60,7 +61,7 @@ def check_compressors(communicator: Communicator) -> None:
     cases = [{"scheme": "baseline", "compressor": compressor} for compressor in KINDS]
     cases += [{"scheme": scheme, "compressor": "topk"} for scheme in ("w+2d", "none", "partial", "a")]
     cases += [{"compressor": Threshold(0.02)}, {"residual_dtype": "int8"}, {"residual_device": "cpu"}]
-    cases += [{"warm_up_steps": 2}, {"density": 0.5}]
+    cases += [{"warm_up_steps": 2}, {"density": 0.5}, {"optimizer": "second-moment", "residual_dtype": "int4"}]
     for options in cases:
         kept, optimizer = train(communicator, start, gradients="kept", steps=4, **options)
         hooked, hook = train_ddp(start, **options)

@@ -35,7 +35,7 @@ MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.floa
 
 def check_none(mesh: DeviceMesh) -> None:
     """Without compression: the parameters of FSDP's own hybrid, bit for bit."""
-    for optimizer, steps in (("adamw", 8), ("momentum", 2)):
+    for optimizer, steps in (("adamw", 8), ("momentum", 2), ("second-moment", 3)):
         model, hook = compressed(mesh, **NONE)
         assert same_values(train(model, optimizer, steps), train(native(mesh), optimizer, steps))
         assert hook.steps == steps and not residuals(hook)

@@ -18,7 +18,7 @@ from tests.worlds import KINDS, OPTIMIZERS, Net, loss_of, same, seeded, train, t
 
 def check_ddp(communicator: Communicator) -> None:
     """None = DistributedDataParallel, and top-k of everything = none."""
-    for optimizer in ("nesterov", "adamw"):
+    for optimizer in ("nesterov", "adamw", "second-moment"):
         start = seeded(lambda: nn.Sequential(nn.Linear(600, 72), nn.ReLU(), nn.Linear(72, 150), nn.Linear(150, 10)))
         plain = copy.deepcopy(start)
         parallel = DistributedDataParallel(plain)

@@ -65,12 +65,20 @@ def check_half_precision_is_as_over_torch(communicator: Communicator) -> None:
     assert same(first, second) and not same(first, start)
 
 
+def check_an_optimizer_without_a_first_moment(communicator: Communicator) -> None:
+    """With residuals in 4 bits, bit for bit as over torch."""
+    start, options = seeded(Net), {"residual_dtype": "int4", "optimizer": "second-moment", "steps": 3, "loss": loss}
+    first, _ = train(communicator, start, **options)  # type: ignore[arg-type]
+    second, _ = train(TorchCommunicator(), start, **options)  # type: ignore[arg-type]
+    assert same(first, second) and not same(first, start)
+
+
 def check_merged_messages(communicator: Communicator) -> None:
     """Whatever travels together, parameters are the same, of gathers of equal sizes and of others."""
     start = seeded(lambda: Net(blocks=1))
-    for compressor in ("topk", "threshold"):
+    for compressor in ("topk", "threshold", "block8-two-phase"):
         options = {"scheme": "w+2d", "compressor": compressor, "steps": 2, "loss": loss}
-        alone, _ = train(communicator, start, **options)  # type: ignore[arg-type]
+        alone, _ = train(communicator, start, merge="none", **options)  # type: ignore[arg-type]
         together, _ = train(communicator, start, merge="one", **options)  # type: ignore[arg-type]
         assert same(alone, together) and not same(together, start)
 
@@ -111,6 +119,7 @@ OF_TWO: tuple[Checks, ...] = (
     test_gloo.check_optimizer_of_rank_0,
     test_gloo.check_gradients_that_cannot_be_used,
     check_half_precision_is_as_over_torch,
+    check_an_optimizer_without_a_first_moment,
     check_merged_messages,
     check_what_ranks_are_given_at_the_start,
     check_an_optimizer_that_averages_too,
