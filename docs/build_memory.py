@@ -33,7 +33,7 @@ def followed(**options: Any) -> list[tuple[int, ...]]:
     trainer = build(cell, LocalCommunicator(), None, Path("data"))
     batch = trainer.batch(next(trainer.indices()), 0)
     trainer.train_step(0, batch)
-    return unpack_moments(measure_memory(trainer.optimizer, lambda: trainer.loss(batch))["moments"])
+    return unpack_moments(measure_memory(trainer.optimizer, lambda: trainer.task.loss(trainer.model, batch))["moments"])
 
 
 def panel(name: str, moments: list[tuple[int, ...]], left: int, full: float) -> list[str]:

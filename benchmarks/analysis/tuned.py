@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.analysis import labels
-from benchmarks.analysis.claims.claim import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, below, bounds
+from benchmarks.analysis.claims.claim import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, below, bounds, worst
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.metric_claims import margin_of
 from benchmarks.analysis.statistics import interval, paired
@@ -69,9 +69,8 @@ def judged(rows: Sequence[Mapping[str, Any]], diverged: Collection[tuple[str, st
 
 def verdicts(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the status of each of CLAIMS: the worst of the rows of `judged` that decide it."""
-    order = (NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN, REPRODUCED)
     found = {claim: [row["status"] for row in rows if row["decides"] and row["claim"] == claim] for claim in CLAIMS}
-    return {claim: min(its, key=order.index) if len(its) == len(OURS) else NOT_RUN for claim, its in found.items()}
+    return {claim: worst(its) if len(its) == len(OURS) else NOT_RUN for claim, its in found.items()}
 
 
 def _losses(found: Mapping[tuple[str, str], Mapping[str, Any]], diverged: Collection[tuple[str, str]]) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
-from benchmarks.core.checks import allow, known_keys, within
+from benchmarks.core.checks import LONGEST_NAME, allow, known_keys, within
 from benchmarks.core.files import once, read_text
 from benchmarks.core.matrix import chosen_parts, spread
 from benchmarks.core.run_config import get_cells, get_run_name
@@ -168,8 +168,6 @@ def read_yaml(
 
 
 EXTENDS = "extends"
-LONGEST_NAME = 255
-"""Most characters of the name of a config that is extended, which messages repeat; Linux allows as many of a file."""
 TOGETHER = ("defaults", "matrix", "parts", ONLY, INSTEAD)
 """Keys by which the two configs are merged; everything else comes from this config alone."""
 

@@ -8,14 +8,11 @@ from typing import Any, Self
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import Check, all_of, are_numbers, is_text, known_keys, wrong_fields
 from benchmarks.core.files import all_finite, finite, load_json, save_json
-from benchmarks.core.matrix import expand
 from benchmarks.core.outcome import Measured
 from benchmarks.core.rank_memory import moments_problem, rung_problem
 from benchmarks.core.scheme_options import is_plan
 from resireduce.errors import ConfigError
 from resireduce.planning.item import STATES
-
-__all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
 SCHEMA_VERSION = 2
 OPTIONAL = ("moments", "messages")

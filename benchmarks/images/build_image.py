@@ -59,11 +59,6 @@ def fetch_wheels(lock: Path) -> Path:
     return _fetch(lock, [*target, *(f"--platform={name}" for name in platforms)])
 
 
-def fetch_source(lock: Path) -> Path:
-    """Return a folder with the packages of a lock file as source. Raises ConfigError."""
-    return _fetch(lock, ["--no-binary=:all:"])
-
-
 def _fetch(lock: Path, options: Sequence[str]) -> Path:
     pins = read_lock(lock)
     folder = cache_folder() / "wheels" / f"{lock.parent.name}-{lock.stem}-{file_hash(lock)[:12]}"
@@ -340,7 +335,7 @@ def _extra(name: str) -> Iterator[tuple[str, Path]]:
     folder = ROOT / containerfile(name)
     yield "wheels", fetch_wheels(folder.parent / "requirements.lock")
     yield "wheels", fetch_wheels(ROOT / "containers/build-tools.lock")
-    yield "wheels", fetch_source(ROOT / "containers/horovod.lock")
+    yield "wheels", _fetch(ROOT / "containers/horovod.lock", ["--no-binary=:all:"])  # as source
     if (folder.parent / "toolkit.lock").exists():
         yield "toolkit", fetch_wheels(folder.parent / "toolkit.lock")
         yield "toolkit", fetch_toolkit(folder.parent / "toolkit.deb.json")

@@ -42,21 +42,18 @@ def needs_own_gpu(backend: str) -> bool:
 def join(
     folder: Path,
     world_size: int,
-    interface: str | None = None,
-    address: str | None = None,
     seconds: float = MEETING_SECONDS,
     nodes: str | Sequence[Sequence[int]] = "flat",
 ) -> None:
     """Initialise Horovod; all ranks must call this together.
 
     If horovodrun or mpirun has started this process, Horovod knows all it needs. Otherwise the environment has RANK,
-    LOCAL_RANK and LOCAL_WORLD_SIZE, and rank 0 serves the rendezvous until all ranks have met.
+    LOCAL_RANK and LOCAL_WORLD_SIZE, and rank 0 serves the rendezvous until all ranks have met. Gloo uses the interface
+    GLOO_SOCKET_IFNAME, else the loopback.
 
     Args:
         folder: empty before, and seen by all ranks.
         world_size: number of ranks.
-        interface: network interface that Gloo uses; None takes GLOO_SOCKET_IFNAME, else the loopback.
-        address: of rank 0, for the rendezvous; None takes that of the interface.
         seconds: how long to wait for the other ranks.
         nodes: the ranks of each node, if nodes are to be averaged separately.
 
@@ -72,9 +69,9 @@ def join(
     else:
         check_name()
         rank = int(os.environ["RANK"])
-        interface = interface or os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
+        interface = os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
         come(folder, rank, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        server = serving(folder, world_size, address or address_of(interface), seconds) if rank == 0 else nullcontext()
+        server = serving(folder, world_size, address_of(interface), seconds) if rank == 0 else nullcontext()
         with server:
             os.environ.update(variables(wait_for(folder / MEETING, rank, seconds), rank, interface))
             os.environ.setdefault(GLOO_TIMEOUT_VARIABLE, str(math.ceil(seconds)))

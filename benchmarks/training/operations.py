@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resireduce import distribute, pieces
@@ -24,6 +23,7 @@ from resireduce.comm.local import PretendCommunicator
 from resireduce.core import feedback
 from resireduce.kernels import ops
 from resireduce.kernels.gpu import bucket, one_pass
+from resireduce.planning.fullest import Made
 from resireduce.planning.models import find_builder
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -97,21 +97,6 @@ class Idle(torch.optim.SGD):
         """Do nothing."""
 
 
-class Given(Function):
-    """A number whose backward pass makes a gradient of the parameter that it was made of."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor) -> Tensor:
-        """Return a number that depends on `parameter`."""
-        ctx.like = parameter.detach()
-        return parameter.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Tensor:
-        """Return a gradient."""
-        return torch.zeros_like(ctx.like)
-
-
 def count(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is dispatched and launched in a step of `model`, which is distributed with these `settings`.
 
@@ -142,7 +127,7 @@ def count(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _backward(parameters: Sequence[Tensor]) -> None:
-    torch.autograd.backward([Given.apply(one) for one in parameters])
+    torch.autograd.backward([Made.apply(one) for one in parameters])
 
 
 @contextmanager

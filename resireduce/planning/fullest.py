@@ -103,7 +103,7 @@ class OnGpu(TorchFunctionMode):
         parts = [*zip(rows.split(sizes), target.split(sizes), strict=True)]
         anew = partial(checkpoint, of, use_reentrant=False, preserve_rng_state=False)
         made = [anew(part, wanted) for part, wanted in parts[:CHUNKS]]
-        return torch.stack([*made, *(_Made.apply(part) for part, _ in parts[CHUNKS:])]).sum()
+        return torch.stack([*made, *(Made.apply(part) for part, _ in parts[CHUNKS:])]).sum()
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -239,16 +239,18 @@ def _loss(inputs: Inputs, model: nn.Module, batch: int) -> Tensor:
     return loss
 
 
-class _Made(Function):
+class Made(Function):
     """A number whose backward pass makes a gradient of the parameter that it was made of."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        """Return a number that depends on `parameter`."""
         ctx.form = parameter.shape, parameter.stride(), parameter.dtype, parameter.device  # not itself, to be held
         return parameter.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Tensor:
+        """Return memory for a gradient."""
         shape, stride, dtype, device = ctx.form
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
@@ -287,7 +289,7 @@ def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -
             for parameter in order:
                 alive.since()
                 before = alive.current_bytes
-                _Made.apply(parameter).backward()
+                Made.apply(parameter).backward()
                 held.beside[parameter] = alive.since() - before, alive.current_bytes - before
         before = alive.current_bytes
         optimizer.step()

@@ -243,13 +243,14 @@ def track_states(optimizer: DistributedOptimizer) -> LiveBytes:
     return LiveBytes(counted_states(held["parameters"]), [tensor for tensors in held.values() for tensor in tensors])
 
 
-def counted_states(parameters: Iterable[Tensor]) -> Callable[[Tensor], bool]:
+def counted_states(parameters: Iterable[Tensor], module: str = "resireduce.") -> Callable[[Tensor], bool]:
     """Return a function that decides whether `track_states` counts a new tensor, for a model with these `parameters`.
 
-    It must be called while the operation that makes the tensor runs, since it looks at the callers.
+    Counted is also what functions make of modules whose names begin with `module`. It must be called while the
+    operation that makes the tensor runs, since it looks at the callers.
     """
     shapes = {squeezed(parameter) for parameter in parameters}
-    return lambda tensor: squeezed(tensor) in shapes or _called_by_library()
+    return lambda tensor: squeezed(tensor) in shapes or _called_by(module)
 
 
 def squeezed(tensor: Tensor) -> tuple[int, ...]:
@@ -261,11 +262,11 @@ def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _called_by_library() -> bool:
+def _called_by(module: str) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.startswith("resireduce.") and name != __name__:
+        if name.startswith(module) and name != __name__:
             return True
         frame = frame.f_back
     return False

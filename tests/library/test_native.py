@@ -35,16 +35,6 @@ def test_what_is_there_for_each_processor_is_called_from_c_alone() -> None:
 @needs_compiler
 @pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "ties"])
 @pytest.mark.parametrize("n", [2, 33, 4097, 70_001])
-def test_a_selection_has_the_same_elements(monkeypatch: pytest.MonkeyPatch, n: int, kind: str) -> None:
-    flat = values(n, kind)
-    ks = sorted({1, n // 2, max(1, n // 100), n - 1})
-    for one, other in both(monkeypatch, lambda: [largest_magnitudes(flat, k) for k in ks]):
-        assert torch.equal(one, other)
-
-
-@needs_compiler
-@pytest.mark.parametrize("kind", ["normal", "denormal", "ties"])
-@pytest.mark.parametrize("n", [33, 4097, 70_001])
 def test_a_selection_has_the_same_elements_in_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, n: int, kind: str
 ) -> None:

@@ -1,7 +1,6 @@
 """What is largest is selected, packed and taken out by one call: the elements, bits and memory of a stable sort."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,13 +17,8 @@ KINDS = ["normal", "ties", "uneven", "zero", "negative zero", "denormal", "huge"
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    library.cache_clear()
-    threads = torch.get_num_threads()
+def _one_thread(found_anew: None) -> None:
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    library.cache_clear()
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

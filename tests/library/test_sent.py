@@ -1,8 +1,5 @@
 """What was sent is added to its places by one call of compiled code, with the bits of torch's own additions."""
 
-import os
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,16 +7,10 @@ import torch
 
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.ops import SWITCH, add_sent_each_, library
+from tests.compiled import needs_compiler
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
+pytestmark = [needs_compiler, pytest.mark.usefixtures("found_anew")]
 N = 30_000
-
-
-@pytest.fixture(autouse=True)
-def _found_anew() -> Iterator[None]:
-    library.cache_clear()
-    yield
-    library.cache_clear()
 
 
 def drawn(seed: int) -> torch.Tensor:

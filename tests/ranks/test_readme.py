@@ -2,11 +2,9 @@
 
 import contextlib
 import io
-import os
 import re
 import runpy
 import shlex
-import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,6 +22,7 @@ from resireduce.planning.memory import residual_bytes
 from resireduce.planning.models import find_builder
 from resireduce.scheme import MERGES, RESIDUAL_DTYPES, SCHEMES, build_residual
 from tests.processes import on_processes
+from tests.ranks.trainers import shared_folder
 from tests.worlds import Net, loss_of, residuals, same, seeded
 
 ROOT = Path(__file__).parents[2]
@@ -111,13 +110,8 @@ def check_page(communicator: Communicator) -> None:
 
 def in_a_folder(communicator: Communicator) -> None:
     """Both ranks in rank 0's folder, where nothing else is."""
-    with tempfile.TemporaryDirectory() as own:
-        folder = [own]
-        dist.broadcast_object_list(folder)
-        os.chdir(folder[0])
+    with shared_folder():
         check_page(communicator)
-        dist.barrier()
-        os.chdir(ROOT)
 
 
 def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:

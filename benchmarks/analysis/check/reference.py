@@ -236,8 +236,7 @@ def find_reference(path: Path, device: str | None) -> Reference:
     """
     if path.is_dir():
         if (path / "config.json").exists() or (path / "cells").is_dir():
-            run = load_run(path)  # its own measurements
-            return _of_run(run)
+            return _of_run(load_run(path))  # its own measurements
         found = [Reference.load(file) for file in sorted(path.glob("*.json")) if _is_reference(file)]
         fitting = [one for one in found if one.device == device] or found
         if len(fitting) != 1:

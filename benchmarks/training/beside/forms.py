@@ -5,16 +5,13 @@ Gradients stay in `.grad`, each is compressed as soon as it is ready, and `step(
 The same tensors are compressed as by the library: not 1-D, of 10,000 elements or more.
 """
 
-import sys
-from types import FrameType
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.training.beside.builders import Loop
 from resireduce.grouping import Grouping, compressible, find_groups
-from resireduce.planning.memory import LiveBytes, squeezed
+from resireduce.planning.memory import LiveBytes, counted_states
 
 DENSITY = 0.01
 BETA = GAMMA = 1.0
@@ -160,20 +157,8 @@ def _loop(model: nn.Module, form: Form) -> Loop:
         residuals = [tensor for tensors in form.stored.values() for tensor in tensors]
         return {"parameters": list(model.parameters()), "gradients": gradients, "residuals": residuals}
 
-    shapes = {squeezed(parameter) for parameter in model.parameters()}
-
     def follow() -> LiveBytes:
         now = [tensor for tensors in held().values() for tensor in tensors]
-        return LiveBytes(lambda tensor: squeezed(tensor) in shapes or _made_here(), now)
+        return LiveBytes(counted_states(model.parameters(), __name__), now)
 
     return Loop(model, step, optimizer.zero_grad, held, follow)
-
-
-def _made_here() -> bool:
-    """Return whether this module is among the callers: then the new tensor is not an activation."""
-    frame: FrameType | None = sys._getframe(2)  # the caller asks from within a function of this module
-    while frame is not None:
-        if frame.f_globals.get("__name__") == __name__:
-            return True
-        frame = frame.f_back
-    return False

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import LARGEST_FILE, all_finite, load_json, save_json, writable
-from benchmarks.core.matrix import expand_parts
-from benchmarks.core.record import BYTE_FIELDS, OPTIONAL, CellResult, RecordError, expand
+from benchmarks.core.matrix import expand, expand_parts
+from benchmarks.core.record import BYTE_FIELDS, OPTIONAL, CellResult, RecordError
 from benchmarks.core.scheme_options import CHECKS
 from resireduce.errors import ConfigError
 from resireduce.residuals.base import options_of
