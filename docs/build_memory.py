@@ -48,7 +48,7 @@ def panel(name: str, moments: list[tuple[int, ...]], left: int, full: float) -> 
         lines.append(f'<polygon points="{path}" fill="{colour}"/>')
         below = above
     most = max(map(sum, moments))
-    return [*lines, f'<text x="{left}" y="{GAP - 10}">{name}: {100 * most / full:.1f} % at the fullest</text>']
+    return [*lines, f'<text x="{left}" y="{GAP - 10}">{name}: {100 * most / full:.1f} %</text>']
 
 
 def picture(ways: dict[str, list[tuple[int, ...]]]) -> str:
