@@ -77,7 +77,7 @@ def times_chart(records: Sequence[Record]) -> look.Specification | None:
             # Perplexity begins far above its final value, so only the last part is shown.
             if one["higher_is_better"] or value <= 1.6 * one["level"]:
                 seconds = step * one["step"]["median"]
-                links = one["rate"].replace("bit", "bit/s")
+                links = one["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
                 panel = f"{one['model']}, links of {links}\n{one['metric_name']}, over seconds"
                 tip = f"{one['title']}\n{one['metric_name']}: {value:.4g}\nafter {seconds:.4g} s"
                 rows.append({"panel": panel, "line": one["title"], "x": seconds, "y": value, "tip": tip})

@@ -117,4 +117,4 @@ def test_a_time_is_steps_times_the_seconds_of_a_step_over_the_same_links(runs: l
     assert rows[-1]["time"] == pytest.approx(expected)
     assert next(row for row in rows if row["system"] == "short")["time"] is None
     drawn = json.dumps(times_chart(rows))
-    assert "Half precision" in drawn and "100mbit/s" in drawn
+    assert "Half precision" in drawn and "100 Mbit/s" in drawn
