@@ -77,12 +77,13 @@ command):
 | 8 | 1.79 | 0.91 | 3.52 | 7.12 |
 | 16 | 1.93 | 0.99 | 3.78 | 15.27 |
 
-The mean is rounded once more than with `block8`; its owner adds what that loses to the mean of the next step. Tensors of a
-bucket share both exchanges. The second ends in `step()`, and gradients that are not in a residual's memory wait for it, as
-with `powersgd` and `ok-topk`: at the fullest moment streaming then saves little (`plan` has `peak_normalised`). On four
-small models [no loss is seen](results.md#accuracy-of-messages-that-do-not-grow-with-the-ranks); over 100 Mbit/s a step takes
-two thirds (4 bits) to four fifths (8 bits) of half precision's time, and
-[over 1 Gbit/s longer than that](results.md#beside-half-precision).
+The mean is rounded once more than with `block8`; its owner adds what that loses to the mean of the next step. Tensors
+of a bucket share both exchanges. The second ends in `step()`, and gradients that are not in a residual's memory wait
+for it, as with `powersgd` and `ok-topk`: at the fullest moment streaming then saves little (`plan` has
+`peak_normalised`). On four small models [no loss is
+seen](results.md#accuracy-of-messages-that-do-not-grow-with-the-ranks); over 100 Mbit/s a step takes two thirds (4
+bits) to four fifths (8 bits) of half precision's time, and [over 1 Gbit/s longer than
+that](results.md#beside-half-precision).
 """
 COLUMNS = (
     "Compressor",
