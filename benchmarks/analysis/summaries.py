@@ -42,8 +42,8 @@ Row = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("kind", choices=KINDS, help="what is summed up")
-    text = "the run's folder (default: that of the kind's own config); several are looked at as one"
-    parser.add_argument("--run", type=Path, nargs="+", metavar="FOLDER", help=text)
+    text = "the run's folder (default: that of the kind's own config); given again, runs are looked at as one"
+    parser.add_argument("--run", type=Path, action="append", metavar="FOLDER", help=text)
     parser.add_argument("--output", type=Path, help="JSON file (default: KIND.json in the first run's folder)")
 
 

@@ -71,7 +71,8 @@ DENSITIES = (0.01, 0.001)
 UNPLANNED = ("threshold",)
 """Compressors whose message sizes are unknown before they see gradients."""
 SHOWN = 20
-ALONE = f"{', '.join(name for name, one in COMPRESSORS.items() if one.in_rounds)} need rule none"
+_ROUNDS = [name for name, one in COMPRESSORS.items() if one.in_rounds and not one.rounds_merge]
+ALONE = f"{', '.join(_ROUNDS)} need rule none, those in two phases none or one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.rules import RULES
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import Array
-from resireduce.scheme import COMPRESSORS, HIERARCHIES, load
+from resireduce.scheme import COMPRESSORS, HIERARCHIES, MERGES, load
 
 # --- Combinations ---
 
@@ -41,7 +41,7 @@ class Case:
     def makes_sense(self) -> bool:
         """Whether the combination can be built and does not repeat another one.
 
-        Halves of an all-reduce need dense gradients and flat ranks; payloads of rounds travel alone here; one node,
+        Halves of an all-reduce need dense gradients and flat ranks; rounds are merged by no rule of times; one node,
         or one rank per node, has no levels. Planners choose between a compressor and none, and use the levels
         that there are.
         """
@@ -51,7 +51,8 @@ class Case:
             compressed = self.compressor not in (LOSSLESS, "fp16") and not COMPRESSORS[self.compressor].in_rounds
             return compressed and (self.hierarchy == "node") == nodes_and_ranks
         halves = not RULES[self.rule].in_halves or (dense and self.hierarchy == "flat")
-        alone = self.rule == "none" or not COMPRESSORS[self.compressor].in_rounds
+        listed = COMPRESSORS[self.compressor]
+        alone = self.rule == "none" or not listed.in_rounds or (listed.rounds_merge and self.rule in MERGES[1:3])
         return halves and alone and (self.hierarchy == "flat" or nodes_and_ranks)
 
 

@@ -244,13 +244,13 @@ class Made(Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:
-        """Return a number that depends on `parameter`."""
+        """Return a number that depends on `parameter`, whose form `ctx` keeps."""
         ctx.form = parameter.shape, parameter.stride(), parameter.dtype, parameter.device  # not itself, to be held
         return parameter.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Tensor:
-        """Return memory for a gradient."""
+        """Return memory for a gradient of the form that `ctx` has kept."""
         shape, stride, dtype, device = ctx.form
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 

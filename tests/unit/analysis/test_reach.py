@@ -43,6 +43,11 @@ def test_between_two_evaluations_a_metric_is_a_straight_line(
     assert steps_to(history, level, higher) == steps
 
 
+def folders(runs: list[str]) -> list[str]:
+    """The options that name `runs`."""
+    return [word for run in runs for word in ("--run", run)]
+
+
 def trained(cell: Cell) -> CellResult:
     """From 60 to the end, in 200 steps."""
     end = ENDS[cell.compressor, cell.scheme][cell.seed]
@@ -58,7 +63,7 @@ def runs(tmp_path: Path) -> list[str]:
 
 
 def test_the_level_is_what_the_baseline_reaches_with_its_worst_seed(runs: list[str]) -> None:
-    assert main(["summary", "reach", "--run", *runs]) == 0
+    assert main(["summary", "reach", *folders(runs)]) == 0
     rows = {row["system"]: row for row in json.loads((Path(runs[0]) / "reach.json").read_text())["rows"]}
     assert list(rows) == ["baseline", "short", "fp16"] and {row["level"] for row in rows.values()} == {43.0}
     assert rows["baseline"]["density"] == 0.01, "that of the last run"
@@ -75,7 +80,7 @@ def test_without_a_baseline_no_level_is_known(runs: list[str], capsys: pytest.Ca
 
 def test_a_seed_that_has_not_finished_is_not_left_out(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     next(Path(runs[1]).glob("cells/*fp16*s1*.json")).unlink()
-    assert main(["summary", "reach", "--run", *runs]) == 2
+    assert main(["summary", "reach", *folders(runs)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: part fp16: gpt2-bytes.fp16") and "is missing: not run yet; finish the run" in said
 
@@ -101,7 +106,7 @@ def test_a_cell_that_one_of_the_runs_has_finished_is_not_missing(runs: list[str]
 
 def test_a_time_is_steps_times_the_seconds_of_a_step_over_the_same_links(runs: list[str], tmp_path: Path) -> None:
     output = tmp_path / "reach.json"
-    assert main(["summary", "reach", "--run", *runs, "--output", str(output)]) == 0
+    assert main(["summary", "reach", *folders(runs), "--output", str(output)]) == 0
     plain = {"gradients": "kept", "residual_dtype": None, "optimizer": None}
     timed = [
         plain | {"compressor": compressor, "scheme": scheme, "density": density, "median": 0.5, "low": 0.4, "high": 0.7}
