@@ -27,6 +27,8 @@ def reduce_by_hand(model: nn.Module) -> None:
         groups = getattr(one, "_fsdp_param_groups", None)
         for group in groups if groups is not None else [one._fsdp_param_group]:
             group.post_backward()
+    if hasattr(state._state_ctx, "manual_backward_finalization_active"):  # torch 2.15: which way the pass ends
+        state._state_ctx.manual_backward_finalization_active = False
     state._root_post_backward_final_callback()
 
 
