@@ -71,11 +71,11 @@ class Exchange:
         """The number of ranks."""
         limit = sum(slot.nbytes for slot in slots) // GATHERED
         remembers = settings.streamed and settings.scaler is not None
-        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
+        self.intake = Intake(slots, feedback, settings, levels.world)
+        self.queue = LaunchQueue(slots, feedback, self.intake.leave_out, limit, levels, remembers, settings.merge)
         self.updater = Updater(optimizer, slots, self.queue, settings)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
         self.scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
-        self.intake = Intake(slots, feedback, settings, levels.world)
         feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
@@ -177,8 +177,7 @@ class Exchange:
         """Compress the bucket of `slot`, which has just come, if all its gradients have."""
         bucket = self.queue.bucket_of[slot]
         if bucket.is_ready:
-            for one, error in self.queue.compress(bucket, self.steps).items():
-                self.intake.leave_out(one, error)
+            self.queue.compress(bucket, self.steps)
 
     def take_step(self, loss: Tensor | float | None) -> bool:
         """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
@@ -489,6 +488,7 @@ class LaunchQueue:
     Args:
         slots: one for each parameter.
         feedback: compresses and averages.
+        leave_out: called with each gradient that was not finite as its bucket was compressed, and with its error.
         gathered_limit: of the messages that are under way, as of `UnderWay`.
         levels: the ranks of this one's node, and of its place in all nodes.
         remembers: whether to keep a copy of what is sent, for a step that is skipped.
@@ -499,12 +499,14 @@ class LaunchQueue:
         self,
         slots: Sequence[Slot],
         feedback: ErrorFeedback,
+        leave_out: Callable[[Slot, NonFiniteGradient], None],
         gathered_limit: int,
         levels: Levels,
         remembers: bool = False,
         merge: object = None,
     ):
         self.slots, self.feedback, self.world = slots, feedback, levels.world
+        self._leave_out = leave_out
         self.gather = None if levels.node is None else Gather(levels.node, feedback)
         self.keeps_messages = False
         """Whether a message may be delivered again."""
@@ -550,11 +552,12 @@ class LaunchQueue:
             name = self._next[slot].name
             self.feedback.residual.of(name).prefetch(name)
 
-    def compress(self, bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
-        """Make the message of `bucket`; return which gradients were not finite: zeros are sent in their place."""
+    def compress(self, bucket: Bucket, step: int) -> None:
+        """Make the message of `bucket`; gradients that are not finite are left out: zeros are sent in their place."""
         refused = bucket.compress(self.feedback, step)
         self._remember(bucket, refused)
-        return refused
+        for slot, error in refused.items():
+            self._leave_out(slot, error)
 
     def _remember(self, bucket: Bucket, refused: Container[Slot] = ()) -> None:
         """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""

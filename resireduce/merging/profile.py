@@ -12,7 +12,6 @@ from resireduce.core.bucket import Bucket, Slot
 from resireduce.core.feedback import exactly
 from resireduce.core.messages import Message
 from resireduce.core.step import Exchange, LaunchQueue
-from resireduce.errors import NonFiniteGradient
 from resireduce.merging.rules import Costs, line_through
 from resireduce.start import broadcast_object
 from resireduce.watchers import Watcher
@@ -43,23 +42,23 @@ class Profiler(Watcher):
         self._taken = exchange.steps
         timed = weakref.WeakMethod(self._timed)  # held weakly: what is dropped within the first steps is freed at once
 
-        def compress(bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
+        def compress(bucket: Bucket, step: int) -> None:
             here = timed()
             assert here is not None, "who takes steps holds the watchers, too"
-            return here(bucket, step)
+            here(bucket, step)
 
         self._queue.compress = compress  # type: ignore[method-assign]
 
-    def _timed(self, bucket: Bucket, step: int) -> dict[Slot, NonFiniteGradient]:
+    def _timed(self, bucket: Bucket, step: int) -> None:
         """Have `bucket`, which has a single tensor, compressed, and note how long that takes, and when it is ready."""
         if not self.feedback.compresses(bucket.name) or self.feedback.warms_up:
-            return LaunchQueue.compress(self._queue, bucket, step)
+            LaunchQueue.compress(self._queue, bucket, step)
+            return
         (slot,), device = bucket.slots, bucket.slots[0].parameter.device
         began = _clock(device)
-        refused = LaunchQueue.compress(self._queue, bucket, step)
+        LaunchQueue.compress(self._queue, bucket, step)
         ready, message = _clock(device), bucket.message
         self._now[slot] = ready, ready - began, message.nbytes if isinstance(message, Message) else 0
-        return refused
 
     def before_step(self) -> None:
         """Note how many steps were taken before: after one that is skipped there are no more."""
