@@ -63,7 +63,7 @@ Laplace and Student's t distribution with three degrees of freedom, whose tail i
 - Equal magnitudes are sent all or none by all these methods. If nothing passes, the largest magnitude is sent. Tensors
   of fewer than 1 / density elements have a goal of one.
 
-## Messages that do not grow with the ranks
+## Messages of bounded size
 
 A gathered message travels to every other rank. In two phases each rank owns a part of the tensor, receives that part
 from all ranks, and sends its mean to all, both in few bits. Bytes that a rank sends over gloo for each element of a
@@ -81,7 +81,7 @@ The mean is rounded once more than with `block8`; its owner adds what that loses
 of a bucket share both exchanges. The second ends in `step()`, and gradients that are not in a residual's memory wait
 for it, as with `powersgd` and `ok-topk`: at the fullest moment streaming then saves little (`plan` has
 `peak_normalised`). On four small models [no loss is
-seen](results.md#accuracy-of-messages-that-do-not-grow-with-the-ranks); over 100 Mbit/s a step takes two thirds (4
+seen](results.md#accuracy-in-two-phases); over 100 Mbit/s a step takes two thirds (4
 bits) to four fifths (8 bits) of half precision's time, and [over 1 Gbit/s longer than
 that](results.md#beside-half-precision).
 """

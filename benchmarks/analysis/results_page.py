@@ -34,7 +34,7 @@ from resireduce.errors import ConfigError
 from resireduce.scheme import load
 
 RATES = ("100mbit", "1gbit")
-"""Of the links over which times to accuracy are measured."""
+"""The rates of links at which steps were timed for the time to accuracy, as the names of the records have them."""
 REFERENCE, PAGE, TEMPLATE = Path("results/reference"), Path("docs/results.md"), "docs/results.md.j2"
 Row = dict[str, Any]
 Setting = tuple[str, str, str]

@@ -1,4 +1,4 @@
-"""Every element in few bits, in two phases: messages that do not grow with the number of ranks."""
+"""Every element in few bits, in two phases: messages whose size is bounded at any number of ranks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

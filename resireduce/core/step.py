@@ -198,6 +198,8 @@ class Exchange:
             self._fail_or_put_back(step)
             self.steps = step
         else:
+            for slot in self.queue.unused:  # with two levels the averages of a bucket come together
+                self.feedback.states.forget(slot.name)
             self.feedback.states.commit()
             self._comparisons_left -= bool(self._comparisons_left)  # a step that was skipped has changed nothing
         self.failed = False
@@ -510,6 +512,8 @@ class LaunchQueue:
         self.gather = None if levels.node is None else Gather(levels.node, feedback)
         self.keeps_messages = False
         """Whether a message may be delivered again."""
+        self.unused: list[Slot] = []
+        """The slots that had no gradient on any rank in the last step."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
         self.costs: Costs | None = None
@@ -642,12 +646,11 @@ class LaunchQueue:
         if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
             refuse_partly_absent(self.slots, presence, self.world.world_size)
         found = [slot for slot in self._parked if presence[slot.index]]
-        for slot in self._parked:
-            if presence[slot.index]:
-                self.deliver([slot])
-            else:
-                slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
-                self.feedback.states.forget(slot.name)  # a bucket's averages come together, with two levels
+        self.unused = [slot for slot in self._parked if not presence[slot.index]]
+        for slot in found:
+            self.deliver([slot])
+        for slot in self.unused:
+            slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
         return found
 
     def agree(self, flag: bool, step: int) -> list[int]:

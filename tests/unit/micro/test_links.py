@@ -61,7 +61,7 @@ def test_what_is_timed_beside_half_precision_is_merged() -> None:
 def test_settings_of_configs_are_each_timed_once_at_their_rate() -> None:
     files = [ROOT / f"benchmarks/config/{name}.yaml" for name in ("tuned", "two-phase")]
     cells = cells_of_configs(files, "gpt2-bytes", world_size=2, merge=4096)
-    assert len(cells) == 13 and {(cell.seed, cell.world_size, cell.merge) for cell in cells} == {(0, 2, 4096)}
+    assert len(cells) == 14 and {(cell.seed, cell.world_size, cell.merge) for cell in cells} == {(0, 2, 4096)}
     rates = {cell.learning_rate for cell in cells if cell.optimizer == "adafactor"}
     assert rates == {0.1} and cells == cells_of_configs([*files, files[0]], "gpt2-bytes", world_size=2, merge=4096)
 
