@@ -65,7 +65,7 @@ def _over_time(records: Sequence[Record]) -> Iterator[look.Row]:
                     yield common | {"x": step * scale, "y": value, "tip": tip}
 
 
-TIMED = ("dense", "fp16", "fp16-adafactor", "block4-two-phase", "baseline", "int4-adafactor")
+TIMED = ("dense", "fp16", "fp16-plain", "block4-two-phase", "baseline", "int4-plain")
 """Systems whose curves over time are drawn; the tables have all."""
 
 
