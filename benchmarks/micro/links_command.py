@@ -38,20 +38,21 @@ FORMS: tuple[dict[str, Any], ...] = (
     {**TOPK, "density": 0.001},
     *({**TOPK, "merge": merge} for merge in (MERGES[0], MERGES[1], SIZE_BYTES, *MERGES[2:])),
 )
-BUCKET = {"merge": 1 << 20}
-"""Messages of at most a MiB, a fifth of what `gpt2-bytes` sends without compression."""
+MERGED: tuple[dict[str, Any], ...] = ({"merge": "none"}, {"merge": 1 << 20})
+"""A message for each tensor, or of at most a MiB, a fifth of what `gpt2-bytes` sends without compression: a tensor's own
+leaves earlier, and a merged one costs less. Everything is timed in both ways, and compared in its better one."""
 EXCHANGES: tuple[dict[str, Any], ...] = (
-    {"compressor": "none", "scheme": "none", **BUCKET},
-    {"compressor": "fp16", "scheme": "none", **BUCKET},
-    *({"compressor": f"{kind}-two-phase", "scheme": "baseline", **BUCKET} for kind in ("block8", "block4", "fp8")),
-    {"compressor": "block8", "scheme": "baseline", **BUCKET},
-    {**TOPK, **BUCKET},
-    {**TOPK, **BUCKET, "scheme": "w+2d", "gradients": "streamed"},
-    {**TOPK, **BUCKET, "residual_dtype": "int4", "gradients": "streamed"},
+    {"compressor": "none", "scheme": "none"},
+    {"compressor": "fp16", "scheme": "none"},
+    *({"compressor": f"{kind}-two-phase", "scheme": "baseline"} for kind in ("block8", "block4", "fp8")),
+    {"compressor": "block8", "scheme": "baseline"},
+    TOPK,
+    {**TOPK, "scheme": "w+2d", "gradients": "streamed"},
+    {**TOPK, "residual_dtype": "int4", "gradients": "streamed"},
 )
 NAMES = ("compressor", "scheme", "gradients", "residual_dtype", "density", "optimizer", "hierarchy", "merge")
 """Fields of a cell that a row has."""
-SETS = {"merges": FORMS, "exchanges": EXCHANGES}
+SETS = {"merges": FORMS, "exchanges": [form | merge for form in EXCHANGES for merge in MERGED]}
 """By the name of a set: the forms that are timed, flat and, where possible, by nodes."""
 
 
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "merges: top-k by each merging rule; exchanges: what sends every element, beside top-k (default: %(default)s)"
     )
     parser.add_argument("--forms", choices=SETS, default="merges", help=text)
-    text = "in place of --forms: each setting of the model in these configs, in messages of at most a MiB"
+    text = "in place of --forms: each setting of the model in these configs, with a message for each tensor and merged"
     parser.add_argument("--config", metavar="FILE", type=Path, nargs="+", help=text)
     parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=NODES, help="how many (default: %(default)s)")
@@ -83,7 +84,8 @@ def main(args: argparse.Namespace) -> int:
     ranks_per_node = integer("ranks_per_node", args.ranks_per_node, 1, MOST_RANKS // nodes)
     model = choose("model", args.model, WORKLOADS)
     if args.config:
-        cells = cells_of_configs(args.config, model, world_size=nodes * ranks_per_node, **BUCKET)
+        ranks = nodes * ranks_per_node
+        cells = [one for merge in MERGED for one in cells_of_configs(args.config, model, world_size=ranks, **merge)]
         if not cells:
             raise ConfigError(f"config: no setting of {model} in {', '.join(map(str, args.config))}")
     else:
