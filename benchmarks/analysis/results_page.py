@@ -123,7 +123,17 @@ class Reference:
 
     def words(self) -> dict[str, Any]:
         """Return all names that the template may use."""
-        own = (self.ref, self.rows, self.one, self.by_model, self.by_name, self.origin, self.usual, self.of_models)
+        own = (
+            self.ref,
+            self.rows,
+            self.one,
+            self.fastest,
+            self.by_model,
+            self.by_name,
+            self.origin,
+            self.usual,
+            self.of_models,
+        )
         more = (self.shares, self.settled, self.powers, self.speeds, self.times, self.gpus)
         plain = (interval, paired, power, seeds_needed, percent, machine, span, mib, saved)
         return {one.__name__: one for one in (*own, *more, *plain)} | {
@@ -159,6 +169,10 @@ class Reference:
     def one(self, name: str, /, **wanted: Any) -> Row:
         """Return the first of these rows."""
         return self.rows(name, **wanted)[0]
+
+    def fastest(self, name: str, /, **wanted: Any) -> Row:
+        """Return of these rows the one with the least median: that of the better way to merge messages."""
+        return min(self.rows(name, **wanted), key=lambda row: row["median"])  # type: ignore[no-any-return]
 
     def by_model(self, name: str, key: str = "model") -> list[list[Row]]:
         """Return the rows of each model."""
@@ -221,7 +235,7 @@ class Reference:
         found = []
         for row, rate in product(self.rows("reach"), RATES):
             own = {name: row[name] for name in SETTING if name != "learning_rate"}
-            (timed,) = self.rows(f"time/{row['model']}-{rate}", **own)
+            timed = self.fastest(f"time/{row['model']}-{rate}", **own)
             step = {name: timed[name] for name in ("median", "low", "high")}
             time = None
             if row["steps_mean"] is not None:

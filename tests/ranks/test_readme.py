@@ -105,6 +105,8 @@ def check_page(communicator: Communicator) -> None:
         (snippet,) = code(section)
         exec(snippet + loop + code("Gradient accumulation")[0], page)
         assert not same(page["model"], seeded(Net))
+    exec(code("Gradient accumulation")[1], page)
+    assert not same(page["model"], seeded(Net))
     assert len(page["groups"]["groups"]) == 2
 
 

@@ -8,9 +8,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+import resireduce
+from resireduce.comm.base import Communicator
+from tests.threads import LocalWorld
+from tests.worlds import seeded
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/adding.md").read_text(encoding="utf-8")
@@ -116,3 +122,27 @@ def test_a_compressor_of_ones_own_sends_what_it_selects() -> None:
         model(torch.randn(8, 120, generator=torch.Generator().manual_seed(0))).square().mean().backward()
         names["optimizer"].step()
         assert int((model.weight != before).sum()) == quarters * 3600
+
+
+def test_a_compressor_with_a_state_and_rounds_is_the_same_on_all_ranks() -> None:
+    [code] = re.findall(r"^```python\n(import torch\nfrom dataclasses.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    models = [seeded(lambda: torch.nn.Linear(120, 100)) for _ in range(2)]
+
+    def rank(communicator: Communicator) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model, own = models[communicator.rank], code.replace("density=0.1)", "density=0.1), backend=communicator")
+        names: dict[str, Any] = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+        names |= {"resireduce": resireduce, "communicator": communicator}
+        exec(own, names)
+        for step in range(3):
+            before = model.weight.detach().clone()
+            names["optimizer"].zero_grad()
+            inputs = torch.randn(8, 120, generator=torch.Generator().manual_seed(2 * step + communicator.rank))
+            model(inputs).square().mean().backward()
+            names["optimizer"].step()
+            assert int((model.weight != before).any(1).sum()) == 10
+        return model.weight.detach().clone(), names["optimizer"].residual_state_dict()
+
+    first, second = LocalWorld(2).run(rank)
+    assert torch.equal(first[0], second[0])
+    norms = first[1]["compressor.weight.norms"]
+    assert norms.all() and torch.equal(norms, second[1]["compressor.weight.norms"])
