@@ -81,8 +81,8 @@ The mean is rounded once more than with `block8`; its owner adds what that loses
 of a bucket share both exchanges. The second ends in `step()`, and gradients that are not in a residual's memory wait
 for it, as with `powersgd` and `ok-topk`: at the fullest moment streaming then saves little (`plan` has
 `peak_normalised`). On four small models [no loss is
-seen](results.md#accuracy-in-two-phases); over 100 Mbit/s a step takes two thirds (4
-bits) to four fifths (8 bits) of half precision's time, and [over 1 Gbit/s longer than
+seen](results.md#accuracy-in-two-phases); over 100 Mbit/s a step takes two thirds to three
+quarters (4 bits) or 0.7 to 0.9 (8 bits) of half precision's time, and [over 1 Gbit/s longer than
 that](results.md#beside-half-precision).
 """
 COLUMNS = (

@@ -184,10 +184,10 @@ def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]
         lines.append(f"It {fits} {memory / MIB:,.2f} MiB; the largest batch that does is {result['largest_batch']}")
     ways = [way for way in WAYS if way in choices[0]]
     marked = "" if memory is None else " (* fits)"
-    lines += ["", f"{f'MiB then{marked}':<32}" + "".join(f"{WAYS[way]:>20}" for way in ways)]
+    lines += ["", f"{f'MiB then{marked}':<42}" + "".join(f"{WAYS[way]:>18}" for way in ways)]
     for row in choices:
         cells = [f"{row[way] / MIB:,.0f}{'' if memory is None else ' *'[row[way] <= memory]}" for way in ways]
-        lines.append(f"{row['choice']:<32}" + "".join(f"{cell:>20}" for cell in cells).rstrip())
+        lines.append(f"{row['choice']:<42}" + "".join(f"{cell:>18}" for cell in cells).rstrip())
     return lines
 
 

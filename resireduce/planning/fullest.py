@@ -389,6 +389,7 @@ def fullest(passes: Passes, held: Held) -> dict[str, Any]:
 # --- What a plan says of it ---
 
 
+NONE = {"compressor": "none", "scheme": "none", "gradients": "streamed"}
 KINDS: dict[str, dict[str, Any]] = {
     "as asked": {},
     "full residuals, kept": {"scheme": "baseline", "residual_dtype": None, "gradients": "kept"},
@@ -396,7 +397,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "w+2d, streamed": {"scheme": "w+2d", "residual_dtype": None, "gradients": "streamed"},
     "int8 residuals, streamed": {"scheme": "baseline", "residual_dtype": "int8", "gradients": "streamed"},
     "int4 residuals, streamed": {"scheme": "baseline", "residual_dtype": "int4", "gradients": "streamed"},
-    "no compression, streamed": {"compressor": "none", "scheme": "none", "gradients": "streamed"},
+    "no compression, streamed": NONE,
+    "no compression, updated in backward": NONE | {"update": "in_backward"},
 }
 """Choices that are planned beside the one that was asked for: what each changes of the settings."""
 OTHER = {"sgd": "adamw", "adamw": "sgd"}
