@@ -183,8 +183,11 @@ class Reference:
         return self.by_model(name, "name")
 
     def origin(self, name: str) -> str:
-        """Return with how many seeds, on which machine and from which commit a file was measured."""
-        measured, seeds = self.ref(name)["measured"], [row["seeds"] for row in self.rows(name)]
+        """Return on which machine and from which commit a file was measured, and for cells with how many seeds."""
+        measured = self.ref(name)["measured"]
+        if "commit" in measured:
+            return f"{machine(measured['cpu'], measured['cores'])}, commit `{measured['commit'][:7]}`"
+        seeds = [row["seeds"] for row in self.rows(name)]
         count = " to ".join(str(one) for one in sorted({min(seeds), max(seeds)}))
         machines = " and ".join(machine(cpu, cores) for cpu in measured["Processor"] for cores in measured["Cores"])
         commits = ", ".join(f"`{commit[:7]}`" for commit in measured["Commit"])
