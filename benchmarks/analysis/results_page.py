@@ -172,7 +172,7 @@ class Reference:
 
     def fastest(self, name: str, /, **wanted: Any) -> Row:
         """Return of these rows the one with the least median: that of the better way to merge messages."""
-        return min(self.rows(name, **wanted), key=lambda row: row["median"])  # type: ignore[no-any-return]
+        return min(self.rows(name, **wanted), key=lambda row: row["median"])
 
     def by_model(self, name: str, key: str = "model") -> list[list[Row]]:
         """Return the rows of each model."""

@@ -39,8 +39,8 @@ FORMS: tuple[dict[str, Any], ...] = (
     *({**TOPK, "merge": merge} for merge in (MERGES[0], MERGES[1], SIZE_BYTES, *MERGES[2:])),
 )
 MERGED: tuple[dict[str, Any], ...] = ({"merge": "none"}, {"merge": 1 << 20})
-"""A message for each tensor, which leaves earlier, or messages of at most a MiB, which are fewer: `gpt2-bytes` sends five
-MiB without compression. Everything is timed in both ways, and compared in its better one."""
+"""A message for each tensor, which leaves earlier, or messages of at most a MiB, which are fewer: without compression
+`gpt2-bytes` sends five MiB. Everything is timed in both ways, and compared in its better one."""
 EXCHANGES: tuple[dict[str, Any], ...] = (
     {"compressor": "none", "scheme": "none"},
     {"compressor": "fp16", "scheme": "none"},
