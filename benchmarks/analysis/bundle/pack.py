@@ -3,17 +3,15 @@
 import argparse
 import hashlib
 import json
-import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from benchmarks.analysis.load_run import load_run
@@ -69,9 +67,6 @@ def files_of(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
 PICTURES = (".png", ".svg", ".pdf")
 """Pictures depend on the versions of the drawing libraries, also inside the page; all else is text from the records."""
 PICTURE = re.compile("<svg.*?</svg>")
-KINDS = "svg|g|path|text|tspan|line|rect|circle|defs|clipPath|linearGradient|stop"
-ODD = re.compile(f'<(?!/?(?:{KINDS})[ >/])|[ /"](?:style|on[a-z]+|href|xlink:href)=', re.IGNORECASE)
-"""What the pictures do not need, and could show something else than a picture."""
 WIDTH = 160
 
 
@@ -94,11 +89,7 @@ def first_difference(path: str, old: Path, new: Path) -> str | None:
 
 
 def _without_pictures(line: str) -> str:
-    return PICTURE.sub(_blank, line)
-
-
-def _blank(picture: re.Match[str]) -> str:
-    return picture[0] if ODD.search(picture[0]) else "<svg></svg>"
+    return PICTURE.sub("<svg></svg>", line)
 
 
 def _short(line: str | None, other: str | None) -> str:
@@ -148,16 +139,6 @@ def source_texts() -> dict[str, str]:
         return {"commit.txt": "not known: not a git checkout\n"}
     texts = {"commit.txt": commit, "status.txt": git(*STATUS) or ""}
     return texts | {"changes.diff": git("diff-index", "--patch", "--binary", "--no-ext-diff", "HEAD") or ""}
-
-
-def check_links(folder: Path) -> None:
-    """Raise ConfigError, with one line, for a link among a run's files: what it names may be no part of the run."""
-    for name in INPUTS:
-        for path in sorted([folder / name, *(folder / name).rglob("*")]):
-            if path.is_symlink():
-                raise ConfigError(
-                    f"run: {path} is a link, which a bundle does not follow; put the file itself there, or delete it"
-                )
 
 
 def check_records(folder: Path) -> None:
@@ -234,7 +215,6 @@ class Manifest:
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can store."""
-CHUNK_BYTES = 1 << 20
 
 
 def pack(files: Mapping[str, Content], head: Manifest, output: Path) -> Manifest:
@@ -256,23 +236,10 @@ def size_of(content: Content) -> int:
 
 def _add(bundle: ZipFile, path: str, content: Content) -> tuple[str, int]:
     """Return SHA-256 and bytes of the added content."""
-    info = ZipInfo(path, EPOCH)
-    info.compress_type, info.external_attr, info.file_size = ZIP_DEFLATED, 0o100644 << 16, size_of(content)
-    opened = content.open("rb") if isinstance(content, Path) else BytesIO(content)
-    with opened as source, bundle.open(info, "w") as target:
-        return copied(source, target)
-
-
-def copied(source: IO[bytes], target: IO[bytes], most: float = math.inf) -> tuple[str, int]:
-    """Copy a file and return its SHA-256 and bytes. Raises BundleError if there are more than `most` bytes."""
-    digest, size = hashlib.sha256(), 0
-    while chunk := source.read(CHUNK_BYTES):
-        size += len(chunk)
-        if size > most:
-            raise BundleError("is larger than it says")
-        digest.update(chunk)
-        target.write(chunk)
-    return digest.hexdigest(), size
+    info, data = ZipInfo(path, EPOCH), content.read_bytes() if isinstance(content, Path) else content
+    info.compress_type, info.external_attr = ZIP_DEFLATED, 0o100644 << 16
+    bundle.writestr(info, data)
+    return hashlib.sha256(data).hexdigest(), len(data)
 
 
 # --- Metadata of a bundle as an RO-Crate 1.1 (https://w3id.org/ro/crate/1.1), so that archives can read it ---
@@ -331,7 +298,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the zip. What the run lacks is listed; it is no error, since partial runs have bundles too."""
     run = load_run(args.run)
-    check_links(args.run)
     check_records(args.run)
     name, here = get_run_name({"run": args.run.resolve().name}), provenance()
     date, commit = datetime.now(UTC).date().isoformat(), here["commit"]

@@ -118,11 +118,3 @@ def test_what_cannot_be_bundled_is_one_line(folder, tmp_path, capsys):
     assert main(["bundle", "--run", str(folder), "--output", str(tmp_path / "b.zip")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "half written or not JSON" in lines[2] and not (tmp_path / "b.zip").exists()
-
-
-@pytest.mark.parametrize("name", ["logs/b.log", "cells/b.json", "logs/more", "start.json"])
-def test_a_link_is_not_followed(folder, tmp_path, capsys, name):
-    (folder / name).symlink_to("/etc" if name == "logs/more" else "/etc/passwd")
-    assert main(["bundle", "--run", str(folder), "--output", str(tmp_path / "b.zip")]) == 2
-    said = capsys.readouterr().err
-    assert f"{name} is a link, which a bundle does not follow" in said and not (tmp_path / "b.zip").exists()
