@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -63,24 +63,11 @@ def main(args: argparse.Namespace) -> int:
         return int(old != new)
     save_text(new, path)
     reference = Reference(args.root / REFERENCE)
-    for name, (chart, file) in PICTURES.items():
-        rows = reference.times() if file == "reach" else reference.rows(file)
-        drawn = load(f"benchmarks.analysis.charts.{chart}")(*([whole_rows(rows)] * 2 if file == "mini" else [rows]))
+    for name, (chart, rows) in PICTURES.items():
+        drawn = load(f"benchmarks.analysis.charts.{chart}")(*rows(reference))
         save_text(load("benchmarks.analysis.charts.draw:drawn")(name, drawn).svg + "\n", args.root / f"docs/{name}.svg")
     print(path)
     return 0
-
-
-PICTURES: Mapping[str, tuple[str, str]] = {
-    "memory-against-accuracy": ("rows_chart:trade_off_chart", "mini"),
-    "contraction-against-bytes": ("rivals_chart:contraction_chart", "rivals"),
-    "lost-against-bytes": ("rivals_chart:lost_chart", "rivals"),
-    "systems": ("rivals_chart:systems_chart", "systems"),
-    "time-to-accuracy": ("curves_chart:times_chart", "reach"),
-    "larger": ("curves_chart:steps_chart", "larger"),
-}
-"""Pictures of docs/, each with the function that draws it and the file of its rows. They are not compared, since the
-widths of letters depend on the machine."""
 
 
 def whole_rows(rows: Iterable[Row]) -> list[Row]:
@@ -280,3 +267,15 @@ def saved(gpu: gpu_records.Device, model: str, rung: str, **wanted: Any) -> str:
         return f"{100 * (1 - tested / against):.1f} %"
     except (gpu_records.Unread, StopIteration, RuntimeError, ValueError):
         return ABSENT
+
+
+PICTURES: Mapping[str, tuple[str, Callable[[Reference], Sequence[list[Row]]]]] = {
+    "memory-against-accuracy": ("rows_chart:trade_off_chart", lambda found: [whole_rows(found.rows("mini"))] * 2),
+    "contraction-against-bytes": ("rivals_chart:contraction_chart", lambda found: [found.rows("rivals")]),
+    "lost-against-bytes": ("rivals_chart:lost_chart", lambda found: [found.rows("rivals")]),
+    "systems": ("rivals_chart:systems_chart", lambda found: [found.rows("systems")]),
+    "time-to-accuracy": ("curves_chart:times_chart", lambda found: [found.times()]),
+    "larger": ("curves_chart:steps_chart", lambda found: [found.rows("larger")]),
+}
+"""Pictures of docs/, each with the function that draws it and its arguments. They are not compared, since the widths of
+letters depend on the machine."""
