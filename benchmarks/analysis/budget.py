@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.metric_claims import seeds_of
 from benchmarks.analysis.grouping import first_of, grouped, starts_of
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_screen
@@ -58,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     device = max(found, key=lambda one: sum(e.hours is not None for _, e in found[one]), default=UNKNOWN)
     estimates = found.get(device) or _estimates(cells, [])
     print(to_screen(budget_table(estimates, device)))
-    print("\n" + "\n".join([*totals([one for _, one in estimates], jobs), *seeds_line(cells)]))
+    print("\n" + "\n".join(totals([one for _, one in estimates], jobs)))
     if sources := sorted({source for _, one in estimates for source in one.sources}):
         print(f"Recorded in: {', '.join(sources)}")
     if others := sorted({speed.device for speed in speeds} - {device}):
@@ -279,16 +277,3 @@ def totals(found: Sequence[Estimate], jobs: int) -> list[str]:
     lines.append(f"{_unit(found)}: {_sum(found, 'processor_hours', 'at least ')}.")
     wall = max(math.fsum(hours) / jobs, *hours)
     return [*lines, f"Wall time, {jobs} cell{'s' if jobs > 1 else ''} at once: {at}{_number(wall)} hours."]
-
-
-def seeds_line(cells: Iterable[Cell]) -> list[str]:
-    """Return how many seeds each model has, and how many it takes to show a kept metric; [] without several seeds."""
-    book, seeds = load_claims(), grouped({(cell.model, cell.seed): None for cell in cells})
-    needed = {model: seeds_of(book, book.stand_ins.get(model, model), {}) for model in seeds if len(seeds[model]) > 1}
-    texts = [f"{model} has {len(seeds[model])}, needs {count}" for model, count in needed.items() if count]
-    if not texts:
-        return []
-    return [
-        f"Seeds, for 80 % power to show that a metric is kept ({', '.join(texts)}): by the spread of the small models, "
-        "results/reference/mini.json; docs/claims.md."
-    ]

@@ -7,11 +7,10 @@ from statistics import mean, stdev
 
 import pytest
 
-from benchmarks.analysis.budget import seeds_line
 from benchmarks.analysis.claims.claim import Book, Claim, LedgerRow, Scope
 from benchmarks.analysis.claims.ledger import adjusted, ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.metric_claims import POWER, loss_between, margin_of, reference_metrics, seeds_needed
+from benchmarks.analysis.claims.metric_claims import POWER, loss_between, margin_of, seeds_needed
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.statistics import Interval, interval, p_beyond, power
 from benchmarks.core.cell import Cell
@@ -341,13 +340,6 @@ def test_a_claim_of_accuracy_says_how_many_it_needs() -> None:
     cells = [Cell(model="vgg-digits", scheme=s, seed=n) for s in ("baseline", "w+2d", "none") for n in range(3)]
     after = ledger(run_of([make(cell) for cell in cells]), book=book)[0]
     assert after.seeds_needed and after.seeds_needed <= 3 and after.status == after.holm == "reproduced"
-
-
-def test_a_budget_says_how_many_seeds_a_config_has_and_needs() -> None:
-    assert set(reference_metrics()) == {"resnet-digits", "vgg-digits", "gpt2-bytes", "bert-questions"}
-    (line,) = seeds_line([Cell(model="vgg19", seed=seed) for seed in range(3)])
-    assert line.startswith("Seeds, for 80 % power to show that a metric is kept (vgg19 has 3, needs 6): ")
-    assert seeds_line([Cell(model="vgg19")]) == []
 
 
 def test_a_p_value_is_small_where_an_interval_leaves_the_value_out() -> None:
