@@ -2,13 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.claims.sound import wrong_date
-from benchmarks.analysis.grouping import grouped
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
@@ -59,8 +58,6 @@ class Device:
     """Readings of known allocations, a rung each."""
     commits: tuple[str, ...] = ()
     """Those at which its cells were measured, oldest first."""
-    uuids: frozenset[str] = frozenset()
-    """Identifiers of the GPU that its cases name."""
     notes: tuple[str, ...] = ()
     """What of its folder does not count, and why."""
 
@@ -111,12 +108,7 @@ def spoilt(rung: Mapping[str, Any]) -> str:
 
 
 TOTAL, IN_FLIGHT, PEAK_STATES = "total_bytes", "in_flight_bytes", "peak_states_bytes"
-ITEMISED, ALLOCATED, FREED, PEAK = (
-    "model_state_itemised",
-    "allocated",
-    "allocated_without_gradients",
-    "peak_allocated",
-)
+ITEMISED, ALLOCATED, PEAK = "model_state_itemised", "allocated", "peak_allocated"
 PARTS = ("baseline_bytes", "states_bytes", "buffers_bytes", "workspaces_bytes", "rounding_bytes", "other_bytes")
 """What `allocated` consists of."""
 UUID = ("GPU-", "MIG-")
@@ -127,10 +119,8 @@ def wrong_source(source: Json) -> str | None:
     device = source.get("device")
     if not isinstance(device, str) or device == "cpu" or not str(source.get("uuid")).startswith(UUID):
         return f"it was measured on {device!r}, which is no GPU with a UUID"
-    if not source.get("cuda") or str(source.get("torch")).endswith("+cpu"):
+    if not source.get("cuda"):
         return f"{device!r}, but its torch, {source.get('torch')}, is one for CPUs alone"
-    if not source.get("device_memory_bytes"):
-        return f"{device!r}, but its memory is not known"
     return wrong_date(source.get("date"))
 
 
@@ -153,18 +143,16 @@ def _wrong(cell: Cell, case: Json) -> Iterator[str]:
     if not str(case["device"]).startswith(UUID):
         yield f"measured on {case['device']}, which is no UUID of a GPU"
     for rank in ranks:
-        yield from _wrong_rank(cell, rank, str(case["device"]), source)
+        yield from _wrong_rank(cell, rank, source)
         yield from _wrong_memory(rank["memory"])
 
 
-def _wrong_rank(cell: Cell, rank: Json, uuid: str, source: Json) -> Iterator[str]:
+def _wrong_rank(cell: Cell, rank: Json, source: Json) -> Iterator[str]:
     facts = rank["facts"]
     if rank["status"] != "ok" or rank["steps"] != cell.steps or len(rank["step_seconds"]) != cell.steps:
         yield f"a rank ended as {rank['status']} after {rank['steps']} steps, its cell has {cell.steps}"
-    if facts["device"] != source["device"] or not facts["device_memory_bytes"]:
+    if facts["device"] != source["device"]:
         yield f"a rank was on {facts['device']}, its file is of {source['device']}"
-    if facts["gpu_uuid"] != uuid:
-        yield f"a rank was on {facts['gpu_uuid']}, its case on {uuid}"
 
 
 def _wrong_memory(memory: Json) -> Iterator[str]:
@@ -181,20 +169,14 @@ def _wrong_memory(memory: Json) -> Iterator[str]:
 
 
 def _wrong_rungs(memory: Json) -> Iterator[str]:
-    """Compare the ladder's rungs with each other, with the states, and with the parts of what is allocated."""
+    """Compare the ladder's rungs with the states, and with the parts of what is allocated."""
     read, parts = {rung["name"]: rung["bytes"] for rung in memory["ladder"]}, memory["difference"]
-    if len(read) != len(memory["ladder"]):
-        yield "a rung is there twice"
     if read[ITEMISED] != memory[TOTAL]:
         yield f"{ITEMISED} is {read[ITEMISED]}, {TOTAL} {memory[TOTAL]}"
     if read[ALLOCATED] is None or not isinstance(parts, dict):
         yield "without figures of the allocator, as on a CPU"
     if read[ALLOCATED] != parts["allocated_bytes"] or sum(parts[name] for name in PARTS) != read[ALLOCATED]:
         yield f"{ALLOCATED} is {read[ALLOCATED]}, which its parts do not add up to"
-    if parts["states_bytes"] > memory[TOTAL]:
-        yield "more model states on the device than there are"
-    if read[FREED] is not None and read[FREED] > read[ALLOCATED]:
-        yield f"{FREED} is more than {ALLOCATED}"
     if read[PEAK] is not None and read[PEAK] < parts["states_bytes"] + parts["buffers_bytes"]:
         yield f"{PEAK} is less than what is held between two steps"
 
@@ -211,18 +193,10 @@ def read_devices(folder: Path = REFERENCE) -> list[Device]:
     """Return the devices whose records lie below a folder, in the order of their names.
 
     A folder with neither of the two files is none of a device. One whose files are broken, or not those of a GPU, is
-    returned without cases, and its notes say why. So is one that names the GPU of another folder: at least one of the
-    two is a copy.
+    returned without cases, and its notes say why.
     """
     paths = sorted({path.parent for group in (MEMORY, KNOWN) for path in folder.glob(f"*/{group}.json")})
-    found = [read_device(path) for path in paths]
-    return [_unless_copied(one, [other for other in found if other is not one]) for one in found]
-
-
-def _unless_copied(one: Device, others: Sequence[Device]) -> Device:
-    names = [other.name for other in others if other.uuids & one.uuids]
-    note = f"{one.name} does not count: its GPU has the identifier of that in {', '.join(names)}"
-    return replace(one, cases=(), known=(), notes=(*one.notes, note)) if names else one
+    return [read_device(path) for path in paths]
 
 
 def read_device(folder: Path) -> Device:
@@ -238,7 +212,6 @@ def read_device(folder: Path) -> Device:
         cases=cases,
         known=tuple(_readings(known)),
         commits=tuple(dict.fromkeys(str(case.get("commit")) for case in dated)),
-        uuids=frozenset(uuid for case in (*trained, *known) if (uuid := str(case.get("device"))).startswith(UUID)),
         notes=(*filter(None, (note, more)), *doubts),
     )
 
@@ -266,10 +239,8 @@ def _misplaced(folder: Path, source: Json) -> str | None:
 
 
 def _cases(found: list[Json]) -> Iterator[Case]:
-    """Yield all cells; those with an impossible record, or one that stands for several, have no ranks."""
+    """Yield all cells; those with an impossible record, or with two, have no ranks."""
     twice = Counter(str(case.get("name")) for case in found)
-    times = grouped((tuple(_seconds(case)), str(case.get("name"))) for case in found if _seconds(case)).values()
-    alike = {name: other for those in times for other in those for name in those if name != other}
     for case in found:
         try:
             cell = Cell.from_dict(case["cell"])
@@ -279,22 +250,10 @@ def _cases(found: list[Json]) -> Iterator[Case]:
         doubt = None
         if twice[str(case.get("name"))] > 1:
             doubt = "it is there twice"
-        elif other := alike.get(str(case.get("name"))):
-            doubt = f"each step took the seconds of {other}: one training, not two"
         elif status == "ok":
             doubt = wrong_case(cell, case)
         ranks = tuple(rank["memory"] for rank in case["ranks"]) if status == "ok" and not doubt else ()
         yield Case(cell=cell, status=status, reason=reason and str(reason), ranks=ranks, doubt=doubt)
-
-
-def _seconds(case: Json) -> list[float]:
-    """Return the seconds of the steps of rank 0; nothing if there are too few to tell trainings apart."""
-    ranks = case.get("ranks")
-    first = ranks[0] if isinstance(ranks, list) and ranks and isinstance(ranks[0], dict) else {}
-    found = first.get("step_seconds")
-    if not isinstance(found, list) or len(found) < 2 or not all(isinstance(one, float) for one in found):
-        return []
-    return found
 
 
 def _readings(found: list[Json]) -> Iterator[Json]:

