@@ -41,6 +41,11 @@ def interval(values: Sequence[float]) -> Interval | None:
     return Interval(mean(values), half_width, n)
 
 
+def columns(name: str, found: Interval | None) -> dict[str, float | None]:
+    """Return the columns of a row with the mean, and with half of the interval."""
+    return {f"{name}_mean": found.mean if found else None, f"{name}_half_width": found.half_width if found else None}
+
+
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the median of independent `values` (at least one) and the two values that bound its 95 % interval.
 

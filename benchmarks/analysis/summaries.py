@@ -8,7 +8,7 @@ these rates, and what holds of them. reach: after how many steps each system rea
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
@@ -22,19 +22,17 @@ from benchmarks.analysis.claims.sound import METRICS
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Part, Run, load_run
 from benchmarks.analysis.origin import provenance_rows
-from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, paired
+from benchmarks.analysis.statistics import CONFIDENCE, Interval, columns, interval, paired
 from benchmarks.analysis.table import CELL_COLUMNS, by_seed
 from benchmarks.analysis.tables.accuracy import USUAL_DENSITY, accuracy_record, paired_baseline
 from benchmarks.analysis.tables.memory_table import memory_record
-from benchmarks.analysis.tuned import judged, judged_text, titled
+from benchmarks.analysis.tuned import CLAIMS, judged, verdicts
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import is_number
 from benchmarks.core.config_reader import DEFAULTS
 from benchmarks.core.files import save_json, save_text, writable
 from benchmarks.core.matrix import WHOLE, WORDS
 from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
-from resireduce.scheme import COMPRESSORS
 
 Row = dict[str, Any]
 
@@ -79,8 +77,7 @@ def joined(runs: Sequence[Run]) -> Run:
     cells = list(dict.fromkeys(cell for part in parts.values() for cell in part.cells))
     results = {cell: run.results[cell] for cell in cells for run in runs if cell in run.results}
     holes = {cell: run.holes[cell] for cell in cells for run in runs if cell in run.holes and cell not in results}
-    doubts = {cell: run.doubts[cell] for cell in cells for run in runs if cell in run.doubts}
-    return Run(runs[0].folder, cells, results, holes, [note for run in runs for note in run.notes], parts, doubts)
+    return Run(runs[0].folder, cells, results, holes, [note for run in runs for note in run.notes], parts)
 
 
 # --- Metrics over seeds, and their differences from the baseline's ---
@@ -198,14 +195,10 @@ def _summary(values: Sequence[float]) -> Row:
 
 
 def _tells_text(values: Row) -> str:
-    lines = []
-    for model, entry in values["models"].items():
-        texts = {name: f"{entry[name]['mean']:.3f} ± {entry[name]['half_width']:.3f}" for name in ("loss", *SETTINGS)}
-        verdict, loss = "tells" if entry["tells"] else "does not tell", texts.pop("loss")
-        means = ", ".join(f"{name} {text}" for name, text in texts.items())
-        lines.append(f"{model}: {verdict}: without residuals worse by {loss} ({means})")
     return "\n".join(
-        [*lines, "± is half of a 95 % interval; that of the loss is paired, over its differences by seed."]
+        f"{model}: {'tells' if one['tells'] else 'does not tell'}: without residuals worse by "
+        f"{labels.with_half(one['loss']['mean'], one['loss']['half_width'], 3)}"
+        for model, one in values["models"].items()
     )
 
 
@@ -216,19 +209,9 @@ OBSERVED = "contraction"
 SEEN = {"contraction": "contraction", "cosine": "cosine", "density": "density_sent"}
 """Observed quantity of each step, and its column: the mean over seeds of the median over steps."""
 HELD = ("residuals_bytes", "optimizer_states_bytes", "total_bytes", "peak_states_bytes")
-RIVALS_HEAD: tuple[str, ...] = (
-    "Compressor",
-    "Density",
-    "Scheme",
-    "Seeds",
-    "Metric",
-    "Lost",
-    "KiB a step",
-    "Sent",
-    "Contraction",
-    "Cosine",
-)
-RIVALS_HEAD += ("Model states, MiB", "ms a step")
+RIVALS_COLUMNS: tuple[str, ...] = ("compressor", "density", "scheme", "seeds", "metric_mean", "metric_half_width")
+RIVALS_COLUMNS += ("lost_mean", "lost_half_width", "sent_bytes", "density_sent", "contraction", "cosine")
+RIVALS_COLUMNS += ("total_bytes", "step_seconds")
 
 
 def rivals_rows(run: Run) -> list[Row]:
@@ -248,9 +231,8 @@ def rivals_rows(run: Run) -> list[Row]:
 def _rival(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]) -> Row:
     """Return the row of one setting; `dense`: metrics to compare with. What any result did not observe is None."""
     first, metrics = results[0], by_seed(results)
-    value, sign = interval(list(metrics.values())), 1 if first.higher_is_better else -1
+    sign = 1 if first.higher_is_better else -1
     lost = interval([sign * one for one in paired(dense, metrics)])
-    assert value is not None
     timed = [median(result.step_seconds) for result in results if result.step_seconds]
     return {
         **{name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density", "learning_rate")},
@@ -258,10 +240,8 @@ def _rival(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]
         "higher_is_better": first.higher_is_better,
         "seeds": len(metrics),
         "metrics": metrics,
-        "metric_mean": value.mean,
-        "metric_half_width": value.half_width,
-        "lost_mean": lost.mean if lost else None,
-        "lost_half_width": lost.half_width if lost else None,
+        **columns("metric", interval(list(metrics.values()))),
+        **columns("lost", lost),
         "pairs": lost.n if lost else 0,
         **_observed(results),
         **{name: max(getattr(result, name) for result in results) for name in HELD},
@@ -292,55 +272,8 @@ def _check_observed(results: Iterable[CellResult]) -> None:
 
 
 def _points(result: CellResult) -> list[Row]:
-    """Return the steps that a cell observed; [] if any part is missing, since a record may hold anything."""
-    seen = result.observations.get(OBSERVED, {})
-    points = seen.get("points")
-    if not isinstance(points, list) or not is_number(seen.get("dense_bytes")):
-        return []
-    whole = all(
-        isinstance(one, dict)
-        and is_number(one.get("bytes"))
-        and all(name in one and (one[name] is None or is_number(one[name])) for name in SEEN)
-        for one in points
-    )
-    return points if whole else []
-
-
-def rivals_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows of one model as a Markdown table, in the order of bytes sent per step."""
-    ordered = sorted(rows, key=lambda row: row["sent_bytes"])
-    return labels.markdown_table(RIVALS_HEAD, [*map(_rival_texts, ordered)], "lrlrrrrrrrrr")
-
-
-def _rival_texts(row: Mapping[str, Any]) -> list[str]:
-    return [
-        f"`{row['compressor']}`",
-        f"{row['density']:g}" if COMPRESSORS[row["compressor"]].selects else labels.ABSENT,
-        row["scheme"],
-        str(row["seeds"]),
-        *_metric_texts(row),
-        f"{row['sent_bytes'] / 1024:,.1f}",
-        _share_sent(row["density_sent"]),
-        *(
-            _or_absent(row[name], lambda value: f"{value:.3f}" if value < 10 else f"{value:.1e}")
-            for name in ("contraction", "cosine")
-        ),
-        f"{row['total_bytes'] / 2**20:.2f}",
-        f"{1000 * row['step_seconds']:.0f}",
-    ]
-
-
-def _metric_texts(row: Mapping[str, Any]) -> list[str]:
-    lost = _or_absent(row["lost_mean"], lambda value: labels.signed_with_half(value, row["lost_half_width"], DIGITS))
-    return [labels.with_half(row["metric_mean"], row["metric_half_width"], DIGITS), lost]
-
-
-def _share_sent(share: float | None) -> str:
-    return _or_absent(share, lambda known: f"{100 * known:.2g} %" if known < 0.1 else labels.percent(known))
-
-
-def _or_absent(value: float | None, text: Callable[[float], str]) -> str:
-    return labels.ABSENT if value is None else text(value)
+    """Return the steps that a cell observed."""
+    return list(result.observations.get(OBSERVED, {}).get("points", ()))
 
 
 # --- Systems beside one another: the parts of a config, each one setting of a model ---
@@ -348,10 +281,8 @@ def _or_absent(value: float | None, text: Callable[[float], str]) -> str:
 
 DENSE, BASELINE = "dense", "baseline"
 """The parts that accuracy (DENSE) and memory (BASELINE) of the others are compared with."""
-DIGITS = 2
-"""Decimals of metrics and losses."""
-SYSTEMS_HEAD: tuple[str, ...] = ("System", "Seeds", "Metric", "Lost", "Sent", "KiB a step", "ms a step")
-SYSTEMS_HEAD += ("Held between steps", "at the fullest")
+SYSTEMS_COLUMNS: tuple[str, ...] = ("title", "learning_rate", "seeds", "metric_mean", "metric_half_width", "lost_mean")
+SYSTEMS_COLUMNS += ("lost_half_width", "density_sent", "sent_bytes", "step_seconds", "held_share", "peak_share")
 UNSLOWED = "not slowed"
 
 
@@ -399,26 +330,6 @@ def _mixed(part: Part) -> str | None:
     return next((model for model, its in settings.items() if len(set(its)) > 1), None)
 
 
-def systems_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows of one model, as from `systems_rows`, as a Markdown table; losses beyond their interval bold."""
-    body = []
-    for row in rows:
-        lost, half = row["lost_mean"], row["lost_half_width"]
-        texts = [
-            titled(row),
-            str(row["seeds"]),
-            *_metric_texts(row),
-            _share_sent(row["density_sent"]),
-            _or_absent(row["sent_bytes"], lambda sent: f"{sent / 1024:,.1f}"),
-            _or_absent(row["step_seconds"], lambda seconds: f"{1000 * seconds:.0f}"),
-            *(labels.percent(row[name]) for name in ("held_share", "peak_share")),
-        ]
-        if None not in (lost, half) and abs(lost) > half and round(abs(lost), DIGITS) > 0:
-            texts[3] = f"**{texts[3]}**"
-        body.append(texts)
-    return labels.markdown_table(SYSTEMS_HEAD, body, "lrrrrrrrr")
-
-
 def links_words(results: Iterable[CellResult]) -> str:
     """Return the rates to which links of nodes were slowed, and in how many cells; "" if none were."""
     rates = Counter(_rates(result.provenance.get("link_rates")) for result in results)
@@ -432,17 +343,12 @@ def _rates(found: Any) -> str:
     return ", ".join(f"{host} {rate}" for host, rate in known.items()) or UNSLOWED
 
 
-def _by_model(values: Row, table: Callable[[Sequence[Row]], str]) -> str:
-    its = grouped((row["model"], row) for row in values["rows"])
-    return "\n\n".join(f"{model}\n{table(rows)}" for model, rows in its.items())
-
-
 # --- Learning rates: the best of each part and model, chosen on seeds that are not used again ---
 
 
 MEASURED_SEEDS = 5
 """Seeds on which the best rates are measured: those after the ones that they were chosen on."""
-RATES_HEAD = ("Part", "Optimizer", "Rate: metric of each that was tried", "Best")
+RATES_COLUMNS = ("title", "optimizer", "tried", "best", "border")
 
 
 def rates(run: Run) -> Row:
@@ -452,7 +358,7 @@ def rates(run: Run) -> Row:
     may lie beyond it. Raises ConfigError for a run in which a cell has not ended, since all parts are given the same
     number of trials, and for a part of which none finished.
     """
-    if missing := [hole for hole in run.holes.values() if not hole.has_diverged]:
+    if missing := [hole for hole in run.holes.values() if hole.status != "diverged"]:
         raise ConfigError(
             f"run: {str(run.folder)!r} lacks {len(missing)} cells, such as {missing[0].name}, and rates are chosen "
             f"from all: go on with: make resume RUN={run.folder.name}"
@@ -482,36 +388,10 @@ def rates(run: Run) -> Row:
     return {"rows": rows, "config": {"run": "tuned", "defaults": {"seed": seeds}, "parts": parts}}
 
 
-def _rates_text(values: Row) -> str:
-    tables = {
-        model: labels.markdown_table(
-            RATES_HEAD,
-            [
-                [
-                    row["title"],
-                    row["optimizer"],
-                    ", ".join(
-                        f"{rate:g}: {'diverged' if metric is None else f'{metric:.2f}'}"
-                        for rate, metric in row["tried"].items()
-                    ),
-                    f"{row['best']:g}{' (border)' if row['border'] else ''}",
-                ]
-                for row in rows
-            ],
-            "lllr",
-        )
-        for model, rows in grouped((row["model"], row) for row in values["rows"]).items()
-    }
-    text = "\n\n".join(f"{model}\n{table}" for model, table in tables.items())
-    return (
-        f"{text}\n\nBorder: a better rate may lie beyond the grid; widen it for all. The config lies beside the JSON."
-    )
-
-
 # --- Steps to a level of the metric: what a system needs beside the seconds of a step ---
 
 
-REACH_HEAD = ("System", "Seeds that reach it", "Steps", "Metric at the end")
+REACH_COLUMNS = ("title", "seeds", "steps_mean", "steps_half_width", "metric_mean", "metric_name", "level")
 SETTING = ("compressor", "scheme", "gradients", "residual_dtype", "density", "optimizer", "learning_rate")
 
 
@@ -529,8 +409,8 @@ def reach(run: Run) -> Row:
         for model, cells in grouped((cell.model, cell) for cell in part.cells).items():
             results, level = [run.results[cell] for cell in cells if cell in run.results], _level(run, model)
             for cell in cells:
-                if cell in run.holes and not run.holes[cell].has_diverged:
-                    raise ConfigError(f"part {name}: {cell.name} is missing: {run.holes[cell].why}; finish the run")
+                if cell in run.holes and run.holes[cell].status != "diverged":
+                    raise ConfigError(f"part {name}: {cell.name} is missing: {run.holes[cell].reason}; finish the run")
             if not results:
                 raise ConfigError(f"part {name}: all seeds of {model} diverged; give a lower learning_rate")
             first, evaluated = results[0], [[step for step, _ in one.metric_history] for one in results]
@@ -547,8 +427,7 @@ def reach(run: Run) -> Row:
                 {"system": name, "title": part.title or name, "model": model}
                 | {field: getattr(first.cell, field) for field in SETTING}
                 | {"metric_name": first.metric_name, "higher_is_better": first.higher_is_better, "level": level}
-                | {"seeds": len(steps), "steps": steps, "steps_mean": whole and whole.mean}
-                | {"steps_half_width": whole and whole.half_width}
+                | {"seeds": len(steps), "steps": steps, **columns("steps", whole)}
                 | {"metric_mean": mean(float(one.metric or 0) for one in results)}
                 | {
                     name: max(getattr(one, name) or 0 for one in results)
@@ -585,41 +464,50 @@ def steps_to(history: Sequence[Sequence[float | None]], level: float, higher_is_
     return None
 
 
-def _reach_text(values: Row) -> str:
-    tables = []
-    for model, rows in grouped((row["model"], row) for row in values["rows"]).items():
-        body = []
-        for row in rows:
-            reached = sum(one is not None for one in row["steps"].values())
-            steps = _or_absent(row["steps_mean"], lambda it: labels.with_half(it, row["steps_half_width"], 0))  # noqa: B023
-            body.append([row["title"], f"{reached} of {row['seeds']}", steps, f"{row['metric_mean']:.2f}"])
-        head = f"{model}, {rows[0]['metric_name']} {rows[0]['level']:.2f}"
-        tables.append(f"{head}\n{labels.markdown_table(REACH_HEAD, body, 'lrrr')}")
-    return "\n\n".join(tables)
+def tuned(run: Run) -> Row:
+    """Return the rows of systems, and what is judged of them; a part with a cell that diverged does not hold."""
+    gone = {cell for cell, hole in run.holes.items() if hole.status == "diverged"}
+    diverged = {(cell.model, name) for name, part in run.parts.items() for cell in part.cells if cell in gone}
+    found = systems(run)
+    return found | {"judged": judged(found["rows"], diverged)}
+
+
+# --- The values of each kind, and their tables on a screen ---
+
+
+JUDGED_COLUMNS: tuple[str, ...] = ("claim", "decides", "title", "against_title", "loss", "half_width", "margin")
+JUDGED_COLUMNS += ("seeds", "held_share", "limit", "status")
+
+
+def tables(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return a Markdown table of these columns of the rows of each model."""
+    its = grouped((row["model"], [_text(row.get(name)) for name in names]) for row in rows)
+    return "\n\n".join(
+        f"{model}\n{labels.markdown_table(names, body, 'l' + 'r' * (len(names) - 1))}" for model, body in its.items()
+    )
+
+
+def _text(value: Any) -> str:
+    return labels.ABSENT if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _systems_text(values: Row) -> str:
-    text = _by_model(values, systems_table)
+    text = tables(values["rows"], SYSTEMS_COLUMNS)
     return f"{text}\n\nLinks slowed to: {values['links']}" if values["links"] else text
 
 
-def _diverged(run: Run) -> set[tuple[str, str]]:
-    """Return model and part of the cells that diverged."""
-    names = {hole.name for hole in run.holes.values() if hole.has_diverged}
-    return {(cell.model, name) for name, part in run.parts.items() for cell in part.cells if cell.name in names}
+def _tuned_text(values: Row) -> str:
+    said = [f"({claim}) {CLAIMS[claim]}: {status}" for claim, status in verdicts(values["judged"]).items()]
+    return "\n\n".join([_systems_text(values), tables(values["judged"], JUDGED_COLUMNS), "\n".join(said)])
 
 
 KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
     "intervals": (intervals, lambda values: intervals_table(values["rows"]), "mini PART=table"),
     "tell": (tells, _tells_text, "tell"),
-    "rivals": (lambda run: {"rows": rivals_rows(run)}, lambda values: _by_model(values, rivals_table), "rivals"),
+    "rivals": (lambda run: {"rows": rivals_rows(run)}, lambda values: tables(values["rows"], RIVALS_COLUMNS), "rivals"),
     "systems": (systems, _systems_text, "systems"),
-    "rates": (rates, _rates_text, "tune"),
-    "tuned": (
-        lambda run: systems(run) | {"judged": judged(systems_rows(run), _diverged(run))},
-        lambda values: f"{_systems_text(values)}\n\n{judged_text(values['judged'])}",
-        "tuned",
-    ),
-    "reach": (reach, _reach_text, "tuned"),
+    "rates": (rates, lambda values: tables(values["rows"], RATES_COLUMNS), "tune"),
+    "tuned": (tuned, _tuned_text, "tuned"),
+    "reach": (reach, lambda values: tables(values["rows"], REACH_COLUMNS), "tuned"),
 }
 """By kind: what makes the values and their text, and the run that it was made for."""

@@ -6,7 +6,6 @@ The comparisons and their limits were written down before the first of the measu
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.analysis import labels
 from benchmarks.analysis.claims.claim import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, below, bounds, worst
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.metric_claims import margin_of
@@ -47,8 +46,6 @@ SEEDS = 5
 """With fewer nothing is decided."""
 WORDS = {REPRODUCED: "holds", NOT_REPRODUCED: "**does not hold**", INCONCLUSIVE: "open", NOT_RUN: "not run"}
 """What a verdict is called in the tables."""
-HEAD = ("Claim", "Is", "not worse than", "by", "Margin", "Seeds", "Verdict")
-HELD_HEAD = ("Claim", "Does", "hold at most", "of the baseline's", "Verdict")
 
 
 def judged(rows: Sequence[Mapping[str, Any]], diverged: Collection[tuple[str, str]] = ()) -> list[Row]:
@@ -113,43 +110,3 @@ def _shares(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
             status = NOT_RUN if share is None else REPRODUCED if share <= limit else NOT_REPRODUCED
             sides = {"claim": "d", "model": row["model"], "system": row["system"], "title": row["title"]}
             yield {**sides, "held_share": share, "limit": limit, "status": status}
-
-
-def judged_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the rows of `judged` as Markdown: for each model a table of losses, and one of bytes held."""
-    rows = [*rows]
-    texts = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        its = [row for row in rows if row["model"] == model]
-        losses = [_loss_texts(row) for row in its if "loss" in row]
-        texts.append(f"{model}\n{labels.markdown_table(HEAD, losses, 'lllrrrl')}")
-        if held := [_held_texts(row) for row in its if "held_share" in row]:
-            texts.append(labels.markdown_table(HELD_HEAD, held, "llrrl"))
-    said = [f"({claim}) {CLAIMS[claim]}: {WORDS[status]}" for claim, status in verdicts(rows).items()]
-    texts.append("\n".join(["Of the rows marked with a star, on all four models:", *said]))
-    return "\n\n".join(texts)
-
-
-def _loss_texts(row: Mapping[str, Any]) -> list[str]:
-    known = row["loss"] is not None
-    lost = labels.signed_with_half(row["loss"], row["half_width"], 2) if known else labels.ABSENT
-    margin = labels.ABSENT if row["margin"] is None else f"{row['margin']:.2f}"
-    return [
-        row["claim"] + "*" * row["decides"],
-        row["title"],
-        row["against_title"],
-        lost,
-        margin,
-        str(row["seeds"] or 0),
-        WORDS[row["status"]],
-    ]
-
-
-def _held_texts(row: Mapping[str, Any]) -> list[str]:
-    return [
-        row["claim"] + "*" * row["decides"],
-        row["title"],
-        labels.percent(row["limit"]),
-        labels.percent(row["held_share"]),
-        WORDS[row["status"]],
-    ]

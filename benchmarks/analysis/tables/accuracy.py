@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.analysis.grouping import first_of
 from benchmarks.analysis.labels import TIMES, metric_value, short_labels, signed
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, paired
+from benchmarks.analysis.statistics import CONFIDENCE, columns, interval, paired
 from benchmarks.analysis.table import (
     SAME_WORK,
     Record,
@@ -69,9 +69,9 @@ def accuracy_record(run: Run, setting: Cell, results: Sequence[CellResult]) -> R
     return {
         **setting_record(setting, results),
         **metric_of_model(run, setting.model),
-        **_columns("metric", interval(list(values.values()))),
+        **columns("metric", interval(list(values.values()))),
         "baseline": None if other is None else short_labels([other, setting])[0],
-        **_columns("difference", difference),
+        **columns("difference", difference),
         "pairs": difference.n if difference else 0,
         "verdict": difference.verdict if difference else None,
     }
@@ -99,10 +99,6 @@ def metric_of_model(run: Run, model: str) -> dict[str, Any]:
         "metric_name": known.metric_name if known else None,
         "higher_is_better": known.higher_is_better if known else None,
     }
-
-
-def _columns(name: str, found: Interval | None) -> Record:
-    return {f"{name}_mean": found.mean if found else None, f"{name}_half_width": found.half_width if found else None}
 
 
 def _text(record: Record, single: bool) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.statistics import Interval, interval, median_interval, p_beyond, paired, t_quantile
+from benchmarks.analysis.statistics import Interval, interval, median_interval, paired
 from benchmarks.analysis.summaries import SHOWN, intervals_table
 from benchmarks.analysis.tables.accuracy import accuracy, headings, paired_baseline
 from benchmarks.core.cell import Cell
@@ -36,17 +36,6 @@ def folder(tmp_path: Path) -> Path:
         return replace(make_result(cell), metric=metric(cell), steps_per_second=2.0 + cell.seed)
 
     return save_run(tmp_path, {"matrix": MATRIX}, result)
-
-
-@pytest.mark.parametrize(
-    ("degrees", "quantile"),
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)],
-)
-def test_quantiles_are_those_of_students_table(degrees: int, quantile: float) -> None:
-    assert t_quantile(0.975, degrees) == pytest.approx(quantile, abs=5e-5)
-    assert p_beyond(Interval(1.0, 0.5, degrees + 1), 1.5) == pytest.approx(0.05) and t_quantile(0.5, degrees) == 0
-    blocks = p_beyond(Interval(1.0, 0.5, 1), 1.5, degrees)
-    assert blocks == pytest.approx(0.05), "of one seed, whose interval is of blocks of steps"
 
 
 def test_the_interval_of_a_median_leaves_out_what_a_coin_seldom_shows() -> None:

@@ -128,7 +128,7 @@ def test_the_best_rate_of_each_part_is_measured_on_seeds_that_it_was_not_chosen_
 ) -> None:
     folder = tune_folder(tmp_path)
     assert main(["summary", "rates", "--run", str(folder)]) == 0
-    assert "0.03 (border)" in capsys.readouterr().out
+    assert "| 0.03 | True |" in capsys.readouterr().out
     rows = {row["system"]: row for row in json.loads((folder / "rates.json").read_text())["rows"]}
     assert (rows["dense"]["best"], rows["dense"]["border"], rows["plain"]["best"]) == (0.01, False, 0.03)
     assert rows["plain"]["tried"] == {"0.003": 80.0, "0.01": 85.0, "0.03": 99.0}

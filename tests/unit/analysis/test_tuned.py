@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.analysis.labels import ABSENT
-from benchmarks.analysis.tuned import CONTROL, LIMITS, NOT_WORSE, OURS, judged, judged_text, verdicts
+from benchmarks.analysis.tuned import CONTROL, LIMITS, NOT_WORSE, OURS, judged, verdicts
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.paths import ROOT
 
@@ -49,7 +48,6 @@ def test_of_accuracies_more_is_better_and_few_seeds_decide_nothing() -> None:
 def test_bytes_held_are_a_share_of_the_baselines(share: float | None, status: str) -> None:
     found = [one for one in judged([row("int4-adafactor", [40.0], share=share)]) if "limit" in one]
     assert [(one["limit"], one["status"]) for one in found] == [(0.25, status)]
-    assert (ABSENT if share is None else "25.0 %") in judged_text(judged([row("int4-adafactor", [40.0], share=share)]))
 
 
 def test_each_side_is_a_part_of_the_config_that_is_tuned() -> None:
@@ -77,4 +75,3 @@ def test_a_claim_holds_if_it_holds_on_all_four_models_with_the_setting_that_was_
     assert verdicts(judged(measured(), {("vgg-digits", "int4-plain")}))["a"] == "not reproduced"
     assert verdicts(judged(measured(), {("vgg-digits", "int4-adafactor")}))["a"] == "reproduced"
     assert verdicts(judged([one for one in measured() if one["model"] != "bert-questions"]))["a"] == "not run"
-    assert "(a) int4 without a first moment is not worse" in judged_text(judged(measured()))
