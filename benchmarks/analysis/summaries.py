@@ -77,7 +77,8 @@ def joined(runs: Sequence[Run]) -> Run:
     cells = list(dict.fromkeys(cell for part in parts.values() for cell in part.cells))
     results = {cell: run.results[cell] for cell in cells for run in runs if cell in run.results}
     holes = {cell: run.holes[cell] for cell in cells for run in runs if cell in run.holes and cell not in results}
-    return Run(runs[0].folder, cells, results, holes, [note for run in runs for note in run.notes], parts)
+    doubts = {cell: run.doubts[cell] for cell in cells for run in runs if cell in run.doubts}
+    return Run(runs[0].folder, cells, results, holes, [note for run in runs for note in run.notes], parts, doubts)
 
 
 # --- Metrics over seeds, and their differences from the baseline's ---
@@ -358,7 +359,7 @@ def rates(run: Run) -> Row:
     may lie beyond it. Raises ConfigError for a run in which a cell has not ended, since all parts are given the same
     number of trials, and for a part of which none finished.
     """
-    if missing := [hole for hole in run.holes.values() if hole.status != "diverged"]:
+    if missing := [hole for hole in run.holes.values() if not hole.has_diverged]:
         raise ConfigError(
             f"run: {str(run.folder)!r} lacks {len(missing)} cells, such as {missing[0].name}, and rates are chosen "
             f"from all: go on with: make resume RUN={run.folder.name}"
