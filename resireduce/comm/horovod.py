@@ -48,7 +48,6 @@ class HorovodCommunicator(Communicator):
         return [HorovodCommunicator(next(part for part in partition if self.rank in part)) for partition in partitions]
 
     def check_devices(self, tensors: Iterable[Tensor]) -> None:
-        """Raise ConfigError if any of `tensors` is a GPU's and Horovod was built without CUDA."""
         if any(tensor.is_cuda for tensor in tensors) and not self._hvd.cuda_built():
             raise ConfigError(
                 "backend: 'horovod' cannot send tensors of a GPU here: it was built without CUDA; build it with "
@@ -100,7 +99,6 @@ class HorovodCommunicator(Communicator):
         return Handle(finish)
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Launch a gather of tensors of one size into one, as bytes."""
         whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
         return Handle(lambda: self._wait(whole).view(tensor.dtype))
 
@@ -117,7 +115,6 @@ class HorovodCommunicator(Communicator):
         return Handle(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Overwrite `tensor` with its bytes on rank 0, of whatever dtype; return it."""
         how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}
         self._wait(self._hvd.broadcast_async_(tensor.view(-1).view(torch.uint8), **how))
         return tensor

@@ -13,23 +13,18 @@ class LocalCommunicator(Communicator):
     rank, world_size = 0, 1
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Return the tensor itself."""
         return Handle(lambda: tensor)
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Return the tensor itself."""
         return Handle(lambda: [tensor])
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
-        """Return the tensor itself."""
         return Handle(lambda: [tensor])
 
     def split(self, *partitions: Partition) -> list[Communicator]:
-        """Return for each of `partitions` a communicator like this one."""
         return [LocalCommunicator() for _ in partitions]
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Return the tensor itself."""
         return tensor
 
 
@@ -54,7 +49,6 @@ class PretendCommunicator(Communicator):
         return Handle(lambda: list(gathered))
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Return `world_size` copies of the tensor in one tensor, made at the launch."""
         gathered = tensor.repeat(self.world_size)
         return Handle(lambda: gathered)
 
@@ -64,9 +58,7 @@ class PretendCommunicator(Communicator):
         return Handle(lambda: list(received))
 
     def split(self, *partitions: Partition) -> list[Communicator]:
-        """Return for each of `partitions` a communicator of as many ranks as the part of rank 0 has."""
         return [PretendCommunicator(next(len(part) for part in parts if 0 in part)) for parts in partitions]
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Return `tensor` as it is: this is rank 0."""
         return tensor

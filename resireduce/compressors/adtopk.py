@@ -45,11 +45,9 @@ class ADTopK(Selecting):
         return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Return the flat indices that the payload holds: 1-D, int64, row by row."""
         return _flat(_in_rows(payload, 1), _rows(payload.shape)[1])
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values to their places in `dense`, in which none repeats; return `dense`."""
         values, places = _in_rows(payload, 0), _in_rows(payload, 1)
         for rows, part in _parts(dense):
             indices, added = _flat(places[rows], part.shape[1]), values[rows].reshape(-1)
@@ -67,20 +65,16 @@ class ADTopKInterleaved(ADTopK):
     turns: ClassVar[int] = 2
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return the payload of this step's turn: all-dimension with places in rows, or top-k with int32 indices."""
         source = name, step
         return replace(self._in_turn(source).compress(grad, name, step), source=source)
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Return the flat indices that the payload holds: 1-D, int64."""
         return self._in_turn(payload.source).sent_indices(payload)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values to their places in `dense`; return `dense`."""
         return self._in_turn(payload.source).add_(dense, payload, scale)
 
     def _in_turn(self, source: tuple[str, int] | None) -> ADTopK | TopK:
-        """Return what compresses in that step."""
         assert source is not None
         return TopK(self.density) if source[1] % 2 else ADTopK(self.density)
 
@@ -155,11 +149,9 @@ class ADTopKThreshold(Selecting, SparseCompressor):
         return {"threshold": torch.tensor([-1.0, UNKNOWN], dtype=torch.float64, device=like.device)}
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the k largest without zeros, as at the start: int64, ascending."""
         return largest_without_zeros(flat, share(self.density, flat.numel()))
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """Return this step's payload: the k largest, which update `state`, what reaches it, or all-dimension top-k."""
         flat, memory = grad.view(-1), state["threshold"]
         if grad.is_meta:
             return self.compress(grad, name, step)

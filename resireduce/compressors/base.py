@@ -223,7 +223,6 @@ class Selecting(Compressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor with this density, in (0, 1]."""
         return cls(density)
 
 
@@ -282,7 +281,6 @@ class NoCompression(Compressor):
         return Payload.pack(grad.view(-1), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x payload to `dense`; return `dense`."""
         return dense.add_(payload.buffer.view(payload.shape), alpha=scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:

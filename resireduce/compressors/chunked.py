@@ -62,7 +62,6 @@ class Chunked(Selecting, Inexact):
         return local.add_(torch.arange(count, device=local.device).mul_(size).view(-1, 1)).view(-1)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x sign x level to the places in `dense`; return `dense`."""
         _, codes, levels = payload.parts()
         flat, indices = dense.view(-1), self.sent_indices(payload)
         codes = unpack_codes(codes.view(2, -1), indices.numel(), torch.int32)
@@ -106,7 +105,6 @@ class L1Chunks(Agreeing, Selecting):
         check_count("size", self.size, 1, "elements")
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        """Sum the norms of the chunks of `grad` over all ranks; return the values of the chunks that follow."""
         flat = grad.view(-1)
         norms = yield norms_of_blocks(flat, self.size, 1, torch.promote_types(flat.dtype, torch.float32))
         count = share(self.density, len(norms))
@@ -116,13 +114,11 @@ class L1Chunks(Agreeing, Selecting):
         return Payload.pack(values, like=grad, known=chunks, rounds_bytes=norms.nbytes)
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Return the flat indices that the payload holds: 1-D int64, ascending."""
         assert payload.known is not None
         places, inside = self._places(payload.known, payload.shape.numel())
         return places[inside]
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values of the payload's chunks to their places in `dense`; return it."""
         assert payload.known is not None
         places, _ = self._places(payload.known, dense.numel())  # what fills up is zero
         dense.view(-1).index_add_(0, places, payload.buffer.to(dense.dtype), alpha=scale)

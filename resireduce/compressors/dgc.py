@@ -64,7 +64,6 @@ class DGC(Selecting, SparseCompressor):
 
     @property
     def momentum(self) -> Momentum | None:
-        """The momentum to correct; None without a factor."""
         return Momentum(self.momentum_factor, self.nesterov, self.masking) if self.momentum_factor else None
 
     def density_at(self, step: int) -> float:
@@ -73,7 +72,6 @@ class DGC(Selecting, SparseCompressor):
         return self.warmup[stage] if stage < len(self.warmup) else self.density
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the elements that reach the threshold: at most k, int64, ascending."""
         density, n = self.density_at(step), flat.numel()
         k, threshold = share(density, n), self._estimate(flat, density, name, step)
         if flat.is_meta:
@@ -105,7 +103,6 @@ class DGCMomentum(DGC):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor with momentum 0.9, factor masking, and values in half precision."""
         return cls(density, half=True)
 
 
@@ -131,7 +128,6 @@ class DGCSimple(Selecting, SparseCompressor):
         check_count("rounds", self.rounds)
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the elements that reach the threshold: int64, ascending."""
         n, threshold = flat.numel(), self._estimate(flat, name, step)
         if flat.is_meta:
             return torch.empty(share(self.density, n), dtype=torch.int64, device=flat.device)

@@ -51,7 +51,6 @@ def decode(data: Tensor, width: int, count: int) -> Tensor:
 
 
 def _best_width(gaps: Tensor, numel: int) -> int:
-    """Return the width that takes fewest bits: never more than the bits of the mean gap."""
     widths = range(max(numel // gaps.numel(), 1).bit_length() + 1)
     bits = torch.stack([(gaps >> width).sum() + width * gaps.numel() for width in widths])
     return widths[-1] - 1 if gaps.is_meta else int(bits.argmin())
@@ -81,22 +80,18 @@ class Packed(Compressor):
 
     @property
     def exact(self) -> bool:
-        """Whether the values are the gradient's own."""
         return self.of.exact
 
     @property
     def momentum(self) -> Momentum | None:
-        """Momentum that the other compressor corrects, if any."""
         return self.of.momentum
 
     @property
     def memory(self) -> str:
-        """What decides the meaning of the other compressor's state."""
         return self.of.memory
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor of top-k with this density, in (0, 1]."""
         return cls(TopK(density))
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -104,11 +99,9 @@ class Packed(Compressor):
         return self._packed(self.of.compress(grad, name, step), grad, (name, step))
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
-        """Return the other compressor's state of a tensor of `shape`, with dtype and device of `like`."""
         return self.of.state(shape, like)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """Do as `compress` of `grad`, `name` and `step`, with the other's `state`, which it may change in place."""
         return self._packed(self.of.compress_with(grad, name, step, state), grad, (name, step))
 
     def _packed(self, payload: Payload, grad: Tensor, source: tuple[str, int]) -> Payload:
@@ -119,15 +112,12 @@ class Packed(Compressor):
         return Payload.pack(torch.cat(parts), like=grad, source=source)
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Return the flat indices that the payload holds: 1-D, int64, ascending."""
         return self.of.sent_indices(self._unpacked(payload))
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values to their places in `dense`; return `dense`."""
         return self.of.add_(dense, self._unpacked(payload), scale)
 
     def _unpacked(self, payload: Payload) -> Payload:
-        """Return the payload as the other compressor makes it."""
         like = torch.empty(payload.shape, dtype=payload.dtype, device="meta")
         dtype = torch.float16 if self.of.half else payload.dtype
         # Without storage their number is unknown; decoded, they are few beside the tensor.
@@ -144,5 +134,4 @@ class PackedDGC(Packed):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor of DGC's selection with this density, in (0, 1]."""
         return cls(DGC(density))

@@ -62,7 +62,6 @@ class PowerSGD(Agreeing, Inexact):
             )
 
     def compresses(self, shape: torch.Size) -> bool:
-        """Whether a tensor of `shape` is more than `min_compression_rate` times as large as its payload."""
         rows, columns = _sides(shape)
         return (rows + columns) * self._width(shape) * self.min_compression_rate < rows * columns
 
@@ -98,7 +97,6 @@ class PowerSGD(Agreeing, Inexact):
         state["q"].copy_(torch.where(q.any(1, keepdim=True), q, state["q"]))
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x P x what the `payload` holds to `dense`, a few rows at a time; return it."""
         p, q = _factors(payload)
         matrix, limit = dense.view(_sides(dense.shape)), torch.finfo(dense.dtype).max
         for rows in _pieces(matrix):

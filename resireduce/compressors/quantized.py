@@ -41,7 +41,6 @@ class Fp16(Inexact):
         return Payload.pack(halves.clamp_(-self.largest, self.largest), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x payload to `dense`, in the precision of `dense`; return `dense`."""
         return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
 
 
@@ -77,7 +76,6 @@ class Block8(Inexact):
         return Payload.pack(codes.view(-1), scales, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x level / most level x scale of the block to `dense`; return `dense`."""
         packed, scales = payload.parts()
         flat = dense.view(-1)
         codes = packed.view(self._shape(flat.numel()))
@@ -94,7 +92,6 @@ class Block8(Inexact):
         return (1, numel) if self.bits == BYTE else (self.bits, -(-numel // BYTE))
 
     def _columns(self, piece: slice) -> slice:
-        """Return the columns that hold the levels of a piece."""
         return piece if self.bits == BYTE else octets(piece)
 
     @property
@@ -142,7 +139,6 @@ class Fp8(Inexact):
         return Payload.pack(codes, scales, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x float / largest float x largest of the block to `dense`; return `dense`."""
         codes, scales = payload.parts()
         flat, kind = dense.view(-1), FLOATS[self.form]
         for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
@@ -196,7 +192,6 @@ class QSGD(Inexact):
         return Payload.pack(levels, norms, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x level x norm / 127 to `dense`; return `dense`."""
         levels, norms = payload.parts()
         flat = dense.view(-1)
         largest = min(torch.finfo(flat.dtype).max, torch.finfo(norms.dtype).max)
@@ -238,7 +233,6 @@ class TernGrad(Inexact):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the mean over all draws is the gradient: only if nothing is clipped."""
         return self.clip is None
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -253,7 +247,6 @@ class TernGrad(Inexact):
         return Payload.pack(planes.view(-1), largest, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x -s, 0 or s to `dense`; return `dense`."""
         packed, largest = payload.parts()
         flat, planes = dense.view(-1), packed.view(2, -1)
         for piece in pieces(flat.numel(), BYTE):
@@ -314,7 +307,6 @@ class Natural(Inexact):
         return Payload.pack(codes, top, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the powers of two to `dense`; return `dense`."""
         codes, top = payload.parts()
         flat = dense.view(-1)
         exponents = torch.arange(EXPONENTS + 1, device=flat.device) - EXPONENTS + top

@@ -55,7 +55,6 @@ class SignSGD(Inexact):
         return Payload.pack(pack_signs(flat), votes.to(torch.uint8), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x sign to `dense`, of one rank alone; return `dense`."""
         packed, votes = payload.parts()
         one = votes.to(dense.dtype)
         return add_signs_(dense, packed, one, -one, scale)
@@ -95,7 +94,6 @@ class Signum(SignSGD):
 
     @property
     def momentum(self) -> Momentum | None:
-        """Return the momentum to form before signs are taken, without masking; None without a factor."""
         return Momentum(self.momentum_factor, masking=False) if self.momentum_factor else None
 
 
@@ -119,7 +117,6 @@ class EFSignSGD(Inexact):
         return Payload.pack(pack_signs(flat), mean.to(torch.promote_types(flat.dtype, torch.float32)), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x sign x mean magnitude to `dense`; return `dense`."""
         packed, mean = payload.parts()
         return add_signs_(dense, packed, mean, -mean, scale)
 
@@ -150,6 +147,5 @@ class OneBit(Inexact):
         return Payload.pack(pack_signs(flat), means.to(torch.promote_types(flat.dtype, torch.float32)), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the mean that each bit stands for to `dense`; return `dense`."""
         packed, means = payload.parts()
         return add_signs_(dense, packed, means[0], means[1], scale)

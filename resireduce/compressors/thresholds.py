@@ -190,7 +190,6 @@ class Threshold(SparseCompressor):
             raise ConfigError(f"threshold: {self.threshold!r} is not allowed; give a number, 0 or more")
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of greater magnitudes, int64, ascending; all for a tensor without storage."""
         if flat.is_meta:
             return torch.empty(flat.numel(), dtype=torch.int64, device=flat.device)
         return reaching(flat, not_above(self.threshold, flat.dtype), strictly=True)
@@ -206,7 +205,6 @@ class Estimating(Selecting, SparseCompressor):
     equal_sizes: ClassVar[bool] = False
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the elements above the threshold: int64, ascending."""
         k = share(self.density, flat.numel())
         return planned(flat, k) if flat.is_meta else self.passing(flat, k)
 
@@ -235,7 +233,6 @@ class GaussianK(Estimating):
         check_count("rounds", self.rounds)
 
     def passing(self, flat: Tensor, k: int) -> Tensor:
-        """Return the flat indices of the elements above the threshold, which no mean far below zero makes negative."""
         found = moments(values(flat))
         assert found is not None
         threshold = max(0.0, found.mean - NormalDist().inv_cdf(self.density / 2) * math.sqrt(found.variance))
@@ -267,7 +264,6 @@ class RedSync(Estimating):
     """
 
     def passing(self, flat: Tensor, k: int) -> Tensor:
-        """Return the flat indices of the elements above the threshold."""
         found = moments(magnitudes(flat))
         assert found is not None
         return self._search(flat, k, found.mean, found.largest - found.mean)
@@ -343,11 +339,9 @@ class SIDCo(Estimating):
         return {} if self.stages else {"stages": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float32, device=like.device)}
 
     def passing(self, flat: Tensor, k: int) -> Tensor:
-        """Return the flat indices of what passes the initial number of stages."""
         return self._passing(flat, self.stages or 1)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """Return what passes the number of stages in `state`, which is adapted."""
         if grad.is_meta or self.stages:
             return self.compress(grad, name, step)
         flat, memory = grad.view(-1), state["stages"]

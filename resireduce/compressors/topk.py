@@ -35,7 +35,6 @@ class SparseCompressor(Compressor):
 
     @property
     def exact(self) -> bool:
-        """Whether the values are the gradient's own: true unless they are rounded to half precision."""
         return not self.half
 
     @abstractmethod
@@ -59,11 +58,9 @@ class SparseCompressor(Compressor):
         return Payload.pack(values, narrowed(indices, grad), like=grad, ragged=not self.equal_sizes)
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Return the flat indices that the payload holds: 1-D, int64, ascending."""
         return payload.parts()[1].long()
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values to their places in `dense`, in any order, as no index repeats; return `dense`."""
         (dtype, count), (index_dtype, _) = payload.layout
         known = (dtype, index_dtype) == (torch.float32, torch.int32)  # as compiled code takes them
         if known and add_sent_each_([(dense, [(payload.buffer, count)])], scale, zero=False):
@@ -97,7 +94,6 @@ class TopK(Selecting, SparseCompressor):
         return type(self) is TopK
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the k largest magnitudes: int64, ascending."""
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
     def looks_at(self, *tensors: Tensor) -> bool:
@@ -132,7 +128,6 @@ class TopK(Selecting, SparseCompressor):
         return buffer, payloads, spoilt
 
     def _layout(self, dense: Tensor, k: int) -> tuple[tuple[torch.dtype, int], ...]:
-        """Return the layout of the payload of `dense`."""
         index = torch.int32 if dense.numel() <= torch.iinfo(torch.int32).max else torch.int64
         return (torch.float16 if self.half else dense.dtype, k), (index, k)
 
@@ -150,7 +145,6 @@ class TopK(Selecting, SparseCompressor):
         return 1
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        """Overwrite each of the `targets` with `scale` x the sum of all ranks' `payloads` of it, by one call."""
         sent = [
             (dense, [(payload.buffer, payload.layout[0][1]) for payload in own])
             for dense, own in zip(targets, payloads, strict=True)
@@ -178,12 +172,10 @@ class RandomK(Selecting):
         return Payload.pack(grad.view(-1)[indices], like=grad, source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Return the flat indices that were drawn for the payload, drawn again: 1-D, int64, ascending."""
         assert payload.source is not None
         return _drawn(payload.shape.numel(), payload.buffer.numel(), payload.source, payload.buffer.device)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values to their places in `dense`; indices do not repeat. Return `dense`."""
         values = payload.buffer.to(dense.dtype)
         dense.view(-1).index_add_(0, self.sent_indices(payload), values, alpha=scale)
         return dense

@@ -40,7 +40,6 @@ class Block8TwoPhase(Agreeing, Inexact):
     """How many parts there are; `for_world` sets it."""
 
     def for_world(self, world_size: int) -> "Block8TwoPhase":
-        """Return the compressor with a part for each of `world_size` ranks."""
         return replace(self, ranks=world_size)
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
@@ -68,11 +67,9 @@ class Block8TwoPhase(Agreeing, Inexact):
         return replace(payload, known=known, rounds_bytes=sent.buffer.nbytes, learnt=learnt)
 
     def learn_(self, state: State, payload: Payload) -> None:
-        """Store in `state` what is left of the mean that this rank has sent."""
         state["owned"].copy_(payload.learnt["owned"])
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values of all parts to `dense`; return `dense`."""
         flat, size = dense.view(-1), self._size(dense.numel())
         for start, part in zip(range(0, flat.numel(), size), payload.buffer.chunk(self.ranks), strict=False):
             to = flat[start : start + size]

@@ -56,7 +56,6 @@ class DeMo(Selecting, Inexact):
         return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the inverse transform of the coefficients to `dense`; return `dense`."""
         tiles = _Tiles(dense)
         values, places = (part.view(*tiles.counts, -1) for part in payload.parts())
         for at, part in tiles.parts():

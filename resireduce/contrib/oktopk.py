@@ -154,7 +154,6 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
             raise ConfigError("half: True is not allowed for Ok-Topk, of which sums travel too; leave it out")
 
     def for_world(self, world_size: int) -> "OkTopK":
-        """Return the compressor with a region for each of `world_size` ranks."""
         return replace(self, ranks=world_size)
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
@@ -172,7 +171,6 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         return {"mine": none, "common": none.clone(), "starts": starts}
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the k largest magnitudes that are not zero: int64, ascending."""
         return largest_without_zeros(flat, share(self.density, flat.numel()))
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
@@ -203,12 +201,10 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         )
 
     def learn_(self, state: State, payload: Payload) -> None:
-        """Store in `state` what all ranks share after `payload`: a threshold, and where regions begin."""
         for name, value in payload.learnt.items():
             state[name].copy_(value)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values to their places in `dense`, scaled before they are rounded; return `dense`."""
         values, indices = payload.parts()  # scaled in float32 at least: a sum may exceed the range of float16
         scaled = Payload.pack(values * scale, indices, like=values, ragged=True)
         return super().add_(dense, replace(payload, buffer=scaled.buffer, layout=scaled.layout))

@@ -55,18 +55,15 @@ class GroupResidual(Residual):
         """Return what is to be `stored` of all errors that are `folded`: in its room, or in memory of its own."""
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Allocate one tensor for the whole group with its first member."""
         members = self.grouping.group_of(name)
         group = next((self._groups[member] for member in members if member in self._groups), None)
         self._groups[name] = group or Group(members, self.stored(parameter.shape, parameter))
         self._stored[name] = self._groups[name].stored
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Return G + what the last step stored for the group, in the gradient's memory."""
         return self._stored[name].add_to_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return `grad` and what the last step stored for the group of tensor `name`, if that need not be copied."""
         return addends_of(grad, self._stored[name])
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
@@ -99,11 +96,9 @@ class GroupResidual(Residual):
         group.stored.set_(value, self.source(group.members[0], value, step))
 
     def meaning(self) -> dict[str, str]:
-        """Return the members of each group, by its first one."""
         return {f"members.{group.members[0]}": ", ".join(group.members) for group in self._groups.values()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the residual of each group, named for its first member."""
         return named(self.kind, {group.members[0]: group.stored for group in self._groups.values()})
 
 
@@ -158,18 +153,15 @@ class WeightedResidual(AverageResidual):
         self._weights: dict[str, Tensor] = {}
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Return G + the group's residual; remember its weight, if norms are to be those of this sum."""
         compensated = super().compensate_(grad, name)
         if self.norms == "compensated":
             self._weights[name] = mean_norm(compensated, self.phi)
         return compensated
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return `grad` and the residual of the group of tensor `name`; None, if norms are those of their sum."""
         return super().addends(grad, name) if self.norms == "residual" else None
 
     def weight(self, error: Tensor, name: str) -> Tensor:
-        """Return the weight of `error`, 0-D, by its norms, or by those that the sum has had."""
         remembered = self._weights.pop(name, None)
         return mean_norm(error, self.phi) if remembered is None else remembered
 
@@ -204,5 +196,4 @@ class MemberResidual(GroupResidual):
         return torch.where(better, error.to(best.dtype), best, out=best), torch.where(better, norm, best_norm)
 
     def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
-        """Return the error that was chosen, as it is."""
         return folded[0]
