@@ -12,7 +12,6 @@ from resireduce.checks import (
     check_settings,
     check_types,
     optimized,
-    warn_of_unmerged,
 )
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
@@ -30,7 +29,6 @@ from resireduce.watchers import watchers_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 def distribute(
@@ -53,7 +51,7 @@ def distribute(
     update: str = "in_step",
     group: "dist.ProcessGroup | None" = None,
     warm_up_steps: int = 0,
-    hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat",
+    hierarchy: str | Sequence[Sequence[int]] = "flat",
     merge: int | str | Sequence[Sequence[str]] | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
@@ -87,8 +85,7 @@ def distribute(
         dense: shell patterns of parameters to send without compression, in addition to small ones (fewer than 10,000
             elements, or 1-D); None: those in the model's attribute `dense_parameters`, if it has one.
         options: arguments of the scheme's residuals, by name: phi and norms (w), row_ratio, column_ratio, norms and
-            choice (d, 2d), ratio (partial), decay (decayed), norm and smallest (member). A ratio may be
-            {pattern: ratio}.
+            choice (d, 2d), ratio (partial), decay (decayed), norm and smallest (member).
         max_grad_norm: averaged gradients are scaled so that their global norm is at most this, as by clip_grad_norm_.
             `optimizer.grad_norm` holds the norm; `math.inf` only measures it. It is the norm of what was sent, which
             varies more than that of the gradients. With streamed gradients, all payloads then wait for the last one.
@@ -109,8 +106,7 @@ def distribute(
             machine, without compression; each rank then owns a slice of the mean, compresses it, and holds the residual
             of that slice alone. A node thus sends, and stores in residuals, as many bytes as one rank otherwise does.
             Which ranks share a machine is found from Slurm's numbers or host names, or given: the ranks of each node as
-            lists or, with backend "torch", the ProcessGroup of this rank's node, or a DeviceMesh whose last dimension
-            is a node. `compress_ddp` has no hierarchy: its buckets hold whole gradients.
+            lists. `compress_ddp` has no hierarchy: its buckets hold whole gradients.
         merge: which compressed tensors are one bucket: they are compressed, and travel in one message, when all of them
             have come. None: consecutive ones of at most 25 MiB, and of a 32nd of all together. none: each is one, and
             leaves as soon as it is ready. one: all, at the end of the backward pass. hybrid: like one, with all dense
@@ -150,7 +146,6 @@ def distribute(
         )
         if settings.merge in [*TIMED]:
             distributed.watchers.append(Profiler(settings.merge, distributed.parts["exchange"], communicator))
-        warn_of_unmerged(settings.merge, distributed.messages, [slot.name for slot in distributed.queue.compressed])
         broadcast_start(model, optimizer, communicator)
     except BaseException:  # the plain optimizer can train on
         (levels if distributed is None else distributed).close()

@@ -2,19 +2,18 @@
 
 import math
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.momentum import own_momentum
 from resireduce.core.update import EPS_CURE, WrappedStep, shares_eps
-from resireduce.errors import ConfigError, check_count, choose, is_count, is_number, warn
+from resireduce.errors import ConfigError, check_count, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
 from resireduce.settings import Settings
@@ -26,7 +25,7 @@ from resireduce.watchers import is_distributed
 def check_settings(settings: Settings, model: nn.Module) -> None:
     """Raise ConfigError for `settings` that cannot be used with `model`, whatever compressor and optimizer it has."""
     choose("gradients", settings.gradients, GRADIENTS)
-    check_passes(settings.backward_passes_per_step)
+    check_count("backward_passes_per_step", settings.backward_passes_per_step, 1, "passes")
     check_norms(settings)
     check_scaler(settings.grad_scaler, model)
     check_count("warm_up_steps", settings.warm_up_steps, of="steps")
@@ -40,15 +39,10 @@ def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer
     check_update(settings, compressor, optimizer)
 
 
-def check_passes(backward_passes_per_step: object) -> None:
-    """Raise ConfigError unless `backward_passes_per_step` is a whole number, 1 or more."""
-    if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:  # type: ignore[operator]
-        raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
-
-
 def check_hierarchy(settings: Settings) -> None:
     """Raise ConfigError for an unknown hierarchy, and for one that other `settings` do not allow."""
-    if isinstance(settings.hierarchy, str) and choose("hierarchy", settings.hierarchy, HIERARCHIES) == "flat":
+    is_listed = isinstance(settings.hierarchy, list | tuple)
+    if not is_listed and choose("hierarchy", settings.hierarchy, HIERARCHIES) == "flat":
         return
     if settings.in_backward:
         raise ConfigError(
@@ -161,21 +155,6 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
         )
 
 
-def warn_of_unmerged(merge: Any, messages: Iterable[Iterable[str]], compressed: Container[str]) -> None:
-    """Warn if `merge` lists a tensor that is sent dense, whose message the lists do not change.
-
-    messages: which tensors travel together; compressed: names of the tensors that lists merge.
-    """
-    made = [{*names} for names in messages]
-    apart = [names for names in merge if {*names} not in made] if isinstance(merge, list | tuple) else []
-    dense = next((name for names in apart for name in names if name not in compressed), None)
-    if dense is not None:
-        warn(
-            f"merge: {dense!r} is sent without compression, in a message of its own or with other small tensors, which "
-            "lists do not change: leave it out of them, or give merge='hybrid', which makes one message of all such"
-        )
-
-
 def _check_lists(lists: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
     """Raise ConfigError unless `lists` name trained parameters once each, those of a message all of one kind."""
     if not all(isinstance(names, list | tuple) and names for names in lists):
@@ -206,7 +185,7 @@ def check_types(model: object, optimizer: object) -> None:
             what = f"class {value.__name__}" if isinstance(value, type) else f"object of type {type(value).__name__}"
             raise ConfigError(f"{field}: the {what} is not allowed; give an object of torch's {kind.__name__}")
     assert isinstance(model, nn.Module)
-    _check_made(model, optimizer)
+    _check_made(optimizer)
     if isinstance(model, DistributedDataParallel):
         raise ConfigError(
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
@@ -222,8 +201,7 @@ def check_types(model: object, optimizer: object) -> None:
         )
 
 
-def _check_made(model: nn.Module, optimizer: object) -> None:
-    """Raise ConfigError unless autograd can train `model`, and `optimizer` has what torch's constructor gives it."""
+def _check_made(optimizer: object) -> None:
     name = type(optimizer).__name__
     if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         raise ConfigError(
@@ -239,17 +217,6 @@ def _check_made(model: nn.Module, optimizer: object) -> None:
         raise ConfigError(
             "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "
             "backward pass goes on; leave it out, and give the optimizer that it was made of"
-        )
-    if torch.is_inference_mode_enabled():
-        raise ConfigError(
-            "model: distribute() is not allowed within torch.inference_mode(), where nothing can be prepared for "
-            "autograd: call it outside (torch.no_grad() is allowed)"
-        )
-    inferred = next((key for key, one in model.named_parameters() if not is_lazy(one) and one.is_inference()), None)
-    if inferred is not None:
-        raise ConfigError(
-            f"model: {inferred!r} is not allowed, made within torch.inference_mode(), so that autograd cannot train "
-            "it: build or load the model outside, or clone the parameter there"
         )
 
 

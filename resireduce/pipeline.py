@@ -55,7 +55,6 @@ def build_feedback(
         settings.options,
         settings.residual_device,
     )
-    residual.check(compressed)
     warn_if_nothing_is_reduced(settings.scheme, grouping)
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
 from resireduce.core.bucket import make_slots
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, choose, is_count
+from resireduce.errors import ConfigError, check_count, choose, is_count
 from resireduce.grouping import compressible
 from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
@@ -147,7 +146,7 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | N
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
     given = Settings(**settings, backend=PretendCommunicator(world_size), hierarchy=nodes)
-    check_passes(given.backward_passes_per_step)
+    check_count("backward_passes_per_step", given.backward_passes_per_step, 1, "passes")
     if isinstance(given.merge, str) and given.merge in TIMED:
         raise ConfigError(
             f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "
@@ -157,7 +156,6 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | N
 
 
 def _nodes(hierarchy: object, world_size: int, ranks_per_node: Any) -> Any:
-    """Return the ranks of each node, or "flat". Raises ConfigError for what does not go together."""
     if choose("hierarchy", hierarchy, HIERARCHIES) == "flat":
         if ranks_per_node is not None:
             raise ConfigError(f"ranks_per_node: {ranks_per_node!r} means nothing to a flat hierarchy; give 'node'")
@@ -171,7 +169,6 @@ def _nodes(hierarchy: object, world_size: int, ranks_per_node: Any) -> Any:
 
 
 def _build(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return the model that `build` makes, without storage."""
     if isinstance(build, nn.Module):
         raise ConfigError(f"build: the {type(build).__name__} given {INSTANCE.format(type(build).__name__)}")
     if not callable(build):

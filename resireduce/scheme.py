@@ -190,7 +190,6 @@ def build_residual(
 
 
 def _residual_class(target: object) -> Any:
-    """Return the class that a scheme names. Raises ConfigError if it is not a residual class."""
     from resireduce.residuals.base import Residual
 
     try:

@@ -11,7 +11,6 @@ from resireduce.scheme import COMPRESSORS
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh
 
     from resireduce.comm.base import Communicator
     from resireduce.compressors.base import Compressor
@@ -48,7 +47,7 @@ class Settings:
     update: str = "in_step"
     group: "dist.ProcessGroup | None" = field(default=None, metadata=OWN)
     warm_up_steps: int = 0
-    hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat"
+    hierarchy: str | Sequence[Sequence[int]] = "flat"
     merge: int | str | Sequence[Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
@@ -80,9 +79,7 @@ class Settings:
     def agreed(self, **found: object) -> dict[str, object]:
         """Return the values that must be equal on all ranks, by field; `found` replaces the names that were given."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("own")}
-        is_plain = isinstance(self.hierarchy, str | list | tuple)
-        levels = self.hierarchy if is_plain else type(self.hierarchy).__name__  # each rank has its own node's
-        clear = {"options": dict(self.options or {}), "hierarchy": levels}
+        clear: dict[str, object] = {"options": dict(self.options or {})}
         clear["density"] = "by step" if self.changes_density else "fixed"  # the compressor has the number
         named = given | clear | {"grad_scaler": type(self.grad_scaler).__name__} | found
         return {"dense": named["dense"]} | named  # first, since groups that differ follow from it

@@ -18,15 +18,6 @@ Frozen = tuple[tuple[str, Any], ...]
 SAFE = re.compile(r"[A-Za-z0-9.+-]{1,40}")
 
 
-def _share(field: str, value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return check_share(field, value)
-    are_texts = all(isinstance(pattern, str) for pattern in value)
-    allow(field, value, value and are_texts, "a share, or {pattern of names: share}")
-    # The first matching pattern counts, so their order is kept.
-    return tuple((pattern, check_share(field, share)) for pattern, share in value.items())
-
-
 def _weight(field: str, value: Any) -> float:
     return float(allow(field, value, is_number(value) and 0 <= value <= 1, "a number from 0 to 1"))
 
@@ -57,9 +48,9 @@ CHECKS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "resireduce.residuals.base:NoResidual": {},
     WEIGHTED: {"phi": _weight, "norms": NORMS},
     "resireduce.residuals.group:MemberResidual": {"norm": _norm, "smallest": _yes_or_no},
-    "resireduce.residuals.matrix:RowsResidual": {"row_ratio": _share, "norms": NORMS, "choice": CHOICES},
-    ROWS_COLUMNS: {"row_ratio": _share, "column_ratio": _share, "norms": NORMS, "choice": CHOICES},
-    "resireduce.residuals.base:PartialResidual": {"ratio": _share},
+    "resireduce.residuals.matrix:RowsResidual": {"row_ratio": check_share, "norms": NORMS, "choice": CHOICES},
+    ROWS_COLUMNS: {"row_ratio": check_share, "column_ratio": check_share, "norms": NORMS, "choice": CHOICES},
+    "resireduce.residuals.base:PartialResidual": {"ratio": check_share},
     "resireduce.residuals.base:DecayedResidual": {"decay": check_share},
 }
 """Allowed options of each residual. The library itself checks those of residuals missing here, when the cell runs."""

@@ -100,10 +100,6 @@ class Communicator(ABC):
             "give backend='torch' or 'horovod'"
         )
 
-    def ranks_of(self, group: object) -> list[int] | None:
-        """Return the ranks of `group`, as numbered here, ascending; None if it is not a group of this backend."""
-        return None
-
     @abstractmethod
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with rank 0's, and return it when this is done."""

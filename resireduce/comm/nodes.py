@@ -17,15 +17,6 @@ from resireduce.errors import ConfigError, warn
 # --- Which ranks share a node: found from what each rank knows of its machine, or given ---
 
 
-WRONG = "hierarchy: "
-"""The first words of a rank's message if it was not given a node."""
-ALLOWED = (
-    "give 'flat', 'node', the ranks of each node as lists or, with backend='torch', a DeviceMesh or ProcessGroup of "
-    "this rank's node"
-)
-"""The allowed values, for error messages."""
-
-
 def find_nodes(
     communicator: Communicator,
     hierarchy: object,
@@ -39,16 +30,15 @@ def find_nodes(
     Args:
         communicator: all ranks.
         hierarchy: "node": ranks with the same node number in one step of Slurm, or otherwise with the same host name,
-            share a node. Or the lists of ranks themselves; or a process group of torch.distributed, or a DeviceMesh
-            whose last dimension is a node.
+            share a node. Or the lists of ranks themselves.
         environment: the variables by which Slurm says which task this is; None: those of this process.
         host: name of this machine; None: its own host name, and Linux's boot id.
 
-    Raises ConfigError, on all ranks, for any other hierarchy, and if nodes have unequal numbers of ranks.
+    Raises ConfigError, on all ranks, for lists that do not name each rank once, and for nodes of unequal size.
     """
     if isinstance(hierarchy, list | tuple):
         nodes = _listed(hierarchy, communicator.world_size)
-    elif hierarchy == "node":
+    else:
         task = _task(os.environ if environment is None else environment, communicator)
         started = Path("/proc/sys/kernel/random/boot_id")
         boot = started.read_text().strip() if started.exists() else ""  # tells machines of one name apart
@@ -57,8 +47,6 @@ def find_nodes(
         steps = {step for step, _, _ in known}
         is_one_step = len(steps) == 1 and "" not in steps
         nodes = _alike([node if is_one_step else machine for _, node, machine in known])
-    else:
-        nodes = _checked(_gathered(_members(hierarchy, communicator), communicator))
     sizes = {len(node) for node in nodes}
     if len(sizes) > 1:
         told = "; ".join(f"ranks {', '.join(map(str, node))}" for node in nodes)
@@ -70,7 +58,6 @@ def find_nodes(
 
 
 def _listed(given: Sequence[Any], world_size: int) -> Partition:
-    """Return lists of ranks as a partition."""
     right = all(isinstance(node, list | tuple) and node for node in given)
     ranks = [rank for node in given for rank in node] if right else []
     if not right or any(type(rank) is not int for rank in ranks) or sorted(ranks) != list(range(world_size)):
@@ -94,18 +81,6 @@ def _task(environment: Mapping[str, str], communicator: Communicator) -> str:
     return f"{step}/{environment.get('SLURM_NODEID', '')}"
 
 
-def _members(hierarchy: object, communicator: Communicator) -> str:
-    """Return the ranks of `communicator` in this rank's process group, or last dimension of a mesh, as a string.
-
-    For anything else return an error message, so that all ranks learn of it.
-    """
-    group = hierarchy.get_group(hierarchy.ndim - 1) if hasattr(hierarchy, "mesh_dim_names") else hierarchy  # type: ignore[attr-defined]
-    found = communicator.ranks_of(group)
-    if found is None:
-        return f"{WRONG}{hierarchy!r} is not allowed on rank {communicator.rank}; {ALLOWED}"
-    return ",".join(map(str, found))
-
-
 def _alike(said: Sequence[str]) -> Partition:
     """Return a partition of the ranks by what they have said."""
     parts: dict[str, list[int]] = {}
@@ -114,22 +89,7 @@ def _alike(said: Sequence[str]) -> Partition:
     return tuple(tuple(part) for part in parts.values())
 
 
-def _checked(said: Sequence[str]) -> Partition:
-    """Return the parts that ranks have said to be in, if they agree."""
-    if wrong := [word for word in said if word.startswith(WRONG)]:
-        raise ConfigError(wrong[0])
-    parts = _alike(said)
-    for part in parts:
-        if said[part[0]] != ",".join(map(str, part)):
-            raise ConfigError(
-                f"hierarchy: rank {part[0]} was given a node of the ranks {said[part[0]]}, which ranks "
-                f"{', '.join(map(str, part))} alone take for theirs; give each rank the group that it is in itself"
-            )
-    return parts
-
-
 def _gathered(word: str, communicator: Communicator) -> list[str]:
-    """Return the `word` of each rank, in rank order."""
     mine = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8).to(communicator.control_device)
     rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()
     return [bytes(row.tolist()).decode() for row in rows]

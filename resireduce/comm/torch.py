@@ -151,20 +151,11 @@ class TorchCommunicator(Communicator):
         self._release()
 
     def split(self, *partitions: Partition) -> list[Communicator]:
-        """Return for each of `partitions` this rank's communicator, over a process group of its own."""
         numbers = dist.get_process_group_ranks(self.group)
         renumbered = [tuple(tuple(numbers[rank] for rank in part) for part in parts) for parts in partitions]
         return [TorchCommunicator(self.group, parts=parts) for parts in renumbered]
 
-    def ranks_of(self, group: object) -> list[int] | None:
-        """Return the ranks of `group`, as numbered here, ascending; None if it is no process group of this rank's."""
-        if not isinstance(group, dist.ProcessGroup):
-            return None
-        numbers, members = dist.get_process_group_ranks(self.group), dist.get_process_group_ranks(group)
-        return [rank for rank, number in enumerate(numbers) if number in members]
-
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Launch a sum."""
         near = self._near(tensor)
         work = dist.all_reduce(near, group=self.group, async_op=True)
 
@@ -199,7 +190,6 @@ class TorchCommunicator(Communicator):
         )
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Launch a gather of tensors of one size into one."""
         rows = self._rows(self._near(tensor), tensor.device)
         return Handle(lambda: rows.wait().view(-1))
 
@@ -212,7 +202,6 @@ class TorchCommunicator(Communicator):
         return Handle(_then(work, own).wait)  # only the stream waits
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Overwrite `tensor` with that of rank 0 of the group; return it."""
         near = self._near(tensor)
         dist.broadcast(near, group=self.group, group_src=0)
         return tensor if near is tensor else tensor.copy_(near)

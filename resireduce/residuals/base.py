@@ -1,8 +1,7 @@
 """The interface of residuals, those of one tensor each, and how the residuals of a scheme go together."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
@@ -15,49 +14,13 @@ from resireduce.kernels.ops import largest_magnitudes
 from resireduce.pieces import generator, one_of_each, pieces, share
 from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
 
-# --- How much of a tensor is stored, and which of its rows and columns: shares by name, and a choice by norms ---
+# --- Which rows and columns of a tensor are stored: a choice by norms ---
 
 
 NORMS = ("residual", "compensated")
 """What the norms are of: what is left after sending (the paper), or what was compressed (the released code)."""
 CHOICES = ("largest", "softmax")
 """How rows and columns are chosen: by the largest norms (the paper), or drawn at random (the released code)."""
-
-
-class Ratio:
-    """The share of each tensor to store, in (0, 1]: one for all, or by name.
-
-    Args:
-        field: the option's name, for messages.
-        value: a share, or {shell pattern of tensor names: share}, where the first match counts. Raises ConfigError for
-            anything else.
-    """
-
-    def __init__(self, field: str, value: object):
-        self.field = field
-        by_pattern = value if isinstance(value, Mapping) else {"*": value}
-        self._shares = {pattern: check_share(field, one) for pattern, one in by_pattern.items()}
-
-    def of(self, name: str) -> float:
-        """Return the share of tensor `name`. Raises ConfigError if no pattern matches it."""
-        return self._shares[self._pattern_of(name)]
-
-    def check(self, names: Collection[str]) -> None:
-        """Raise ConfigError for a pattern other than '*' that decides for none of `names`, the names of all tensors."""
-        used = {"*", *map(self._pattern_of, names)}
-        idle = next((pattern for pattern in self._shares if pattern not in used), None)
-        if idle is not None:
-            tensors = f"(those are {', '.join([*names][:3])}, ...)" if names else "(there are none in this model)"
-            raise ConfigError(
-                f"{self.field}: the pattern {idle!r} decides for no tensor that has this share {tensors}; correct it, "
-                "leave it out, or put it before those that match the same tensors"
-            )
-
-    def _pattern_of(self, name: str) -> str:
-        pattern = next((pattern for pattern in self._shares if fnmatchcase(name, pattern)), None)
-        if pattern is None:
-            raise ConfigError(f"{self.field}: no pattern matches {name!r}; give one for '*', for all others")
-        return pattern
 
 
 def select(norms: Tensor, count: int, choice: str, source: torch.Generator | None) -> Tensor:
@@ -189,7 +152,7 @@ class Residual(ABC):
 
     def meaning(self) -> dict[str, str]:
         """Return what a state to load must have in common with this residual beside names and shapes: texts, by names
-        that begin with "members." or "places."."""
+        that begin with "members."."""
         return {}
 
     # --- what all have ---
@@ -255,7 +218,6 @@ class FullResidual(Residual):
     kind = "full"
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Allocate one tensor of the parameter's shape."""
         self._stored[name] = self.stored(parameter.shape, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
@@ -271,7 +233,6 @@ class FullResidual(Residual):
         return addends_of(grad, self._stored[name])
 
     def memory(self, name: str) -> Tensor | None:
-        """Return R of tensor `name`, if it is stored in the gradient's own dtype."""
         stored = self._stored.get(name)
         return stored.values if isinstance(stored, Plain) and stored.has_own_dtype else None
 
@@ -307,7 +268,6 @@ class DecayedResidual(FullResidual):
         self.decay = decay
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        """Store the error, decayed."""
         super().update(name, lambda: error().mul_(self.decay), step)
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
@@ -326,50 +286,41 @@ class PartialResidual(Residual):
     is repeated, seeded by the tensor's name, whenever it is needed: only values are stored.
 
     Args:
-        ratio: share of the elements, or {pattern of names: share}. Raises ConfigError for one outside (0, 1].
+        ratio: share of the elements. Raises ConfigError for one outside (0, 1].
 
     Source: A random part of each residual (paper, section 3, Fig. 3): how much of a residual is needed?.
     """
 
-    def __init__(self, *, ratio: object = 0.5, **options: object):
+    def __init__(self, *, ratio: float = 0.5, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        self.ratio = Ratio("ratio", ratio)
-        self._drawn_on: dict[str, str] = {}
+        self.ratio = check_share("ratio", ratio)
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Allocate k zeros, 1-D."""
-        self._drawn_on[name] = parameter.device.type
-        self._stored[name] = self.stored((self._count(name, parameter),), parameter)
+        self._stored[name] = self.stored((self._count(parameter),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Add the stored values to their places in the gradient, in place; return it."""
         flat, values = grad.view(-1), self._stored[name].read(grad.dtype)
         for piece, positions in self._places(name, flat):
             flat.index_add_(0, positions, values[piece])
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        """Store the elements of the error at the places of the draw."""
         flat = error().view(-1)
         self._stored[name].release()
-        values = flat.new_empty(self._count(name, flat))
+        values = flat.new_empty(self._count(flat))
         for piece, positions in self._places(name, flat):
             values[piece] = flat[positions]
         self._stored[name].set_(values, self.source(name, flat, step))
 
-    def meaning(self) -> dict[str, str]:
-        """Return the type of device on which the places of each tensor are drawn: another type draws others."""
-        return {f"places.{name}": device for name, device in self._drawn_on.items()}
-
-    def _count(self, name: str, tensor: Tensor) -> int:
-        return share(self.ratio.of(name), tensor.numel())
+    def _count(self, tensor: Tensor) -> int:
+        return share(self.ratio, tensor.numel())
 
     def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
 
         At most a sixteenth of the places are in memory at once, since they take more memory than the values.
         """
-        n, k, source = flat.numel(), self._count(name, flat), generator(flat.device, name)
+        n, k, source = flat.numel(), self._count(flat), generator(flat.device, name)
         for piece in pieces(k, smallest=SMALLEST_PIECE):
             yield piece, one_of_each(n, k, piece.start, piece.stop, source, flat.device)
 
@@ -385,11 +336,9 @@ class NoResidual(Residual):
         """Allocate nothing."""
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Return the gradient itself."""
         return grad
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, None]:
-        """Return the gradient itself, to which nothing is added."""
         return grad, None
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
@@ -411,13 +360,6 @@ class Residuals:
     def of(self, name: str) -> Residual:
         """Return the residual that is responsible for tensor `name`."""
         return self._of.get(name, self._other)
-
-    def check(self, names: Collection[str]) -> None:
-        """Raise ConfigError if an option has a pattern that decides for none of `names`, those to be registered."""
-        for one in self._all:
-            for option in vars(one).values():
-                if isinstance(option, Ratio):
-                    option.check([name for name in names if self.of(name) is one])
 
     def end_step(self, step: int) -> None:
         """End step number `step` for all of them."""

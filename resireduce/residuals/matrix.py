@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, check_share, choose
 from resireduce.kernels.ops import DTYPES, in_triton, l1_norms
 from resireduce.pieces import PIECES, generator, share
-from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, norm_dtype, select
+from resireduce.residuals.base import CHOICES, NORMS, Residual, norm_dtype, select
 
 # --- The elements of a matrix where some rows cross some columns ---
 
@@ -55,7 +55,7 @@ def _in_triton(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) ->
 # --- Residuals ---
 
 
-def _kept(ratio: Ratio, name: str, parameter: Tensor, dim: int) -> Tensor:
+def _kept(ratio: float, name: str, parameter: Tensor, dim: int) -> Tensor:
     """Return the first numbers of as many rows (`dim` 0) or columns (1) of tensor `name` as are kept: int32.
 
     A tensor is seen as a matrix: its first dimension, and all others. Raises ConfigError if it is 1-D.
@@ -66,7 +66,7 @@ def _kept(ratio: Ratio, name: str, parameter: Tensor, dim: int) -> Tensor:
             "ranks; leave it out of the specific layers (groups=...), or give hierarchy='flat'"
         )
     size = parameter.shape[1:].numel() if dim else parameter.shape[0]
-    return torch.arange(share(ratio.of(name), size), dtype=torch.int32, device=parameter.device)
+    return torch.arange(share(ratio, size), dtype=torch.int32, device=parameter.device)
 
 
 class RowsResidual(Residual):
@@ -75,7 +75,7 @@ class RowsResidual(Residual):
     A tensor is seen as a matrix (first dimension, all others). max(1, floor(row_ratio x rows)) rows are kept.
 
     Args:
-        row_ratio: share of the rows, or {pattern of names: share}.
+        row_ratio: share of the rows.
         norms, choice: as in RowsColumnsResidual.
 
     Raises ConfigError for other values.
@@ -85,11 +85,9 @@ class RowsResidual(Residual):
 
     kind = "rows"
 
-    def __init__(
-        self, *, row_ratio: object = 0.25, norms: str = "residual", choice: str = "largest", **options: object
-    ):
+    def __init__(self, *, row_ratio: float = 0.25, norms: str = "residual", choice: str = "largest", **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        self.row_ratio = Ratio("row_ratio", row_ratio)
+        self.row_ratio = check_share("row_ratio", row_ratio)
         self.norms, self.choice = choose("norms", norms, NORMS), choose("choice", choice, CHOICES)
         self._rows: dict[str, Tensor] = {}
         """The numbers of the rows that are stored of each tensor, int32, ascending."""
@@ -102,7 +100,6 @@ class RowsResidual(Residual):
         self._stored[name] = self.stored((len(rows), parameter.shape[1:].numel()), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Add what is stored to its places in the gradient, in place; return it."""
         matrix = grad.view(len(grad), -1)
         self._add_(matrix, name, self._stored[name].read(grad.dtype))
         if self.norms == "compensated":
@@ -110,7 +107,6 @@ class RowsResidual(Residual):
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        """Choose rows of the error anew, and store them."""
         left = error()
         matrix = left.view(len(left), -1)
         self._stored[name].release()
@@ -119,7 +115,6 @@ class RowsResidual(Residual):
         self._stored[name].set_(matrix.index_select(0, self._rows[name]), self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is stored, and the numbers of its rows (int32), for each registered tensor."""
         return super().tensors() | {f"{self.kind}.{name}.rows": rows for name, rows in self._rows.items()}
 
     def _add_(self, matrix: Tensor, name: str, values: Tensor) -> None:
@@ -142,7 +137,7 @@ class RowsColumnsResidual(RowsResidual):
     with the default ratios, a quarter of the elements.
 
     Args:
-        row_ratio, column_ratio: share of the rows and of the columns, or {pattern of names: share}.
+        row_ratio, column_ratio: share of the rows and of the columns.
         norms: of the "residual" (the paper) or of the "compensated" gradient (the released code).
         choice: the "largest" (the paper), or drawn with their "softmax" as probabilities (the released code).
 
@@ -156,24 +151,22 @@ class RowsColumnsResidual(RowsResidual):
     def __init__(
         self,
         *,
-        row_ratio: object = 0.5,
-        column_ratio: object = 0.5,
+        row_ratio: float = 0.5,
+        column_ratio: float = 0.5,
         norms: str = "residual",
         choice: str = "largest",
         **options: object,
     ):
         super().__init__(row_ratio=row_ratio, norms=norms, choice=choice, **options)
-        self.column_ratio = Ratio("column_ratio", column_ratio)
+        self.column_ratio = check_share("column_ratio", column_ratio)
         self._columns: dict[str, Tensor] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Allocate a block of zeros for the first rows and columns: the bytes are the same from the first step on."""
         rows = self._rows[name] = _kept(self.row_ratio, name, parameter, 0)
         columns = self._columns[name] = _kept(self.column_ratio, name, parameter, 1)
         self._stored[name] = self.stored((len(rows), len(columns)), parameter)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        """Choose rows and columns of the error anew, and store the elements where they cross."""
         left = error()
         matrix, sizes = left.view(len(left), -1), (len(self._rows[name]), len(self._columns[name]))
         self._stored[name].release()
@@ -186,7 +179,6 @@ class RowsColumnsResidual(RowsResidual):
         self._stored[name].set_(cut_crossing(matrix, rows, columns), self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the block, its row numbers and its column numbers (int32), for each registered tensor."""
         return super().tensors() | {f"{self.kind}.{name}.columns": columns for name, columns in self._columns.items()}
 
     def _add_(self, matrix: Tensor, name: str, values: Tensor) -> None:

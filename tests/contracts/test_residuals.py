@@ -1,14 +1,10 @@
 """Contracts of every scheme; test_formulas has the paper's formulas, test_residual_properties what always holds."""
 
-import re
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from resireduce.compressors.topk import TopK
-from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.kernels import ops
 from resireduce.kernels.ops import mean_norm
@@ -226,24 +222,6 @@ def test_a_random_part_is_of_the_right_size_and_always_the_same(ratio: float) ->
         assert kept.sum() == max(1, int(ratio * 1000)) and torch.equal(value[kept], error[kept])
     assert ratio == 1 or not torch.equal(back["x"], back["y"]), "each tensor has a draw of its own"
     assert torch.equal(residual.compensate_(torch.zeros_like(error), "x"), back["x"])
-
-
-def test_patterns_that_decide_for_nothing_are_refused() -> None:
-    """Misspelt, of a tensor that is not stored in part, or behind one that matches the same; '*' may be left over."""
-    ratios = {"big": 0.25, "*": 0.5}
-    build_residual("2d", GROUPING, options={"row_ratio": ratios}).check(list(SHAPES))
-    for pattern, others in (("bgi", ratios), ("a", ratios), ("b*", {"*": 0.5}), ("big*", {"big": 0.5})):
-        residual = build_residual("2d", GROUPING, options={"column_ratio": {**others, pattern: 0.3}})
-        with pytest.raises(ConfigError, match=re.escape(f"column_ratio: the pattern {pattern!r} decides for no")):
-            residual.check(list(SHAPES))
-
-
-def test_ratios_by_pattern() -> None:
-    options = {"ratio": {"[ab]": 0.1, "*": 0.5}}
-    held = registered(build_residual("partial", GROUPING, options=options)).tensors()
-    assert {name: tensor.numel() for name, tensor in held.items()} == {
-        f"partial.{name}": int((0.1 if name in "ab" else 0.5) * np.prod(shape)) for name, shape in SHAPES.items()
-    }
 
 
 def test_rows_drawn_by_softmax_have_its_probabilities() -> None:

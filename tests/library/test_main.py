@@ -49,15 +49,20 @@ BAD_OPTIONS = [
     ),
     (("--model", "tests.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
     (("--world-size", "abc"), "world_size: 'abc' is not allowed; give the number of ranks"),
-    (("--backward-passes-per-step", "0"), "backward_passes_per_step: 0 is not allowed; give a number >= 1"),
-    (("--backward-passes-per-step", "x"), "backward_passes_per_step: 'x' is not allowed; give a number >= 1"),
+    (
+        ("--backward-passes-per-step", "0"),
+        "backward_passes_per_step: 0 is not allowed; give a number of passes, 1 or more",
+    ),
+    (
+        ("--backward-passes-per-step", "x"),
+        "backward_passes_per_step: 'x' is not allowed; give a number of passes, 1 or more",
+    ),
     (("--option", "row_ratio=2"), "row_ratio: 2 is not allowed; give a share"),
     (("--option", "phi"), "options: 'phi' is not allowed; give NAME=VALUE, such as layers=12"),
     (("--option", "ratio=0.5"), "options of scheme 'w+2d': 'ratio' is not known"),
     (("--groups", "no.json"), "groups: 'no.json' cannot be read as JSON: "),
     (("--groups", "pyproject.toml"), "groups: 'pyproject.toml' cannot be read as JSON: "),
     (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
-    (("--world-size=--",), "--world-size: '--' is no value; give another one"),
     (("--world-size", "9" * 6000), "999... is not allowed; give the number of ranks, 1 to 4096"),
 ]
 

@@ -274,7 +274,7 @@ def test_a_program_within_a_task_does_not_count_by_that() -> None:
         ([[0, 1], [2, 2]], "every rank once"),
         ([0, 1, 2, 3], "every rank once"),
         ([[0, 1, 2], [3]], "equally many ranks, and these have 1 to 3 .*ranks 0, 1, 2; ranks 3"),
-        (3, "hierarchy: 3 is not allowed on rank 0; give 'flat', 'node', the ranks of each node as lists"),
+        (3, "hierarchy: 3 is not known; allowed: flat, node"),
     ],
 )
 def test_what_is_no_hierarchy_is_refused_on_all_ranks(given: object, message: str) -> None:

@@ -38,7 +38,6 @@ BAD_FIELDS = [
     ({"scheme": "partial", "options": {"ration": 0.5}}, "'ration' is not known .*did you mean 'ratio'"),
     ({"scheme": "partial", "options": {"ratio": 1.5}}, "ratio: 1.5 is not allowed"),
     ({"scheme": "partial", "options": {"ratio": {}}}, "ratio: {} is not allowed"),
-    ({"scheme": "partial", "options": {"ratio": {"*": 2}}}, "ratio: 2 is not allowed"),
     ({"scheme": "member", "options": {"norm": 3}}, "norm: 3 is not allowed; give 1 or 2"),
     ({"scheme": "member", "options": {"smallest": 1}}, "smallest: 1 is not allowed; give true or false"),
     ({"scheme": "w+2d", "options": {"phi": -1}}, "phi: -1 is not allowed"),
@@ -75,19 +74,17 @@ def test_a_cell_comes_back_from_json():
 
 
 def test_options_come_back_from_json_and_can_be_hashed():
-    by_name = {"*.c_attn.*": 0.25, "*": 0.5}
-    cells = [Cell(model="gpt2-bytes", scheme="partial", options={"ratio": ratio}) for ratio in (0.5, by_name)]
-    cells += [Cell(model="gpt2-bytes", scheme="partial", options={"ratio": dict(reversed(by_name.items()))})]
+    cells = [Cell(model="gpt2-bytes", scheme="partial", options={"ratio": ratio}) for ratio in (0.5, 0.25)]
     cells += [Cell(model="gpt2-bytes", scheme="member", options={"smallest": True, "norm": 2})]
     cells += [Cell(model="gpt2-bytes", observe=["distributions"])]
     for cell in cells:
         assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == dataclasses.replace(cell) == cell
         assert CellResult.from_dict(json.loads(json.dumps(failed_record(cell).to_dict()))).cell == cell
-    assert len(set(cells)) == len({cell.name for cell in cells}) == len(cells), "the order of patterns counts"
+    assert len(set(cells)) == len({cell.name for cell in cells}) == len(cells)
     assert cells[0].name == "gpt2-bytes.topk.partial.kept.d0.01.s0.ratio-0.5"
-    assert cells[3].name == "gpt2-bytes.topk.member.kept.d0.01.s0.norm-2.smallest-true"
+    assert cells[2].name == "gpt2-bytes.topk.member.kept.d0.01.s0.norm-2.smallest-true"
     assert not any(set(cell.name) & set("/\\ :*?'\"<>|{}") for cell in cells)
-    assert cells[1].to_dict()["options"] == {"ratio": by_name}
+    assert cells[1].to_dict()["options"] == {"ratio": 0.25}
 
 
 def failed_record(cell):
