@@ -12,7 +12,7 @@ from resireduce import private
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor, NoCompression, State, Sum
 from resireduce.compressors.momentum import MomentumCorrection
-from resireduce.core.messages import Message, Payload, Round, Rounds, at_once, begin_rounds, continue_rounds
+from resireduce.core.messages import Message, Payload, Round, Rounds, begin_rounds, continue_rounds
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import is_finite
 from resireduce.residuals.base import Residuals
@@ -374,46 +374,37 @@ class ErrorFeedback:
         late = {name: one for name, one in there.items() if not self.finiteness.checks_at_once(one)}
         if not together:
             self.finiteness.check_each_(late)
-        made: list[Payload] = []
-        begun: list[Rounds] = []
-        for name in names:
+        for name in [name for name in there if name not in late]:
             try:
-                if name in there and name not in late:
-                    self.finiteness.check_(there[name], name)
+                self.finiteness.check_(there[name], name)
             except NonFiniteGradient as error:
                 if refused is None:
                     raise
                 refused[name] = error
                 del there[name]
-            one = self._made(name, there.get(name), step, name in absorbed)
-            if isinstance(one, Payload):
-                made.append(one)
-            elif compressor.has_rounds:
-                begun.append(one)
-            else:
-                made.append(at_once(one))
-        if begun:
-            return self._message(names, begin_rounds(names, begun))
-        message = Message.of(names, compressor, made)
-        if together:
+        each = [self._made(name, there.get(name), step, name in absorbed) for name in names]
+        message = self._message(names, begin_rounds(names, each))
+        if together and isinstance(message, Message):
             self.finiteness.check_together_(message.buffer, there)
         return message
 
-    def _made(self, name: str, gradient: Tensor | None, step: int, is_absorbed: bool) -> Payload | Rounds:
+    def _made(self, name: str, gradient: Tensor | None, step: int, is_absorbed: bool) -> Rounds:
         """Make the payload of tensor `name`, from its `gradient`, which is finite; without one from what the residual
         has absorbed, or from zeros."""
         if gradient is None and is_absorbed:
-            return self._feed_back(self._absorbed(name), name, step)
+            return (yield from self._feed_back(self._absorbed(name), name, step))
         if gradient is None:
-            return self._rounds(self._zeros(name), name, step, self.states.copied(name))
+            return (yield from self._rounds(self._zeros(name), name, step, self.states.copied(name)))
         compressor = self.compressor_of(name)
         if self.momentum is not None:
             gradient = self.momentum.accumulate_(gradient, name)
         if compressor is self._dense_compressor:
             return compressor.compress(gradient, name, step)
         if compressor.lossless:
-            return self._rounds(gradient, name, step)
-        return self._feed_back(self.residual.of(name).compensate_(gradient, name), name, step)
+            return (yield from self._rounds(gradient, name, step))
+        compensated = self.residual.of(name).compensate_(gradient, name)
+        del gradient  # it is free where the sum is in the residual's memory, while other ranks are waited for
+        return (yield from self._feed_back(compensated, name, step))
 
     def _zeros(self, name: str) -> Tensor:
         shape, dtype, device = self._kinds[name]
@@ -502,7 +493,6 @@ class ErrorFeedback:
         return self._message(names, continue_rounds(names, under_way.rest, under_way.number, result))
 
     def _message(self, names: Sequence[str], made: list[Payload] | Round) -> Message | Round:
-        """Return the message of the payloads of tensors `names`, or the round that comes before it."""
         return made if isinstance(made, Round) else Message.of(names, self.compressor_of(names[0]), made)
 
     def _feed_back(self, compensated: Tensor, name: str, step: int) -> Rounds:

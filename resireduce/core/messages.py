@@ -321,16 +321,6 @@ class Round:
             self.handle = communicator.all_reduce(asked, called)
 
 
-def at_once(rounds: Rounds) -> Payload:
-    """Return the payload of `rounds` that ask for nothing, as those of most compressors."""
-    try:
-        next(rounds)
-    except StopIteration as made:
-        payload: Payload = made.value
-        return payload
-    raise TypeError("agree() asks for a round, which a compressor declares by has_rounds = True")
-
-
 def begin_rounds(names: Sequence[str], each: Sequence[Rounds]) -> list[Payload] | Round:
     """Begin the rounds of the tensors `names`; return their payloads if there are no rounds, or the first one."""
     return continue_rounds(names, _together(each))
