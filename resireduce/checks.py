@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.momentum import own_momentum
@@ -185,7 +186,7 @@ def check_types(model: object, optimizer: object) -> None:
             what = f"class {value.__name__}" if isinstance(value, type) else f"object of type {type(value).__name__}"
             raise ConfigError(f"{field}: the {what} is not allowed; give an object of torch's {kind.__name__}")
     assert isinstance(model, nn.Module)
-    _check_made(optimizer)
+    _check_made(model, optimizer)
     if isinstance(model, DistributedDataParallel):
         raise ConfigError(
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
@@ -201,7 +202,8 @@ def check_types(model: object, optimizer: object) -> None:
         )
 
 
-def _check_made(optimizer: object) -> None:
+def _check_made(model: nn.Module, optimizer: object) -> None:
+    """Raise ConfigError unless autograd can train `model`, and `optimizer` has what torch's constructor gives it."""
     name = type(optimizer).__name__
     if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         raise ConfigError(
@@ -217,6 +219,17 @@ def _check_made(optimizer: object) -> None:
         raise ConfigError(
             "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "
             "backward pass goes on; leave it out, and give the optimizer that it was made of"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "model: distribute() is not allowed within torch.inference_mode(), where nothing can be prepared for "
+            "autograd: call it outside (torch.no_grad() is allowed)"
+        )
+    inferred = next((key for key, one in model.named_parameters() if not is_lazy(one) and one.is_inference()), None)
+    if inferred is not None:
+        raise ConfigError(
+            f"model: {inferred!r} is not allowed, made within torch.inference_mode(), so that autograd cannot train "
+            "it: build or load the model outside, or clone the parameter there"
         )
 
 

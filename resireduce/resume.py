@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resireduce.comm.nodes import NodeSlices
 from resireduce.errors import ConfigError
+from resireduce.kernels.ops import is_finite
 
 if TYPE_CHECKING:
     from resireduce.core.bucket import Slot
@@ -23,9 +24,12 @@ State = Mapping[str, Tensor]
 RANKS_PER_NODE = "ranks_per_node"
 """A key that a state has only if its residuals are slices, with two levels."""
 PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE)
-MADE_BY, MEMBERS = "made_by", "members."
+MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
 """Keys of a state's origin, which states of earlier versions lack: the compressor whose memory it holds; digests of the
-members of each group, named for the first."""
+members of each group, named for the first; digests of how the places of each tensor that is stored in part were
+drawn."""
+PART = 1 << 20
+"""Elements of 8 bits that are widened at once, to be looked at."""
 LONGEST = 128
 """Bytes that are kept of the text in MADE_BY: torch.distributed.checkpoint loads tensors of one size only."""
 
@@ -59,7 +63,7 @@ def check_place(held: State, state: State) -> None:
 
 
 def check_state(held: State, state: State) -> None:
-    """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin."""
+    """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin, with finite values."""
     if not isinstance(state, Mapping):
         raise ConfigError(f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made")
     common = sorted(held.keys() & state.keys())
@@ -73,10 +77,13 @@ def check_state(held: State, state: State) -> None:
     for name in common:
         if _is_of_origin(name) and not torch.equal(held[name], state[name].cpu()):
             raise ConfigError(f"residual state: {_of_another(name, held, state)}")
+    bad = next((name for name, tensor in state.items() if not _is_sound(tensor)), None)
+    if bad is not None:
+        raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a number that cannot be; load another")
 
 
 def _is_of_origin(name: str) -> bool:
-    return name == MADE_BY or name.startswith(MEMBERS)
+    return name == MADE_BY or name.startswith((MEMBERS, PLACES))
 
 
 def _of_another(name: str, held: State, state: State) -> str:
@@ -87,8 +94,14 @@ def _of_another(name: str, held: State, state: State) -> str:
             f"what is remembered of each tensor is that of {theirs}, and this is {ours}; load it with the compressor "
             "that saved it, or call start_at(...) to go on without it"
         )
+    if name.startswith(MEMBERS):
+        return (
+            f"the group of {name.removeprefix(MEMBERS)!r} had other members; load it with the groups that it was saved "
+            "with"
+        )
     return (
-        f"the group of {name.removeprefix(MEMBERS)!r} had other members; load it with the groups that it was saved with"
+        f"it has other elements of {name.removeprefix(PLACES)!r}, drawn on another type of device; load it on that "
+        "which it was saved on"
     )
 
 
@@ -96,11 +109,23 @@ def _alike(first: Tensor, second: object) -> bool:
     return isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
+def _is_sound(tensor: Tensor) -> bool:
+    """Whether the values are possible: floating-point numbers are finite, integers are counts or indices."""
+    if tensor.is_floating_point():
+        # Of 8 bits there are no sums. Nothing as large as the tensor is made: memory may be short.
+        parts = (one.float() for one in tensor.flatten().split(PART)) if tensor.element_size() == 1 else [tensor]
+        return all(map(is_finite, parts))
+    if tensor.dtype == torch.int32 and not bool((tensor.diff() > 0).all()):  # numbers of rows and columns
+        return False
+    return tensor.dtype == torch.int8 or not bool((tensor < 0).any())
+
+
 def _place_of(state: State) -> dict[str, int]:
     return {key: int(state[key]) for key in PLACE if key in state}
 
 
 def _in_words(state: State) -> str:
+    """Return in words which rank has saved a state."""
     place = _place_of(state)
     within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""
     return f"rank {place['rank']} of {place['world_size']}{within}"
@@ -188,6 +213,7 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
 
 
 def _reader(optimizer: "Holder", state: State) -> "ErrorFeedback":
+    """Return a pipeline that can load `state`, for the rank that saved it."""
     reader = optimizer.feedback.reader(_place_of(state))
     for slot in optimizer.slots:
         reader.register(slot.name, _like(slot, reader))

@@ -152,7 +152,7 @@ class Residual(ABC):
 
     def meaning(self) -> dict[str, str]:
         """Return what a state to load must have in common with this residual beside names and shapes: texts, by names
-        that begin with "members."."""
+        that begin with "members." or "places."."""
         return {}
 
     # --- what all have ---
@@ -294,8 +294,10 @@ class PartialResidual(Residual):
     def __init__(self, *, ratio: float = 0.5, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
         self.ratio = check_share("ratio", ratio)
+        self._drawn_on: dict[str, str] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
+        self._drawn_on[name] = parameter.device.type
         self._stored[name] = self.stored((self._count(parameter),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
@@ -311,6 +313,10 @@ class PartialResidual(Residual):
         for piece, positions in self._places(name, flat):
             values[piece] = flat[positions]
         self._stored[name].set_(values, self.source(name, flat, step))
+
+    def meaning(self) -> dict[str, str]:
+        """Return the type of device on which the places of each tensor are drawn: another type draws others."""
+        return {f"places.{name}": device for name, device in self._drawn_on.items()}
 
     def _count(self, tensor: Tensor) -> int:
         return share(self.ratio, tensor.numel())

@@ -75,6 +75,18 @@ def test_residuals_of_groups_with_other_members(scheme: str) -> None:
     ours.load_residual_state_dict(state)
 
 
+def test_elements_that_another_device_has_drawn() -> None:
+    """On the meta device, which stands for a GPU, they are drawn as on no other."""
+    state, optimizer = (
+        distributed(seeded(Net).to("meta"), scheme="partial").residual_state_dict(),
+        distributed(seeded(Net), scheme="partial"),
+    )
+    state = {
+        name: tensor if tensor.device.type == "cpu" else torch.zeros(tensor.shape) for name, tensor in state.items()
+    }
+    both_ways(optimizer, state, r"it has other elements of '.*', drawn on another type of device; load it on that")
+
+
 def test_states_are_saved_and_loaded_between_steps() -> None:
     model = seeded(Net)
     optimizer = distributed(model)
@@ -234,3 +246,12 @@ def test_residuals_that_are_forgotten_where_a_state_is_loaded_in_place(momentum:
             tensor.fill_(0.1)
     set_optimizer_state_dict(model, optimizer, state)
     assert forgotten_in(optimizer, model) == loads
+
+
+def test_numbers_of_rows_that_are_damaged() -> None:
+    optimizer = distributed(seeded(Net), scheme="2d")
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    name = next(name for name in state if name.endswith(".rows"))
+    state[name][0] = 10**6
+    with pytest.raises(ConfigError, match=rf"'{name}' holds .* a number that cannot be"):
+        optimizer.load_residual_state_dict(state)
