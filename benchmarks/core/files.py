@@ -22,6 +22,10 @@ MOST_DIGITS = 300
 """Most digits of a whole number; a float holds 308."""
 TEMPORARY = ".resireduce-"
 """Start of temporary names, which are short: that of a file may already be as long as names can be."""
+DEEPEST = 100
+"""Most levels of lists and mappings in each other in a JSON file: a record has ten, and each level takes a call or two
+wherever values are looked at."""
+TOO_DEEP = "it is nested too deeply"
 LARGEST_FILE = 2_000_000_000
 """Largest JSON file that is read, in bytes: a record of many ranks and steps has a hundredth of it."""
 
@@ -123,7 +127,8 @@ def _shown(path: Path) -> str:
 def load_json(path: Path) -> Any:
     """Read strict JSON. Raises OSError as read_text does, or ValueError for text that is half written or not strict.
 
-    Not strict are NaN, a duplicate key, a number too large for a float, and half a character (a lone surrogate).
+    Not strict are NaN, a duplicate key, a number too large for a float, half a character (a lone surrogate), and more
+    than DEEPEST levels.
     """
     text = read_text(path)
     try:
@@ -131,7 +136,9 @@ def load_json(path: Path) -> Any:
             text, parse_constant=_refuse, parse_int=_integer, parse_float=_float, object_pairs_hook=once
         )
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
+    if _is_deep(values):
+        raise ValueError(TOO_DEEP)
     if "\\ud" in text or "\\uD" in text:  # elsewhere in UTF-8 there is none
         try:
             json.dumps(values, ensure_ascii=False).encode()
@@ -164,6 +171,15 @@ def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     if len(values) < len(pairs):
         raise ValueError(f"key {first_twice(key for key, _ in pairs)!r} is there twice")
     return values
+
+
+def _is_deep(values: Any) -> bool:
+    """Say whether values have more than DEEPEST levels, looked at one after another, without recursion."""
+    level = [values]
+    for _ in range(DEEPEST):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [value for those in inner for value in those if isinstance(value, dict | list)]
+    return bool(level)
 
 
 def _refuse(text: str) -> Any:

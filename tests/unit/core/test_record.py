@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import LARGEST_FILE, all_finite, load_json, save_json, writable
+from benchmarks.core.files import DEEPEST, LARGEST_FILE, all_finite, load_json, save_json, writable
 from benchmarks.core.matrix import expand, expand_parts
 from benchmarks.core.record import BYTE_FIELDS, OPTIONAL, CellResult, RecordError
 from benchmarks.core.scheme_options import CHECKS
@@ -372,8 +372,11 @@ def test_files_have_the_permissions_that_the_umask_leaves(tmp_path: Path, umask:
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
-@pytest.mark.parametrize("nested", ["[" * 10**5 + "]" * 10**5, '{"a":' * 10**5 + "1" + "}" * 10**5])
-def test_a_file_that_is_nested_deeply_is_refused_in_one_line(tmp_path: Path, nested: str) -> None:
-    (tmp_path / "deep.json").write_text(nested)
+@pytest.mark.parametrize("levels", [DEEPEST + 1, 900, 10**5])
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
+def test_a_file_that_is_nested_deeply_is_refused_in_one_line(tmp_path: Path, levels: int, begin: str, end: str) -> None:
+    (tmp_path / "deep.json").write_text(begin * DEEPEST + "1" + end * DEEPEST)
+    load_json(tmp_path / "deep.json")
+    (tmp_path / "deep.json").write_text(begin * levels + "1" + end * levels)
     with pytest.raises(ValueError, match=r"^it is nested too deeply$"):
         load_json(tmp_path / "deep.json")
