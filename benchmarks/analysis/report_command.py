@@ -9,9 +9,10 @@ from benchmarks.analysis.claims.claims_command import to_csv as claims_csv
 from benchmarks.analysis.claims.claims_command import to_json
 from benchmarks.analysis.claims.claims_command import to_markdown as claims_markdown
 from benchmarks.analysis.claims.claims_command import to_screen as claims_screen
-from benchmarks.analysis.claims.evidence import changed_claims, doubts, left_out, uncommitted
+from benchmarks.analysis.claims.evidence import changed_claims, doubts, left_out, other_peaks, uncommitted
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.gpu_records import read_devices
+from benchmarks.analysis.labels import say
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.tables.table_list import ON_SCREEN, TABLES, all_tables
 from benchmarks.analysis.write import to_csv, to_latex, to_list, to_markdown, to_screen
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the report, or show the tables. Missing results are listed; they are no error here."""
     run = load_run(args.run, to_stderr)
-    print(screen_text(run) if args.show else f"Report: {write_report(run)}")
+    say(screen_text(run) if args.show else f"Report: {write_report(run)}")
     return 0
 
 
@@ -86,4 +87,5 @@ def screen_text(run: Run) -> str:
 
 
 def _noted(run: Run) -> Run:
-    return replace(run, notes=[*run.notes, *doubts(run), *uncommitted(run), *left_out(run), *changed_claims()])
+    found = [*doubts(run), *other_peaks(run), *uncommitted(run), *left_out(run), *changed_claims()]
+    return replace(run, notes=[*run.notes, *found])

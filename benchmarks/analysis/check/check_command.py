@@ -33,7 +33,7 @@ from benchmarks.analysis.check.reference import (
     provenance_of,
     rows_of,
 )
-from benchmarks.analysis.claims.evidence import ambiguous, left_out, mixed
+from benchmarks.analysis.claims.evidence import ambiguous, left_out, mixed, other_peaks
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import say
 from benchmarks.analysis.load_run import Run, load_run
@@ -263,7 +263,8 @@ def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None
         for name, then in ((name, reference.provenance.get(name)) for name in ("device", "torch")):
             if now[name] != then:
                 say(f"Note: {name} is {now[name]}, that of the reference {then}")
-    for note in [*_code_notes(run), *run.notes, *ambiguous(run), *mixed(run), *left_out(run)]:
+    notes = [*_code_notes(run), *run.notes, *ambiguous(run), *mixed(run), *other_peaks(run), *left_out(run)]
+    for note in notes:
         say(f"Note: {note}")
     if reference is None:
         return

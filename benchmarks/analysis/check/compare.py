@@ -19,6 +19,7 @@ from benchmarks.analysis.check.reference import (
     rows_of,
     usual_of,
 )
+from benchmarks.analysis.claims.evidence import peaks_by_time
 from benchmarks.analysis.claims.sound import fewer_than_planned, unsound
 from benchmarks.analysis.labels import percent
 from benchmarks.analysis.load_run import Run, strays
@@ -75,7 +76,7 @@ class Bands:
 
         It is absolute for savings, else relative; None if the quantity is not compared.
         """
-        uneven = setting is not None and (setting.compressor in UNEVEN or _by_time(setting))
+        uneven = setting is not None and (setting.compressor in UNEVEN or peaks_by_time(setting))
         exact_peaks = self.exact_bytes and self.same_torch and not uneven
         if quantity == "saving":
             return 0.0 if self.exact_bytes else GPU_SAVING
@@ -95,11 +96,6 @@ class Bands:
         lines = [f"{names.get(one, QUANTITY_WORDS[one])} {_how(self.of(one))}" for one in told]
         smaller = "; on this machine any smaller difference is named too" if self.same_machine else ""
         return [*lines[:-1], lines[-1] + smaller]
-
-
-def _by_time(setting: Cell) -> bool:
-    """Return whether it is a matter of time which messages are under way at the fullest moment of a step."""
-    return setting.update == "in_backward" and setting.world_size > 1
 
 
 def _how(band: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow, number, written
-from benchmarks.analysis.claims.evidence import changed_claims, left_out, uncommitted
+from benchmarks.analysis.claims.evidence import changed_claims, left_out, other_peaks, uncommitted
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.gpu_records import REFERENCE, read_devices
 from benchmarks.analysis.grouping import grouped
@@ -153,7 +153,7 @@ def main(args: argparse.Namespace) -> int:
     """
     runs = [_load(path) for path in args.run]
     for run in runs:
-        for note in (*run.notes, *uncommitted(run), *left_out(run)):
+        for note in (*run.notes, *other_peaks(run), *uncommitted(run), *left_out(run)):
             _note(f"{run.name}: {note}")
     for note in changed_claims():
         _note(note)

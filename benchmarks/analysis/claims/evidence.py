@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.analysis.claims.sound import date_of, planned_residuals, unsound
 from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.labels import printable
 from benchmarks.analysis.load_run import OUTCOMES, Hole, Run, load_failed, strays
 from benchmarks.core.cell import Cell
 from benchmarks.core.provenance import git
@@ -229,8 +230,9 @@ NUMERIC += tuple(f"content: {name}" for name in CONTENT)
 def print_doubts(run: Run) -> None:
     """Print to stderr which records of a run the ledger does not count, how their origins differ, and what its folder
     has besides."""
-    for line in [*doubts(run, "These figures count it"), *mixed(run), *uncommitted(run), *left_out(run)]:
-        print(f"Note: {line}", file=sys.stderr)
+    lines = [*doubts(run, "These figures count it"), *mixed(run), *other_peaks(run), *uncommitted(run), *left_out(run)]
+    for line in lines:
+        print(printable(f"Note: {line}"), file=sys.stderr)
 
 
 def mixed(run: Run) -> Iterator[str]:
@@ -238,12 +240,28 @@ def mixed(run: Run) -> Iterator[str]:
 
     A record that does not say differs from none, as one of a training in the process that measures it.
     """
-    for (model, *_), records in grouped((_inputs(one.cell), one) for one in run.results.values()).items():
-        told = {fact: {str(value) for one in records if (value := fact_of(one.provenance, fact))} for fact in NUMERIC}
-        if facts := [fact for fact, values in told.items() if len(values) > 1]:
+    for model, records in _of_one_start(run):
+        if facts := _differing(records):
             yield f"records of {model} differ in {', '.join(facts)}: so may their figures, whatever their settings are"
-        elif names := _other_peaks(records):
+
+
+def other_peaks(run: Run) -> Iterator[str]:
+    """Yield a line if records of one setting and the same code, of other seeds, were fullest at other bytes."""
+    for _, records in _of_one_start(run):
+        if not _differing(records) and (names := _other_peaks(records)):
             yield f"records of one setting and code differ in peak_states_bytes, which are arithmetic: {names}"
+
+
+def _of_one_start(run: Run) -> Iterator[tuple[str, list[CellResult]]]:
+    """Yield the records of each model and the same data."""
+    for (model, *_), records in grouped((_inputs(one.cell), one) for one in run.results.values()).items():
+        yield model, records
+
+
+def _differing(records: Sequence[CellResult]) -> list[str]:
+    """Return which of NUMERIC these records have several values of."""
+    told = {fact: {str(value) for one in records if (value := fact_of(one.provenance, fact))} for fact in NUMERIC}
+    return [fact for fact, values in told.items() if len(values) > 1]
 
 
 def _other_peaks(records: Iterable[CellResult]) -> str:
@@ -251,9 +269,15 @@ def _other_peaks(records: Iterable[CellResult]) -> str:
 
     Where lengths of messages are decided by values, or by time, that is as it should be.
     """
-    alike = grouped((replace(one.cell, seed=0), one) for one in records if one.cell.compressor in SAME_PEAKS).values()
+    same = [one for one in records if one.cell.compressor in SAME_PEAKS and not peaks_by_time(one.cell)]
+    alike = grouped((replace(one.cell, seed=0), one) for one in same).values()
     differing = [those for those in alike if len({one.peak_states_bytes for one in those}) > 1]
     return " and ".join(one.cell.name for those in differing[:1] for one in those[:MOST])
+
+
+def peaks_by_time(cell: Cell) -> bool:
+    """Return whether it is a matter of time which messages are under way at the fullest moment of a step."""
+    return cell.update == "in_backward" and cell.world_size > 1
 
 
 def uncommitted(run: Run) -> Iterator[str]:

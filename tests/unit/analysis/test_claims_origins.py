@@ -220,9 +220,10 @@ def test_what_a_record_says_does_not_steer_the_terminal(tmp_path: Path, capsys: 
     folder = written(tmp_path / "x", [make(Cell(model="vgg-digits"))])
     (folder / "config.json").write_text(json.dumps({"run": "x", "matrix": [{"model": "vgg-digits", "scheme": "w+2d"}]}))
     failed.save(folder / f"cells/{cell.name}.json")
-    assert main(["claims", "--run", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "\\x1b[2J" in said and all(one.isprintable() or one == "\n" for one in said)
+    for command in ["claims"], ["report", "--show"]:
+        assert main([command[0], "--run", str(folder), *command[1:]]) == 0
+        said = "".join(capsys.readouterr())
+        assert "\\x1b[2J" in said and all(one.isprintable() or one == "\n" for one in said), command
 
 
 FAR = {"wasserstein": 0.3, "jensen_shannon": 0.1}
