@@ -161,10 +161,10 @@ WAYS = {
 """The columns of the choices, and how each is headed."""
 
 
-def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> list[str]:
+def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], asked: str) -> list[str]:
     """Return lines about the fullest moment with activations, its `result`; nothing if it was not planned.
 
-    choices: what would be held then with others.
+    choices: what would be held then with others; `asked` says what the first of them is.
     """
     if not result:
         return []
@@ -184,11 +184,12 @@ def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]
         lines.append(f"It {fits} {memory / MIB:,.2f} MiB; the largest batch that does is {result['largest_batch']}")
     ways = [way for way in WAYS if way in choices[0]]
     marked = "" if memory is None else " (* fits)"
-    lines += ["", f"{f'MiB then{marked}':<42}" + "".join(f"{WAYS[way]:>18}" for way in ways)]
+    widest = max(len(row["choice"]) for row in choices)
+    lines += ["", f"{f'MiB then{marked}':<{widest}}" + "".join(f"{WAYS[way]:>20}" for way in ways)]
     for row in choices:
         cells = [f"{row[way] / MIB:,.0f}{'' if memory is None else ' *'[row[way] <= memory]}" for way in ways]
-        lines.append(f"{row['choice']:<42}" + "".join(f"{cell:>18}" for cell in cells).rstrip())
-    return lines
+        lines.append(f"{row['choice']:<{widest}}" + "".join(f"{cell:>20}" for cell in cells).rstrip())
+    return [*lines, f"as asked: {asked}"]
 
 
 _PLACES = {"forward": "forward pass", "backward": "backward pass", "update": "update of parameters"}
@@ -268,7 +269,9 @@ def _plan(args: argparse.Namespace) -> str:
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in result.items()
     ]
-    return "\n".join([*figures, *map(item_line, items), *fullest_lines(found, choices)])
+    asked = f"{args.compressor}, scheme {args.scheme}, gradients {args.gradients}, {args.world_size} ranks"
+    asked += f", residuals in {args.residual_dtype}" if args.residual_dtype else ""
+    return "\n".join([*figures, *map(item_line, items), *fullest_lines(found, choices, f"{args.optimizer}, {asked}")])
 
 
 def _groups(args: argparse.Namespace) -> str:

@@ -397,6 +397,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "w+2d, streamed": {"scheme": "w+2d", "residual_dtype": None, "gradients": "streamed"},
     "int8 residuals, streamed": {"scheme": "baseline", "residual_dtype": "int8", "gradients": "streamed"},
     "int4 residuals, streamed": {"scheme": "baseline", "residual_dtype": "int4", "gradients": "streamed"},
+    "no compression, kept": NONE | {"gradients": "kept"},
     "no compression, streamed": NONE,
     "no compression, updated in backward": NONE | {"update": "in_backward"},
 }
