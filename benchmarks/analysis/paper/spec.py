@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import known_keys, mapping, several
+from benchmarks.core.checks import known_keys
 from benchmarks.core.config_reader import read_yaml
 from benchmarks.core.record import CellResult
 from benchmarks.core.scheme_options import thaw
-from resireduce.errors import ConfigError, choose
 
 # --- The quantities that the paper's tables show of a setting, one value per seed ---
 
@@ -196,49 +195,42 @@ KEYS = (*PLAIN, *LISTS, "like", "lines", "quantity", "against", "more", "but", "
 
 @lru_cache
 def load_specs() -> dict[str, Spec]:
-    """Return the specifications by name, in file order. Raises ConfigError, with one line, for an invalid one."""
-    values = known_keys(str(SPECS_FILE), read_yaml(SPECS_FILE), ("settings", "tables"))
-    settings, tables = (mapping(f"{SPECS_FILE}: {name}", values.get(name)) for name in ("settings", "tables"))
-    return {name: _spec(f"{SPECS_FILE}: {name}", name, entry, tables, settings) for name, entry in tables.items()}
+    """Return the specifications by name, in file order. Raises ConfigError, with one line, for an unknown key."""
+    values = read_yaml(SPECS_FILE)
+    return {name: _spec(name, entry, values["tables"], values["settings"]) for name, entry in values["tables"].items()}
 
 
-def _spec(where: str, name: str, entry: Any, tables: Mapping[str, Any], settings: Mapping[str, Wanted]) -> Spec:
-    entry = known_keys(where, entry, KEYS)
-    if "like" in entry:
-        entry = tables[choose(f"{where}: like", entry["like"], tables)] | entry
-    if missing := {"title", "reading", "parts", "lines", "more"} - entry.keys():
-        raise ConfigError(f"{where}: {min(missing)}: missing; give it")
-    more, but = ([merged(f"{where}: {key}", one, settings) for one in entry.get(key, [])] for key in ("more", "but"))
+def _spec(name: str, given: Any, tables: Mapping[str, Any], settings: Mapping[str, Wanted]) -> Spec:
+    entry = tables.get(given.get("like"), {}) | known_keys(name, given, KEYS)
     column = entry.get("compared")
     plain: dict[str, Any] = {key: entry[key] for key in PLAIN if key in entry}
-    plain |= {key: tuple(several(f"{where}: {key}", entry[key])) for key in LISTS if key in entry}
+    plain |= {key: tuple(entry[key]) for key in LISTS if key in entry}
     return Spec(
         name=name,
         **plain,
-        lines=tuple(_line(where, entry, one, settings) for one in several(f"{where}: lines", entry["lines"])),
-        more=tuple(more),
-        but=tuple(but),
-        compared=(column["heading"], partial(other, merged(where, column["to"], settings))) if column else None,
+        lines=tuple(_line(name, entry, one, settings) for one in entry["lines"]),
+        more=tuple(merged(one, settings) for one in entry["more"]),
+        but=tuple(merged(one, settings) for one in entry.get("but", ())),
+        compared=(column["heading"], partial(other, merged(column["to"], settings))) if column else None,
         columns=tuple((heading, text) for heading, text in entry.get("columns", [])),
     )
 
 
-def _line(where: str, entry: Mapping[str, Any], given: Any, settings: Mapping[str, Wanted]) -> Line:
-    line = {key: entry[key] for key in ("quantity", "against") if key in entry} | mapping(f"{where}: lines", given)
-    where = f"{where}: line {line.get('label')!r}"
-    known_keys(where, line, ("label", "of", "quantity", "against", "published"))
+def _line(name: str, entry: Mapping[str, Any], given: dict[str, Any], settings: Mapping[str, Wanted]) -> Line:
+    line = {key: entry[key] for key in ("quantity", "against") if key in entry} | given
+    known_keys(f"{name}: lines", line, ("label", "of", "quantity", "against", "published"))
     return Line(
-        label=str(line.get("label")),
-        wanted=merged(f"{where}: of", line.get("of"), settings),
-        quantity=ALL[choose(f"{where}: quantity", line.get("quantity", "metric"), ALL)],
-        against=partial(other, merged(where, line["against"], settings)) if "against" in line else None,
+        label=str(line["label"]),
+        wanted=merged(line["of"], settings),
+        quantity=ALL[line.get("quantity", "metric")],
+        against=partial(other, merged(line["against"], settings)) if "against" in line else None,
         published=line.get("published", ""),
     )
 
 
-def merged(where: str, given: Any, settings: Mapping[str, Wanted]) -> Wanted:
+def merged(given: Any, settings: Mapping[str, Wanted]) -> Wanted:
     """Return cell fields and their values from one mapping, or from a list of mappings and names in `settings`."""
     found: dict[str, Any] = {}
     for one in given if isinstance(given, list) else [given]:
-        found |= mapping(where, one) if not isinstance(one, str) else settings[choose(where, one, settings)]
+        found |= settings[one] if isinstance(one, str) else one
     return found
