@@ -1,6 +1,7 @@
 """The page of a run in a real browser: sorted, searched, pointed at, tapped, printed, without scripts."""
 
 import json
+import re
 import time
 
 import pytest
@@ -158,6 +159,17 @@ def test_the_smoke_runs_page_is_short_begins_with_what_it_shows_and_folds_the_re
     browser.wait("document.querySelector('#fig9a').open")
     assert count(browser, "#fig9a table") == 1
     assert troubles(browser) == []
+
+
+def test_legends_fit_a_phone_and_the_smoke_runs_page_few_sheets_of_paper(browser, smoke_page):
+    browser.open(smoke_page, 400)
+    for name in ("trade-off", "memory", "accuracy", "throughput"):
+        words = f"[...document.querySelectorAll('{live(browser, name)} .role-legend-label text')]"
+        rights = browser.run(f"{words}.map(one => one.getBoundingClientRect().right)")
+        assert rights and max(rights) <= 400, name
+    browser.open(smoke_page, WIDE)
+    browser.wait("document.querySelector('#figure-trade-off[data-ready]') !== null")
+    assert 1 <= len(re.findall(rb"/Type /Page\b", browser.pdf())) < 15
 
 
 def test_a_search_opens_what_it_finds_and_closes_it_again(browser, page):

@@ -8,7 +8,7 @@ async function bring(figure) {
   const specification = JSON.parse(figure.querySelector("script").textContent);
   if (innerWidth < NARROW) {
     specification.layout.columns = 1;
-    for (const legend of specification.legends || []) legend.columns = 2;
+    for (const legend of specification.legends || []) legend.columns = 1;
   }
   await vegaEmbed(figure.querySelector(".drawing"), specification, OPTIONS);
   figure.dataset.ready = "";
