@@ -12,7 +12,7 @@ from resireduce import private
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor, NoCompression, State, Sum
 from resireduce.compressors.momentum import MomentumCorrection
-from resireduce.core.messages import Message, Payload, Round, Rounds, begin_rounds, continue_rounds
+from resireduce.core.messages import Message, Payload, Round, Rounds, continue_rounds, joined
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import is_finite
 from resireduce.residuals.base import Residuals
@@ -383,7 +383,7 @@ class ErrorFeedback:
                 refused[name] = error
                 del there[name]
         each = [self._made(name, there.get(name), step, name in absorbed) for name in names]
-        message = self._message(names, begin_rounds(names, each))
+        message = self._message(names, continue_rounds(names, joined(each)))
         if together and isinstance(message, Message):
             self.finiteness.check_together_(message.buffer, there)
         return message

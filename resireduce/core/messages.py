@@ -321,15 +321,13 @@ class Round:
             self.handle = communicator.all_reduce(asked, called)
 
 
-def begin_rounds(names: Sequence[str], each: Sequence[Rounds]) -> list[Payload] | Round:
-    """Begin the rounds of the tensors `names`; return their payloads if there are no rounds, or the first one."""
-    return continue_rounds(names, _together(each))
-
-
 def continue_rounds(
     names: Sequence[str], rest: Generator[Asked, Any, list[Payload]], number: int = 0, result: Any = None
 ) -> list[Payload] | Round:
-    """Continue the rounds of tensors with the `result` of round `number`; return the payloads or the next round."""
+    """Continue the rounds of tensors with the `result` of round `number`; return the payloads or the next round.
+
+    The first time, which has no number, they begin; most compressors need none.
+    """
     try:
         asked = rest.send(result)
     except StopIteration as made:
@@ -338,7 +336,7 @@ def continue_rounds(
     return Round(names, number + 1, asked, rest)
 
 
-def _together(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:
+def joined(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:
     """Take the rounds of several tensors as one: a collective carries what all of them ask for, tensor by tensor.
 
     Several must ask for the same exchanges in the same order, and for no sums, of equal sizes on and for all ranks.
