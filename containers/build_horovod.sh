@@ -36,15 +36,17 @@ build() {
   mkdir "$work/source"
   tar -xzf "$work"/horovod-*.tar.gz --strip-components=1 -C "$work/source"
   cd "$work/source"
-  # C++17 as torch asks for, for CUDA too; and the one libcudart that torch brings, not another one linked in.
-  find . -name CMakeLists.txt -exec sed -i -E -e 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' \
-    -e 's/CMAKE_CUDA_STANDARD 11/CMAKE_CUDA_STANDARD 17/' \
+  # The tools' Python sees the torch of the environment that Horovod is for.
+  local site standard
+  site=$("$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])')
+  # C++ as torch asks for, for CUDA too; and the one libcudart that torch brings, not another one linked in.
+  standard=17
+  if grep -q 'C++20 or later' "$site/torch/include/torch/csrc/api/include/torch/all.h"; then standard=20; fi
+  find . -name CMakeLists.txt -exec sed -i -E -e "s/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD $standard/" \
+    -e "s/CMAKE_CUDA_STANDARD 11/CMAKE_CUDA_STANDARD $standard/" \
     -e 's/(CMAKE_CUDA_RUNTIME_LIBRARY "?)Static/\1Shared/' {} +
   # A torch for CUDA, as package indexes have it, beside no toolkit, a part of one, or one of another version.
   if [ -z "${HOROVOD_GPU:-}" ]; then sed -i 's/torch.version.cuda is not None/False/' cmake/Modules/FindPytorch.cmake; fi
-  # The tools' Python sees the torch of the environment that Horovod is for.
-  local site
-  site=$("$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])')
   PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" \
     "$work/tools/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/wheel" . \
     >"$work/log" 2>&1 || { grep -m 5 -A 3 -iE 'error[: ]|fatal' "$work/log" >&2; tail -n 15 "$work/log" >&2; echo "error: Horovod cannot be built; its first errors and the end of the log are above" >&2; exit 1; }
