@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import resireduce
@@ -32,6 +33,13 @@ class Checkpointed(nn.Module):
 
 def recompute(model: nn.Module, reentrant: bool) -> None:
     model.blocks = nn.ModuleList(Checkpointed(block, reentrant) for block in model.blocks)
+
+
+@pytest.fixture(autouse=True)
+def outside_of_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clear torch's note that a mode is on: trackers of ranks, which are threads, may leave it behind for the whole
+    process in tests before these, and torch 2.9 then compiles nothing."""
+    monkeypatch.setattr(_python_dispatch, "_is_in_any_mode_without_ignore_compile_internals", False, raising=False)
 
 
 def compile_whole(model: nn.Module) -> None:
@@ -135,7 +143,7 @@ def test_gradients_pile_up_if_the_whole_model_is_compiled_and_not_if_its_blocks_
     whole, _ = fullest_moment(compile_whole)
     blocks, _ = fullest_moment(compile_blocks)
     assert eager < 0.6 * gradients < gradients < whole
-    assert blocks < 1.05 * eager or torch.__version__.startswith("2.9."), "torch 2.9 keeps them in compiled blocks too"
+    assert blocks < 1.05 * eager
 
 
 class Slow(LocalCommunicator):
