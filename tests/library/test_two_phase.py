@@ -1,5 +1,7 @@
 """Two phases: what ranks exchange, keep and remember, against the definition in NumPy; what is sent and saved."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,31 +10,19 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import PretendCommunicator
-from resireduce.compressors.quantized import Block4, Fp8
-from resireduce.compressors.two_phase import Block8TwoPhase, Fp8TwoPhase
-from resireduce.core.messages import Payload
+from resireduce.compressors.quantized import Fp8
+from resireduce.compressors.two_phase import Fp8TwoPhase
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from tests.threads import LocalWorld
-from tests.worlds import reloaded
+from tests.worlds import Given, averages, distribute_given
 
 SIZE, BLOCK, STEPS = 20_003, 256, 5
 KINDS = {"block8-two-phase": 127, "block4-two-phase": 7, "fp8-two-phase": None}
 """Levels on each side of zero; None: floats."""
 ABSENT = {2: (1,), 3: (0, 1, 2, 3)}
 """By step, the ranks that have no gradient."""
-
-
-class Given(nn.Module):
-    """Weights of zero, whose gradients are what they are multiplied by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(SIZE, 1, dtype=torch.float64))
-
-    def forward(self, gradient: Tensor) -> Tensor:
-        return (self.weight * gradient).sum()
 
 
 def drawn(rank: int, step: int) -> Tensor:
@@ -42,64 +32,13 @@ def drawn(rank: int, step: int) -> Tensor:
     return values * torch.logspace(-3, 2, SIZE, dtype=torch.float64).unsqueeze(1)
 
 
-def distributed(communicator: Communicator, **options: object) -> tuple[Given, DistributedOptimizer]:
-    """Each step moves the weights by the average."""
-    model = Given()
-    wrapped = torch.optim.SGD(model.parameters(), 1.0)
-    options = {"scheme": "baseline", "compressor": "block8-two-phase", **options}
-    return model, resireduce.distribute(model, wrapped, backend=communicator, **options)  # type: ignore[arg-type]
+distributed = partial(distribute_given, shapes={"weight": (SIZE, 1)})
 
 
 def average(model: Given, optimizer: DistributedOptimizer, gradient: Tensor | None) -> np.ndarray:
-    before = model.weight.detach().clone()
-    optimizer.zero_grad()
-    if gradient is not None:
-        model(gradient).backward()
-    optimizer.step()
-    return (before - model.weight.detach()).flatten().numpy()
-
-
-# --- three steps by hand: two ranks, two parts of eight elements, whole numbers up to 7 ---
-
-
-def exchanged(ranks: list[Block8TwoPhase], gradients: list[Tensor], states: list[dict[str, Tensor]]) -> list[Payload]:
-    """The payloads of ranks whose parts are exchanged, and whose means are gathered."""
-    rounds = [one.agree(g, "w", 0, state) for one, g, state in zip(ranks, gradients, states, strict=True)]
-    parts = [next(one).tensor.chunk(len(ranks)) for one in rounds]  # type: ignore[union-attr]
-    means = [one.send([theirs[rank] for theirs in parts]).tensor for rank, one in enumerate(rounds)]  # type: ignore[union-attr]
-    payloads = []
-    for one in rounds:
-        with pytest.raises(StopIteration) as made:
-            one.send(means)
-        payloads.append(made.value.value)
-    return payloads
-
-
-def test_three_steps_by_hand() -> None:
-    ranks = [Block8TwoPhase(Block4(block=8)).for_world(2)] * 2
-    gradients = torch.zeros(2, 16)
-    gradients[:, 0] = 7  # the largest of the first part, whose levels are whole numbers then
-    gradients[:, 1] = 0.4  # each rank loses it, until it is 0.8
-    gradients[0, 2] = 1  # a mean of 0.5, which its owner loses, until it is 1
-    gradients[:, 8] = torch.tensor([7.0, -7.0])  # nothing of the second part is left
-    residuals, states = torch.zeros(2, 16), [ranks[0].state(torch.Size([16]), gradients)] * 2
-    states = [{key: one.clone() for key, one in state.items()} for state in states]
-    averages, lefts, owned = [], [], []
-    for _ in range(3):
-        compensated = [*(gradients + residuals)]
-        payloads = exchanged(ranks, compensated, states)
-        for rank, payload in enumerate(payloads):
-            residuals[rank] = ranks[rank].error_(compensated[rank].clone(), payload)
-            ranks[rank].learn_(states[rank], payload)
-        known = payloads[0].known
-        assert known is not None and payloads[1].known is not None and torch.equal(known, payloads[1].known)
-        averages.append(ranks[0].combine_(torch.empty(16), [payloads[0].received(known)], 0.5)[:3].tolist())
-        lefts.append(residuals[0][1].item())
-        owned.append(states[0]["owned"][:3].tolist())
-        assert not states[1]["owned"].any() and not residuals[:, 8].any()
-    assert averages == [pytest.approx(one, abs=1e-6) for one in ([7, 0, 0], [7, 1, 1], [7, 0, 0])]
-    assert lefts == pytest.approx([0.4, -0.2, 0.2], abs=1e-6)
-    assert owned == [pytest.approx(one, abs=1e-6) for one in ([0, 0, 0.5], [0, 0, 0], [0, 0, 0.5])]
+    """What a step brings back of this rank's gradient; None: it has none."""
+    moved = averages(model, optimizer, {} if gradient is None else {"weight": gradient})["weight"]
+    return moved.flatten().numpy()
 
 
 # --- the definition: all ranks at once, in float64 ---
@@ -238,26 +177,6 @@ def test_a_rank_sends_as_many_bytes_whatever_the_number_of_ranks(compressor: str
     model(torch.ones(1, 1000, device="meta")).sum().backward()
     optimizer.step()
     assert len(sent) == 2 and bits / 8 < sent[0] / 1e6 < 1.05 * bits / 8 and sum(sent) / 1e6 < bits / 4 + 0.1
-
-
-@pytest.mark.parametrize("compressor", KINDS)
-def test_training_goes_on_from_what_was_saved_bit_for_bit(compressor: str) -> None:
-    def train(communicator: Communicator, stops: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        model, optimizer = distributed(communicator, compressor=compressor)
-        for step in range(4):
-            if stops and step == 2:
-                weights, state = model.weight.detach().clone(), reloaded(optimizer.residual_state_dict())
-                optimizer.close()
-                model, optimizer = distributed(communicator, compressor=compressor)
-                model.weight.data.copy_(weights)
-                optimizer.load_residual_state_dict(state)
-            average(model, optimizer, drawn(communicator.rank, step))
-        return model.weight.detach(), optimizer.residual_state_dict()
-
-    whole, halved = (LocalWorld(2).run(lambda one, stops=stops: train(one, stops)) for stops in (False, True))
-    for (weights, state), (others, theirs) in zip(whole, halved, strict=True):
-        assert torch.equal(weights, others) and state.keys() == theirs.keys()
-        assert all(torch.equal(one, theirs[name]) for name, one in state.items())
 
 
 def test_a_plan_counts_what_the_owner_remembers() -> None:
