@@ -3,13 +3,15 @@
 import copy
 import gc
 import warnings
+from collections.abc import Callable
 from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_backward
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import resireduce
@@ -286,14 +288,20 @@ class PassesOn(Around):
         self.inner.step()
 
 
-@pytest.mark.parametrize("kind", [Around, AroundOfTorch])
-def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(kind: type[Around]) -> None:
+def averaging(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Averages the parameters that have a gradient; here by a function that does nothing, and needs no group."""
+    return PostLocalSGDOptimizer(inner, SimpleNamespace(average_parameters=lambda params: None))
+
+
+@pytest.mark.parametrize("make", [Around, AroundOfTorch, averaging])
+def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(make: Callable[..., Any]) -> None:
     model = net()
-    outer = kind(distributed(model, LocalCommunicator()))
+    outer = make(distributed(model, LocalCommunicator()))
+    name = type(outer).__name__
     loss_of(model, 0).backward()
-    inside = r"put it inside, distribute\(model, AroundOfTorch\(\.\.\.\)\), or " if kind is AroundOfTorch else ""
+    inside = r"put it inside, distribute\(model, AroundOfTorch\(\.\.\.\)\), or " if make is AroundOfTorch else ""
     with pytest.warns(
-        UserWarning, match=rf"{kind.__name__} calls step\(\) of what .* leaves out all; {inside}give gradients='kept'"
+        UserWarning, match=rf"{name} calls step\(\) of what .* leaves out all; {inside}give gradients='kept'"
     ):
         outer.step()
     loss_of(model, 1).backward()
