@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import torch.distributed as dist
 from torch import nn
 
 from resireduce.comm.base import Communicator
