@@ -4,7 +4,7 @@ import faulthandler
 import gc
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,33 +21,35 @@ SECONDS = 540.0
 WORD = "rank {rank} waited here"
 
 
-def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
+def _rank(rank: int, world_size: int, folder: str, checks: Sequence[Checks]) -> None:
     with (Path(folder) / WORD.format(rank=rank)).open("w") as word:
         faulthandler.dump_traceback_later(SECONDS, exit=True, file=word)
         _check(rank, world_size, folder, checks)
         faulthandler.cancel_dump_traceback_later()
 
 
-def _check(rank: int, world_size: int, folder: str, checks: Checks) -> None:
+def _check(rank: int, world_size: int, folder: str, checks: Sequence[Checks]) -> None:
     gc.freeze()  # the imports' 300,000 objects, which the library would look through for a GradScaler of each model
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
-    checks(TorchCommunicator())
+    communicator = TorchCommunicator()
+    for check in checks:
+        check(communicator)
     dist.destroy_process_group()
 
 
-def start(world_size: int, folder: str, checks: Checks) -> mp.ProcessContext:
-    """Start `checks`, a function of a module, in `world_size` processes, which meet in `folder`, an empty one."""
+def start(world_size: int, folder: str, *checks: Checks) -> mp.ProcessContext:
+    """Start `checks`, functions of a module, in `world_size` processes, which meet in `folder`, an empty one."""
     # Ranks are forked off a process that has imported torch and the library, which takes most of a start.
     multiprocessing.set_forkserver_preload([__name__, "resireduce.wrappers.ddp", "resireduce.wrappers.fsdp"])
     arguments = (world_size, folder, checks)
     return mp.start_processes(_rank, arguments, nprocs=world_size, join=False, start_method="forkserver")
 
 
-def on_processes(world_size: int, checks: Checks) -> None:
-    """Run `checks`, a function of a module, in `world_size` processes; a failure in one is raised here."""
+def on_processes(world_size: int, *checks: Checks) -> None:
+    """Run `checks`, functions of a module, one after the other in `world_size` processes; a failure is raised here."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = start(world_size, folder, checks)
+        ranks = start(world_size, folder, *checks)
         try:
             while not ranks.join():
                 pass

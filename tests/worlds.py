@@ -93,6 +93,36 @@ def distributed(
     return resireduce.distribute(model, wrapped, **{"backend": "local", "scheme": "baseline", **options})  # type: ignore[arg-type]
 
 
+class Given(nn.Module):
+    """Weights of zero, whose gradients are what they are multiplied by."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype)))
+
+    def forward(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        return sum((self.get_parameter(name) * grad).sum() for name, grad in gradients.items())  # type: ignore[return-value]
+
+
+def distribute_given(
+    communicator: Communicator, shapes: Mapping[str, tuple[int, ...]], **options: object
+) -> tuple[Given, DistributedOptimizer]:
+    """Weights of zero, each of whose steps moves them by the average, and back."""
+    model = Given(**shapes)
+    return model, distributed(model, lr=1.0, backend=communicator, **options)
+
+
+def averages(model: Given, optimizer: torch.optim.Optimizer, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a step at rate 1 brings back of these gradients of this rank."""
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    optimizer.zero_grad()
+    if gradients:
+        model(gradients).backward()
+    optimizer.step()
+    return {name: before[name] - one.detach() for name, one in model.named_parameters()}
+
+
 def take_steps(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor], count: int = 1) -> None:
     """Take steps as a plain training loop does."""
     for _ in range(count):

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from functools import cache
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -10,9 +11,20 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.local import LocalCommunicator
-from resireduce.scheme import COMPRESSORS, SCHEMES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 from tests.threads import LocalWorld
-from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, take_steps, train, train_world
+from tests.worlds import (
+    OPTIMIZERS,
+    Net,
+    distributed,
+    loss_of,
+    reloaded,
+    same,
+    seeded,
+    take_steps,
+    train,
+    train_world,
+)
 
 
 @pytest.mark.parametrize(("optimizer", "world_size"), [*((name, 2) for name in OPTIMIZERS), ("momentum", 1)])
@@ -71,70 +83,6 @@ class Branching(nn.Module):
         return self.odd(x) if self.use_odd else x
 
 
-@pytest.mark.parametrize("compressor", ["topk", "powersgd", "none"])
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_parameters_without_a_gradient(gradients: str, compressor: str) -> None:
-    start = seeded(Branching)
-
-    def rank(communicator: LocalCommunicator) -> nn.Module:
-        model = copy.deepcopy(start)
-        model.use_odd = communicator.rank == 1  # type: ignore[assignment]
-        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-        options = {"gradients": gradients, "compressor": compressor, "scheme": "none", "density": 1.0}
-        optimizer = distributed(model, wrapped, backend=communicator, **options)
-        x = torch.ones(2, 120) * (communicator.rank + 1)
-        take_steps(optimizer, lambda: model(x).square().mean(), 3)
-        assert wrapped.state.keys() == {p for n, p in model.named_parameters() if n.split(".")[0] in ("shared", "odd")}
-        return model
-
-    models = LocalWorld(2).run(rank)
-    assert same(models[0], models[1])
-    for name in ("never", "frozen"):
-        assert same(getattr(models[0], name), getattr(start, name)), "weight decay must not touch what is not used"
-    assert not same(models[0].odd, start.odd), "rank 0 must apply what rank 1 has found"
-
-
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-@pytest.mark.parametrize("compressor", ["topk", "powersgd", "none"])
-def test_accumulated_passes_are_one_large_batch(gradients: str, compressor: str) -> None:
-    start = seeded(lambda: nn.Sequential(nn.Linear(150, 120), nn.Linear(120, 3)))
-    x, y = torch.randn(8, 150, dtype=torch.float64), torch.randint(3, (8,))
-    start.double()
-
-    def run(parts: int, passes: int) -> nn.Module:
-        model = copy.deepcopy(start)
-        options = {"gradients": gradients, "compressor": compressor, "density": 0.5}
-        optimizer = distributed(model, backward_passes_per_step=passes, **options)
-        for _ in range(3):
-            optimizer.zero_grad()
-            for i, (xs, ys) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
-                loss = nn.functional.cross_entropy(model(xs), ys, reduction="sum")
-                if passes == 1 and i < parts - 1:
-                    with optimizer.no_sync():
-                        loss.backward()
-                else:
-                    loss.backward()
-            optimizer.step()
-        return model
-
-    whole = run(1, 1)
-    for other in (run(4, 4), run(4, 1)):
-        for a, b in zip(whole.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("gradients", ["streamed", "kept"])
-def test_the_norm_of_a_step_without_gradients_is_zero(gradients: str) -> None:
-    model = seeded(Net)
-    optimizer = distributed(model, gradients=gradients, max_grad_norm=1.0)
-    for loss in (0.0, 1.0, 0.0):
-        optimizer.zero_grad()
-        if loss:
-            loss_of(model, torch.Generator().manual_seed(0)).backward()
-        optimizer.step()
-        assert optimizer.grad_norm is not None and bool(optimizer.grad_norm) == bool(loss)
-
-
 def test_streamed_frees_gradients_in_the_backward_pass_and_kept_keeps_them() -> None:
     for gradients, left in (("streamed", 0), ("kept", 15)):
         model = seeded(Net)
@@ -150,26 +98,44 @@ def in_memory(parameter: Tensor) -> bool:
     return type(parameter.grad) is Tensor  # and not the guard of one that is under way
 
 
-@pytest.mark.parametrize("residual_dtype", [None, "int4"])
-@pytest.mark.parametrize("compressor", ["topk", "randomk", "qsgd"])
-def test_going_on_from_what_was_saved_is_not_stopping(compressor: str, residual_dtype: str | None) -> None:
-    options = {"compressor": compressor, "residual_dtype": residual_dtype}
-    whole, _ = train(LocalCommunicator(), seeded(Net), steps=7, **options)
-    half, stopped = train(LocalCommunicator(), seeded(Net), steps=4, **options)
-    saved = copy.deepcopy((half.state_dict(), stopped.state_dict(), stopped.residual_state_dict()))
-    model, optimizer = train(LocalCommunicator(), seeded(Net, seed=1), steps=0, **options)
-    for part, state in zip(
-        (model.load_state_dict, optimizer.load_state_dict, optimizer.load_residual_state_dict), saved, strict=True
-    ):
-        part(state)
-    generator = torch.Generator().manual_seed(0)
-    for step in range(7):
-        value = loss_of(model, generator)
-        if step >= 4:
-            optimizer.zero_grad()
-            value.backward()
-            optimizer.step()
-    assert same(whole, model)
+GOING_ON: list[dict[str, object]] = [
+    *(
+        {"compressor": compressor, "scheme": scheme, "gradients": gradients, "residual_dtype": dtype}
+        for compressor, (scheme, gradients), dtype in zip(
+            COMPRESSORS, cycle(product(("baseline", "w+2d"), GRADIENTS)), cycle((None, "int4", "int8")), strict=False
+        )
+    ),
+    *({"hierarchy": [[0, 1], [2, 3]], "compressor": name} for name in ("topk", "dgc-momentum", "sidco-exp")),
+    {"compressor": "sidco-exp", "density": lambda step: 0.02 + 0.01 * (step % 3)},
+    {"optimizer": "second-moment", "max_grad_norm": 0.5},
+    {"scheme": "decayed", "options": {"decay": 0.9}},
+]
+
+
+@pytest.mark.parametrize("options", GOING_ON, ids=str)
+def test_going_on_from_what_was_saved_is_not_stopping(options: dict[str, object]) -> None:
+    """All that is remembered, by compressors too, is in the states that each rank writes to a file and loads again."""
+    start, other = seeded(Net), seeded(Net, seed=1)
+
+    def rank(communicator: LocalCommunicator) -> bool:
+        whole, through = train(communicator, start, steps=5, **options)  # type: ignore[arg-type]
+        half, stopped = train(communicator, start, steps=3, **options)  # type: ignore[arg-type]
+        saved = reloaded((half.state_dict(), stopped.state_dict(), stopped.residual_state_dict()))
+        stopped.close()
+        model, optimizer = train(communicator, other, steps=0, **options)  # type: ignore[arg-type]
+        for part, state in zip(
+            (model.load_state_dict, optimizer.load_state_dict, optimizer.load_residual_state_dict), saved, strict=True
+        ):
+            part(state)
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(3):
+            loss_of(half, generator)
+        take_steps(optimizer, lambda: loss_of(model, generator), 2)
+        ours, theirs = optimizer.residual_state_dict(), through.residual_state_dict()
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+        return same(whole, model)
+
+    assert all(LocalWorld(4 if "hierarchy" in options else 2).run(rank))
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -211,21 +177,6 @@ def test_passes_are_absorbed_by_full_residuals_and_held_where_they_are_shared(sc
     assert held[2] == held[3] == (set() if scheme == "baseline" else {n for n in held[0] if "blocks" in n})
     for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-
-
-def test_a_parameter_whose_gradients_came_in_earlier_passes_alone() -> None:
-    trained = []
-    for gradients in ("kept", "streamed"):
-        model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
-        for parameter in model.parameters():
-            nn.init.constant_(parameter, 0.01)
-        optimizer = distributed(model, gradients=gradients)
-        with optimizer.no_sync():
-            model[0](torch.ones(2, 120)).square().sum().backward()
-        model[1](torch.ones(2, 120)).square().sum().backward()
-        optimizer.step()
-        trained.append(model)
-    assert same(*trained) and (trained[0][0].weight != 0.01).any()
 
 
 def test_small_gradients_of_many_passes_are_not_lost_in_16_bits() -> None:

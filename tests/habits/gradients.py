@@ -1,4 +1,4 @@
-"""What people do with `.grad`."""
+"""What people do with `.grad`: after a backward pass, and where none has put it there."""
 
 from typing import Any
 
@@ -24,20 +24,6 @@ def clipping_by_value(script: Script, model: Any, optimizer: Any, step: int) -> 
     nn.utils.clip_grad_value_(model.parameters(), 1e-3)
 
 
-@each_step(settings={"max_grad_norm": 0.05})
-def clipping_by_the_option(script: Script, model: Any, optimizer: Any, step: int) -> Any:
-    """max_grad_norm, and its norm in the log."""
-    script.train(model, optimizer, range(step, step + 1))
-    return optimizer.grad_norm
-
-
-@with_optimizer(settings={"max_grad_norm": float("inf")})
-def the_norm_is_only_logged(script: Script, model: Any, optimizer: Any) -> Any:
-    """max_grad_norm=inf."""
-    script.train(model, optimizer)
-    return optimizer.grad_norm
-
-
 @before_the_step(streamed=STREAMED)
 def norms_are_logged_by_hand(script: Script, model: Any, optimizer: Any, step: int) -> list[Tensor]:
     """Of every parameter, between backward() and step()."""
@@ -57,19 +43,6 @@ def parameters_without_gradient_are_listed(script: Script, model: Any, optimizer
 
 
 @before_the_step(streamed=DROPPED)
-def gradients_are_set_to_none(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """p.grad = None for all, before step(): nothing is trained in that step."""
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
-@before_the_step(streamed=DROPPED)
-def one_gradient_is_set_to_none(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """To leave a layer as it is in this step; the layer is a large one."""
-    model.blocks[0].wide.weight.grad = None
-
-
-@before_the_step(streamed=DROPPED)
 def one_small_gradient_is_set_to_none(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """The same with a tensor that is not compressed."""
     model.head.bias.grad = None
@@ -79,14 +52,6 @@ def one_small_gradient_is_set_to_none(script: Script, model: Any, optimizer: Any
 def the_model_s_zero_grad_before_the_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """model.zero_grad() in the wrong place: nothing is trained."""
     model.zero_grad()
-
-
-@before_the_step(streamed=STREAMED)
-def noise_is_added(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """p.grad += noise."""
-    generator = torch.Generator().manual_seed(script.rank)
-    for parameter in model.parameters():
-        parameter.grad += 0.01 * torch.randn(parameter.shape, generator=generator)
 
 
 @before_the_step(streamed=STREAMED)
@@ -101,13 +66,6 @@ def gradients_are_zeroed_through_data(script: Script, model: Any, optimizer: Any
     """p.grad.data.zero_(), which leaves no trace in the version of the tensor."""
     for parameter in model.parameters():
         parameter.grad.data.zero_()
-
-
-@before_the_step(streamed=STREAMED)
-def gradients_are_replaced_by_a_product(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """p.grad = p.grad * 0."""
-    for parameter in model.parameters():
-        parameter.grad = parameter.grad * 0
 
 
 @before_the_step(streamed=DROPPED)
@@ -163,3 +121,40 @@ def hooks_after_accumulation_from_later(script: Script, model: Any, optimizer: A
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(halve)
     script.train(model, optimizer)
+
+
+@with_optimizer(streamed=Refused(r"zero_grad\(\) between backward\(\) and step\(\)"))
+def zero_grad_before_the_step(script: Script, model: Any, optimizer: Any) -> None:
+    """In the wrong place: in plain torch nothing is trained."""
+    for step in range(2):
+        script.loss(model, step).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    script.train(model, optimizer, 2)
+
+
+@each_step(steps=4, streamed=Refused(r"zero_grad\(\) between backward\(\) and step\(\)|a second backward\(\)"))
+def a_batch_is_left_out_after_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """No step where a loss looks odd, on all ranks alike."""
+    optimizer.zero_grad()
+    script.loss(model, step).backward()
+    if step != 1:
+        optimizer.step()
+
+
+@habit()
+def a_backward_before_the_model_is_distributed(script: Script) -> nn.Module:
+    """A dry run: its gradients are not taken for the first step's."""
+    model = script.net()
+    script.loss(model, 50).backward()
+    script.train(model, script.sgd(model))
+    return model
+
+
+@before_the_step(streamed=DROPPED)
+def gradients_are_put_back(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Saved, dropped, and set again before the step, as gradient surgery does."""
+    held = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    for parameter, grad in zip(model.parameters(), held, strict=True):
+        parameter.grad = grad * 2

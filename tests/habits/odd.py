@@ -86,30 +86,11 @@ def a_gradient_by_hand_is_expanded(script: Script, model: Any, optimizer: Any, s
     optimizer.step()
 
 
-@each_step()
-def gradients_by_hand_are_transposed(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Their memory lies the other way round than the parameter's."""
-    optimizer.zero_grad()
-    for parameter, grad in zip(
-        model.parameters(), torch.autograd.grad(script.loss(model, step), list(model.parameters())), strict=True
-    ):
-        parameter.grad = grad.t().contiguous().t()
-    optimizer.step()
-
-
 @with_optimizer(wrapped=partial(torch.optim.AdamW, lr=1e-3))
 def the_state_is_reset(script: Script, model: Any, optimizer: Any) -> None:
     """`optimizer.state = defaultdict(dict)`, a known way to forget momentum."""
     script.train(model, optimizer, 2)
     optimizer.state = defaultdict(dict)
-    script.train(model, optimizer, 2)
-
-
-@with_optimizer(wrapped=partial(torch.optim.AdamW, lr=1e-3))
-def the_state_is_cleared(script: Script, model: Any, optimizer: Any) -> None:
-    """optimizer.state.clear()."""
-    script.train(model, optimizer, 2)
-    optimizer.state.clear()
     script.train(model, optimizer, 2)
 
 
@@ -140,15 +121,6 @@ def ranks_add_up_different_numbers_of_passes(script: Script, model: Any, optimiz
     optimizer.step()
 
 
-@each_step(steps=4, settings={"max_grad_norm": 0.5})
-def one_rank_has_no_batch(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """The last rank's data have ended: it calls step() without backward(), and counts as zeros."""
-    optimizer.zero_grad()
-    if step < 3 or script.rank == 0:
-        script.loss(model, step).backward()
-    optimizer.step()
-
-
 @each_step()
 def backward_in_another_thread(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """A user interface that stays responsive."""
@@ -157,28 +129,6 @@ def backward_in_another_thread(script: Script, model: Any, optimizer: Any, step:
     thread.start()
     thread.join()
     optimizer.step()
-
-
-class Odd(nn.Module):
-    """A scalar, a tensor of four dimensions, a transposed matrix, an empty one, and one in bfloat16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.scalar = Net(), nn.Parameter(torch.ones(()))
-        self.four = nn.Parameter(torch.randn(5, 20, 4, 30) / 10)
-        self.turned = nn.Parameter((torch.randn(120, 100) / 10).t())
-        self.empty = nn.Parameter(torch.zeros(0, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        more = (x[:, :30] @ self.four.flatten(0, 2).t()).sin().sum(1, keepdim=True)
-        turned = (x.sum(1, keepdim=True) * self.turned.sum(0)).sin().sum(1, keepdim=True)
-        return self.net(x) * self.scalar + more + turned + self.empty.sum()
-
-
-@with_optimizer(build=Odd)
-def parameters_of_odd_shapes(script: Script, model: Any, optimizer: Any) -> None:
-    """A scalar, four dimensions, none at all, and a transposed matrix."""
-    script.train(model, optimizer)
 
 
 @habit(streamed=Refused(r"(dropped|replaced|changed|zero_grad\(\)).*between backward\(\) and step\(\)"))

@@ -1,22 +1,12 @@
-"""Several backward passes: losses, accumulation, graphs that are kept, checkpoints."""
+"""What a step consists of: several backward passes or none, passes that fail, and the rate."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.optim import lr_scheduler
 
 from tests.habits.script import Net, Refused, Script, each_step, with_optimizer
-
-
-class Wide(Net):
-    """In float64: which element is the largest does not depend on the order of sums."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.double()
-
 
 SECOND = Refused(r"a second backward\(\).*no_sync.*backward_passes_per_step")
 
@@ -30,43 +20,6 @@ def two_losses_two_backward_calls(script: Script, model: Any, optimizer: Any, st
     optimizer.step()
 
 
-@each_step(streamed=SECOND)
-def backward_twice_through_one_graph(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """retain_graph=True."""
-    optimizer.zero_grad()
-    loss = script.loss(model, step)
-    loss.backward(retain_graph=True)
-    (loss * 2).backward()
-    optimizer.step()
-
-
-@each_step()
-def losses_added_up(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """One backward() of a sum."""
-    optimizer.zero_grad()
-    (script.loss(model, step) + 0.5 * script.loss(model, 10 + step)).backward()
-    optimizer.step()
-
-
-@each_step(rounded=("streamed",), build=Wide)
-def accumulation_within_no_sync(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Three small batches for one step."""
-    optimizer.zero_grad()
-    for part in range(3):
-        with optimizer.no_sync() if part < 2 else nullcontext():
-            (script.loss(model, 3 * step + part) / 3).backward()
-    optimizer.step()
-
-
-@each_step(rounded=("streamed",), build=Wide, settings={"backward_passes_per_step": 2})
-def accumulation_that_is_announced(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """backward_passes_per_step."""
-    optimizer.zero_grad()
-    for part in range(2):
-        (script.loss(model, 2 * step + part) / 2).backward()
-    optimizer.step()
-
-
 @each_step(steps=6, streamed=SECOND)
 def accumulation_without_a_word(script: Script, model: Any, optimizer: Any, i: int) -> None:
     """`if (i + 1) % 2 == 0: optimizer.step(); optimizer.zero_grad()`."""
@@ -74,17 +27,6 @@ def accumulation_without_a_word(script: Script, model: Any, optimizer: Any, i: i
     if (i + 1) % 2 == 0:
         optimizer.step()
         optimizer.zero_grad()
-
-
-@with_optimizer(rounded=("streamed",), build=Wide)
-def the_last_batches_are_fewer(script: Script, model: Any, optimizer: Any) -> None:
-    """The epoch ends in the middle of an accumulation, and step() is called all the same."""
-    for batches in (2, 2, 1):
-        optimizer.zero_grad()
-        for part in range(batches):
-            with optimizer.no_sync() if part < batches - 1 else nullcontext():
-                script.loss(model, part).backward()
-        optimizer.step()
 
 
 @each_step()
@@ -98,53 +40,11 @@ def a_penalty_of_gradients(script: Script, model: Any, optimizer: Any, step: int
     optimizer.step()
 
 
-@each_step()
-def a_graph_of_the_gradient(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """backward(create_graph=True), of which torch warns."""
-    optimizer.zero_grad()
-    script.loss(model, step).backward(create_graph=True)
-    optimizer.step()
-
-
-def checkpointed(script: Script, model: Any, optimizer: Any, step: int, *, reentrant: bool) -> None:
-    def forward(x: Tensor) -> Tensor:
-        x = model.first(x)
-        for block in model.blocks:
-            x = checkpoint(block, x, use_reentrant=reentrant, preserve_rng_state=False)
-        return model.head(x)
-
-    optimizer.zero_grad()
-    script.loss(forward, step).backward()
-    optimizer.step()
-
-
-@each_step()
-def activation_checkpointing(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """use_reentrant=False."""
-    checkpointed(script, model, optimizer, step, reentrant=False)
-
-
-@each_step()
-def activation_checkpointing_of_old(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """use_reentrant=True: a backward pass within the backward pass."""
-    checkpointed(script, model, optimizer, step, reentrant=True)
-
-
 @with_optimizer()
 def anomaly_mode(script: Script, model: Any, optimizer: Any) -> None:
     """Left on after a search for a NaN."""
     torch.autograd.set_detect_anomaly(True)  # switched off after each test
     script.train(model, optimizer)
-
-
-@each_step(settings={"compressor": "none"})
-def autocast_to_bfloat16(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Mixed precision that needs no scaler; without compression, since many values are equal in 16 bits."""
-    optimizer.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = script.loss(model, step)
-    loss.backward()
-    optimizer.step()
 
 
 @with_optimizer(both=Refused(r"use resireduce\.GradScaler and give it to .*bfloat16"))
@@ -182,4 +82,31 @@ def a_batch_that_does_not_fit_is_left_out(script: Script, model: Any, optimizer:
         script.loss(model, step).backward()
     except MemoryError:
         return
+    optimizer.step()
+
+
+@with_optimizer()
+def a_schedule_after_the_step(script: Script, model: Any, optimizer: Any) -> Any:
+    """As documented."""
+    scheduler = lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for step in range(3):
+        script.train(model, optimizer, range(step, step + 1))
+        scheduler.step()
+    return scheduler.get_last_lr()
+
+
+@with_optimizer()
+def a_schedule_by_the_loss(script: Script, model: Any, optimizer: Any) -> Any:
+    """ReduceLROnPlateau, of a loss that is the same on all ranks."""
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(4):
+        script.train(model, optimizer, range(step, step + 1))
+        scheduler.step(1.0)
+    return optimizer.param_groups[0]["lr"]
+
+
+@each_step()
+def two_steps_for_one_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Streamed, nothing is left for the second; kept, it takes what `.grad` holds, as ever."""
+    script.train(model, optimizer, range(step, step + 1))
     optimizer.step()

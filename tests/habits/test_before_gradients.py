@@ -1,6 +1,5 @@
 """What is known of a gradient before autograd adds it to `.grad`: what lies there, and whether anything comes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.errors import UsageError
-from tests.worlds import same
 
 DENSE = {"compressor": "none"}
 EARLY = [{}, DENSE]
@@ -54,26 +52,6 @@ def test_a_gradient_that_is_laid_before_the_backward_pass(name: str, options: di
             return
         loss_of(model).backward()
         optimizer.step()
-
-
-@pytest.mark.parametrize("clears", ["never", "to zero", "the model's to zero", "to None"])
-def test_averages_of_the_last_step_may_be_added_to(clears: str) -> None:
-    """As in plain training, where `.grad` still has the gradient of the last step."""
-    clear: dict[str, Callable[[nn.Module, Any], None]] = {
-        "never": lambda model, optimizer: None,
-        "to zero": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
-        "the model's to zero": lambda model, optimizer: model.zero_grad(set_to_none=False),
-        "to None": lambda model, optimizer: optimizer.zero_grad(),
-    }
-    model, plain = net(), net()
-    optimizer = distributed(model, gradients="kept")
-    other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
-    for step in range(4):
-        for one, by in ((model, optimizer), (plain, other)):
-            clear[clears](one, by)
-            loss_of(one, step).backward()
-            by.step()
-    assert same(model, plain)
 
 
 class Maybe(torch.autograd.Function):

@@ -140,17 +140,6 @@ def test_a_parameter_that_has_grown() -> None:
         optimizer.step()
 
 
-def test_what_only_the_wrapped_optimizer_has_is_set_there() -> None:
-    class Scaled(torch.optim.SGD):
-        factor = 1.0
-
-    model = seeded(Net)
-    with pytest.warns(UserWarning, match="Scaled is not known"):
-        optimizer = resireduce.distribute(model, Scaled(model.parameters(), 0.1), backend="local")
-    optimizer.factor = 0.5
-    assert optimizer.wrapped.factor == optimizer.factor == 0.5
-
-
 def on_two(work: Callable[[Communicator], object]) -> list[object]:
     return LocalWorld(2).run(work)
 
@@ -165,16 +154,6 @@ def test_a_layer_that_some_ranks_use_beside_momentum_that_is_corrected() -> None
         return True
 
     assert on_two(rank) == [True, True]
-
-
-def test_sparse_buffers_are_rank_0s() -> None:
-    def rank(communicator: Communicator) -> object:
-        model = seeded(Net)
-        model.register_buffer("graph", torch.eye(3).mul(communicator.rank + 1).to_sparse())
-        distributed(model, backend=communicator)
-        return model.graph.to_dense().trace().item()  # type: ignore[operator, union-attr]
-
-    assert on_two(rank) == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("rate", [None, (1.0, 2.0), 0.0])
@@ -219,20 +198,6 @@ def test_a_copy_of_the_model_is_nobodys(alone: None) -> None:
     loss_of(DistributedDataParallel(other), torch.Generator()).backward()
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
-def test_averages_lie_in_memory_as_parameters_do(optimizer: type[torch.optim.Optimizer]) -> None:
-    build = lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.Flatten(), nn.Linear(32 * 36, 5))  # noqa: E731
-    model, plain = (seeded(build).to(memory_format=torch.channels_last) for _ in range(2))
-    wrapped, other = (optimizer(one.parameters(), lr=0.01, fused=True) for one in (model, plain))
-    ours = resireduce.distribute(model, wrapped, "baseline", "none", backend="local")
-    for trained, one in ((model, ours), (plain, other)):
-        for seed in range(3):
-            one.zero_grad()
-            trained(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
-            one.step()
-    assert same(model, plain)
-
-
 class Renamed(torch.optim.AdamW):
     """A subclass whose step is that of its base class."""
 
@@ -253,17 +218,6 @@ def test_a_step_that_calls_that_of_its_base_class(update: str) -> None:
             step(model, optimizer, seed)
         models.append(model)
     assert same(*models)
-
-
-def test_parameters_of_a_second_optimizer_that_lets_go_of_gradients_before_the_step() -> None:
-    model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
-    ours, theirs = (torch.optim.SGD(layer.parameters(), 0.1) for layer in model)
-    optimizer = resireduce.distribute(model, ours, backend="local")
-    with pytest.warns(UserWarning, match=r"'1\.weight' and 1 more: trained, but not by the optimizer given"):
-        model[1](model[0](torch.ones(2, 120))).square().mean().backward()
-    theirs.step()
-    theirs.zero_grad()
-    optimizer.step()
 
 
 class Quantized(nn.Module):

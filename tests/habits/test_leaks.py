@@ -83,17 +83,12 @@ def wait_until_as_few(before: tuple[int, int, int]) -> None:
     )
 
 
+@pytest.mark.parametrize("anew", [True, False], ids=["new models", "one model"])
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
 @pytest.mark.parametrize("gradients", MODES)
-def test_new_models(gradients: str, closes: bool) -> None:
-    check(lambda: train_once(gradients, "local", build(), closes))
-
-
-@pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
-@pytest.mark.parametrize("gradients", MODES)
-def test_one_model_again_and_again(gradients: str, closes: bool) -> None:
+def test_models_again_and_again(gradients: str, closes: bool, anew: bool) -> None:
     model = build()
-    check(lambda: train_once(gradients, "local", model, closes))
+    check(lambda: train_once(gradients, "local", build() if anew else model, closes))
 
 
 def test_two_ranks_in_one_process() -> None:

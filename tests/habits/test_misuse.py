@@ -12,24 +12,14 @@ from torch.optim.sgd import sgd
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
 from tests.threads import LocalWorld
-from tests.worlds import Net, distributed, loss_of, residuals, same, seeded
+from tests.worlds import Net, distributed, loss_of, same, seeded
 
 
 def loss(model: nn.Module) -> torch.Tensor:
     return loss_of(model, torch.Generator().manual_seed(0))
-
-
-def test_gradients_that_are_dropped_before_the_step() -> None:
-    model = seeded(Net)
-    optimizer = distributed(model)
-    loss(model).backward()
-    model.zero_grad()
-    with pytest.raises(UsageError, match=r"replaced, or dropped by model\.zero_grad\(\), between backward"):
-        optimizer.step()
 
 
 def test_passes_that_are_left_over_and_dropped() -> None:
@@ -63,22 +53,6 @@ def test_another_optimizer_in_the_place_of_the_wrapped_one() -> None:
     optimizer.step()
 
 
-def test_training_goes_on_with_another_optimizer_and_the_residuals() -> None:
-    """As when Adam gives way to SGD: two steps of one optimizer, and two of another, are as of one residual."""
-    model, right = seeded(Net), seeded(Net)
-    optimizer, plain = distributed(model), distributed(right)
-    for step in range(4):
-        if step == 2:
-            kept = copy.deepcopy(optimizer.residual_state_dict())
-            optimizer.close()
-            optimizer = distributed(model)
-            optimizer.load_residual_state_dict(kept)
-        for one, takes in ((model, optimizer), (right, plain)):
-            loss(one).backward()
-            takes.step()
-    assert same(model, right)
-
-
 def test_a_pass_after_one_that_failed_half_way() -> None:
     """As when a trainer tries a smaller batch after it ran out of memory: the error names that."""
     model = seeded(Net)
@@ -88,6 +62,16 @@ def test_a_pass_after_one_that_failed_half_way() -> None:
     def fail(_: torch.Tensor) -> None:
         raise MemoryError
 
+    first = next(iter(model.parameters())).register_hook(fail)
+    with pytest.raises(MemoryError):
+        loss(model).backward()
+    first.remove()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(UsageError, match=r"did not come to its end.*from a checkpoint"):
+        optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    optimizer.close()
+    optimizer = resireduce.distribute(model, wrapped, "baseline", backend="local")
     first = next(iter(model.parameters())).register_hook(fail)
     with pytest.raises(MemoryError):
         loss(model).backward()
@@ -127,17 +111,6 @@ def test_gradients_that_are_dropped_between_two_passes() -> None:
         optimizer.step()
 
 
-def test_streamed_gradients_of_several_passes_that_are_clipped_too_late() -> None:
-    model = seeded(Net)
-    optimizer = distributed(model)
-    with optimizer.no_sync():
-        loss(model).backward()
-    loss(model).backward()
-    with pytest.raises(UsageError, match=r"give max_grad_norm to resireduce\.distribute"):
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    optimizer.step()
-
-
 def test_no_sync_within_no_sync() -> None:
     model = seeded(Net)
     optimizer = distributed(model)
@@ -150,16 +123,6 @@ def test_no_sync_within_no_sync() -> None:
     with pytest.raises(UsageError, match=r"\.grad was used \(norm\)"):
         model.head.bias.grad.norm()
     optimizer.step()
-
-
-def test_a_compressor_with_settings_of_its_own() -> None:
-    model = seeded(Net)
-    before = model.first.weight.clone()
-    optimizer = distributed(model, compressor=Threshold(1e9))
-    loss(model).backward()
-    optimizer.step()
-    assert torch.equal(model.first.weight, before)
-    assert any(value.any() for value in residuals(optimizer).values())
 
 
 def test_sparse_gradients() -> None:
@@ -246,79 +209,10 @@ def test_a_scheme_that_saves_nothing_here_says_so(recwarn: pytest.WarningsRecord
     assert not recwarn.list
 
 
-def test_a_setting_that_is_refused_changes_no_rank() -> None:
-    models = [seeded(Net, seed=rank).bfloat16() for rank in range(2)]
-
-    def refused(communicator: Communicator) -> bool:
-        model = copy.deepcopy(models[communicator.rank])
-        with pytest.raises(ConfigError, match="residual_dtype"):
-            distributed(model, backend=communicator, residual_dtype="float64")
-        return same(model, models[communicator.rank])
-
-    assert all(LocalWorld(2).run(refused))
-
-
-class Counting(torch.optim.SGD):
-    """Keeps the number of the step in its parameter groups."""
-
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        super().step()
-        self.param_groups[0]["step"] = self.param_groups[0].get("step", 0) + 1
-
-
-def test_an_optimizer_that_counts_its_steps() -> None:
-    model = seeded(Net)
-    with pytest.warns(UserWarning, match=r"Counting is not known .* all averages, 0\.4 MiB.* step_is_separable = True"):
-        optimizer = resireduce.distribute(model, Counting(model.parameters(), 0.1), "baseline", backend="local")
-    loss(model).backward()
-    optimizer.step()
-    assert optimizer.param_groups[0]["step"] == 1
-
-
 @pytest.mark.parametrize("arguments", [(Net, None), (None, None)])
 def test_arguments_of_another_type(arguments: tuple[object, object]) -> None:
     with pytest.raises(ConfigError, match=r"model: the (class Net|object of type NoneType) is not allowed; give"):
         resireduce.distribute(*arguments, backend="local")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("one", "message"),
-    [
-        ({"compressor": "fp16"}, r"compressor: Fp16\(.* on rank 1, TopK\(.*density=0.01\) on rank 0; give all ranks"),
-        ({"density": 0.1}, r"compressor: TopK\(.*density=0.1\) on rank 1, TopK\(.*density=0.01\) on rank 0"),
-        (
-            {"width": 36},
-            r"parameter number 0: first.weight \(36, 600\) torch.float32 on rank 1, first.weight \(72,",
-        ),
-    ],
-)
-def test_ranks_that_were_given_different_settings(one: dict[str, object], message: str) -> None:
-    models = [seeded(Net), seeded(lambda: Net(width=one.get("width", 72)))]  # type: ignore[arg-type]
-    options = {key: value for key, value in one.items() if key != "width"}
-
-    def refused(communicator: Communicator) -> str:
-        with pytest.raises(ConfigError) as raised:
-            distributed(models[communicator.rank], backend=communicator, **(options if communicator.rank else {}))
-        return str(raised.value)
-
-    first, second = LocalWorld(2).run(refused)
-    assert first.startswith("settings or model differ between ranks")
-    assert re.match(message, second)
-
-
-@pytest.mark.parametrize("compressor", ["topk", "none"])
-def test_streamed_gradients_are_no_zeros_to_clip(compressor: str) -> None:
-    model = seeded(Net)
-    optimizer = distributed(model, compressor=compressor)
-    for _ in range(2):  # in the second step the order of arrival is known
-        optimizer.zero_grad()
-        loss(model).backward()
-        with pytest.raises(UsageError, match=r"\.grad was used \(device\): .* give max_grad_norm to resireduce"):
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        with pytest.raises(UsageError, match=r"\.grad was used \(norm\): gradients have been streamed"):
-            [p.grad.norm() for p in model.parameters() if p.grad is not None]
-        optimizer.step()
-        assert all(p.grad is None for p in model.parameters())
 
 
 SGD = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False}
@@ -346,34 +240,6 @@ def test_streamed_gradients_update_nothing_by_hand(options: dict[str, object], u
         BY_HAND[update](held, [one.grad for one in held])
     assert all(map(torch.equal, before, held))
     optimizer.step()
-
-
-class Failing(nn.Module):
-    """Fails in the backward pass, when the gradients of the layers after it have come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(120, 120), nn.Linear(120, 120)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        middle = self.first(x)
-
-        def fail(_: torch.Tensor) -> None:
-            raise KeyError("of the user's own")
-
-        middle.register_hook(fail)
-        return self.last(middle)
-
-
-def test_a_backward_pass_that_fails_half_way() -> None:
-    model = Failing()
-    optimizer = distributed(model)
-    with pytest.raises(KeyError):
-        model(torch.ones(2, 120)).sum().backward()
-    before = [parameter.clone() for parameter in model.parameters()]
-    with pytest.raises(UsageError, match=r"did not come to its end.*from a checkpoint"):
-        optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_an_error_after_which_a_trainer_moves_the_model_is_named() -> None:
@@ -406,16 +272,6 @@ def test_a_model_may_be_moved_to_where_it_is_before_step(move: Callable[[nn.Modu
         optimizer.step()
         optimizer.close()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), moved.parameters(), strict=True))
-
-
-def test_a_model_converted_between_backward_and_step_is_refused() -> None:
-    model = seeded(Net)
-    optimizer = distributed(model)
-    loss(model).backward()
-    model.to(torch.float64)
-    with pytest.raises(UsageError, match=r"float64 on cpu now .*convert or move the model before"):
-        optimizer.step()
-    optimizer.close()
 
 
 def test_a_guard_takes_the_memory_of_no_gradient() -> None:
@@ -458,3 +314,59 @@ def test_clipping_is_an_error_whichever_gradient_is_the_last() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def test_gradients_that_are_dropped_before_the_step() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    loss(model).backward()
+    model.zero_grad()
+    with pytest.raises(UsageError, match=r"replaced, or dropped by model\.zero_grad\(\), between backward"):
+        optimizer.step()
+
+
+def test_a_setting_that_is_refused_changes_no_rank() -> None:
+    models = [seeded(Net, seed=rank).bfloat16() for rank in range(2)]
+
+    def refused(communicator: Communicator) -> bool:
+        model = copy.deepcopy(models[communicator.rank])
+        with pytest.raises(ConfigError, match="residual_dtype"):
+            distributed(model, backend=communicator, residual_dtype="float64")
+        return same(model, models[communicator.rank])
+
+    assert all(LocalWorld(2).run(refused))
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        ({"compressor": "fp16"}, r"compressor: Fp16\(.* on rank 1, TopK\(.*density=0.01\) on rank 0; give all ranks"),
+        ({"density": 0.1}, r"compressor: TopK\(.*density=0.1\) on rank 1, TopK\(.*density=0.01\) on rank 0"),
+        (
+            {"width": 36},
+            r"parameter number 0: first.weight \(36, 600\) torch.float32 on rank 1, first.weight \(72,",
+        ),
+    ],
+)
+def test_ranks_that_were_given_different_settings(one: dict[str, object], message: str) -> None:
+    models = [seeded(Net), seeded(lambda: Net(width=one.get("width", 72)))]  # type: ignore[arg-type]
+    options = {key: value for key, value in one.items() if key != "width"}
+
+    def refused(communicator: Communicator) -> str:
+        with pytest.raises(ConfigError) as raised:
+            distributed(models[communicator.rank], backend=communicator, **(options if communicator.rank else {}))
+        return str(raised.value)
+
+    first, second = LocalWorld(2).run(refused)
+    assert first.startswith("settings or model differ between ranks")
+    assert re.match(message, second)
+
+
+def test_a_model_converted_between_backward_and_step_is_refused() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    loss(model).backward()
+    model.to(torch.float64)
+    with pytest.raises(UsageError, match=r"float64 on cpu now .*convert or move the model before"):
+        optimizer.step()
+    optimizer.close()

@@ -47,6 +47,15 @@ class Wide(Small):
 Make = Callable[[nn.Module], Optimizer]
 
 
+class NoArgument(torch.optim.SGD):
+    """Its `zero_grad` takes no argument."""
+
+    step_is_separable = True
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        super().zero_grad()
+
+
 def of(kind: Callable[..., Optimizer], **options: object) -> Make:
     return lambda model: kind(model.parameters(), **options)
 
@@ -76,6 +85,7 @@ BITSANDBYTES: dict[str, Make] = {
     if issubclass(kind, Optimizer) and name not in NOT_ON_CPU and not name.startswith("Paged")  # the same on a CPU
 }
 OTHERS: dict[str, Make] = {
+    "zero_grad()": of(NoArgument, lr=0.1),
     "Lion": of(pytorch_optimizer.Lion, lr=1e-3, weight_decay=0.1),
     "Lamb": of(pytorch_optimizer.Lamb),
     "Adan": of(pytorch_optimizer.Adan),

@@ -15,7 +15,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, UsageError
 from tests.habits.script import MODES, Net, Script
-from tests.processes import all_equal, on_processes
+from tests.processes import on_processes
 from tests.worlds import seeded
 
 FLAGS: tuple[dict[str, object], ...] = (
@@ -64,56 +64,6 @@ def check_wrapped_by_ddp_before(_: Communicator) -> None:
             optimizer.step()
 
 
-def check_disagreement(_: Communicator) -> None:
-    """Class, options, order of groups and of parameters, buffers: an error on every rank, and nobody waits."""
-    last = dist.get_rank() == dist.get_world_size() - 1
-
-    def another_class(model: nn.Module) -> torch.optim.Optimizer:
-        return (torch.optim.AdamW if last else torch.optim.SGD)(model.parameters(), 1e-3)
-
-    def another_option(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), 0.1, nesterov=last, momentum=0.9)
-
-    def another_order(model: nn.Module) -> torch.optim.Optimizer:
-        parameters = list(model.parameters())
-        return torch.optim.SGD(parameters[::-1] if last else parameters, 0.1, momentum=0.9)
-
-    def more_groups(model: nn.Module) -> torch.optim.Optimizer:
-        parameters = [{"params": [p]} for p in model.parameters()]
-        return torch.optim.SGD(parameters if last else list(model.parameters()), 0.1)
-
-    def another_buffer(model: nn.Module) -> torch.optim.Optimizer:
-        model.register_buffer("later" if last else "mask", torch.ones(3))
-        return torch.optim.SGD(model.parameters(), 0.1)
-
-    for make in (another_class, another_option, another_order, more_groups, another_buffer):
-        one = script("streamed")
-        model = one.net()
-        with pytest.raises(ConfigError, match=r"rank|ranks"):
-            one.distribute(model, make(model))
-    one = script("kept")
-    model = one.net()
-    one.train(model, one.sgd(model))
-    assert all_equal(model)
-
-
-def check_groups_of_ranks(_: Communicator) -> None:
-    """group=: each rank alone trains as plain torch does, and beside it all train together."""
-    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-    for gradients in MODES:
-        one = script(gradients)
-        plain, model, together = one.net(), one.net(), one.net()
-        one.train(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9))
-        optimizer = one.sgd(model, group=groups[dist.get_rank()], compressor="none")
-        shared = one.sgd(together)
-        one.train(model, optimizer)
-        one.train(together, shared)
-        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
-        assert not all_equal(model) and all_equal(together)
-        optimizer.close()
-        shared.close()
-
-
 def check_fork(_: Communicator) -> None:
     """A process that was forked says so at the first gradient; the other one goes on."""
     for gradients in MODES:
@@ -140,28 +90,8 @@ def check_shards(_: Communicator) -> None:
         script("kept").distribute(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
 
 
-CHECKS = (
-    check_fork,
-    check_shards,
-    check_disagreement,
-    check_groups_of_ranks,
-    check_wrapped_by_ddp_before,
-    check_wrapped_by_ddp,
-)
-
-
-def check_all(communicator: Communicator) -> None:
-    failed = []
-    for check in CHECKS:
-        try:
-            check(communicator)
-        except (Exception, pytest.fail.Exception) as error:
-            failed.append(f"{check.__name__}: {type(error).__name__}: {error}")
-    assert not failed, failed
-
-
 def test_two_processes() -> None:
-    on_processes(2, check_all)
+    on_processes(2, check_fork, check_shards, check_wrapped_by_ddp_before, check_wrapped_by_ddp)
 
 
 def test_one_process() -> None:

@@ -3,7 +3,9 @@
 import copy
 import gc
 import warnings
+from collections.abc import Callable
 from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,30 +68,6 @@ def test_a_method_that_would_find_gradients_of_one_rank_alone(gradients: str) ->
         return str(optimizer.describe())
 
     assert LocalWorld(2).run(rank) == ["sharpness"] * 2
-
-
-def test_gradients_that_are_views_of_one_buffer_are_refused_where_they_are_streamed() -> None:
-    model = net()
-    optimizer = distributed(model, LocalCommunicator())
-    flat = torch.zeros(sum(one.numel() for one in model.parameters()))
-    at = 0
-    for one in model.parameters():
-        one.grad = flat[at : at + one.numel()].view_as(one)
-        at += one.numel()
-    with pytest.raises(UsageError, match=r"in \.grad before backward\(\).*gradients='kept'"):
-        loss_of(model, 0).backward()
-    del optimizer
-
-
-def test_gradients_by_hand_of_layers_that_the_backward_pass_leaves_alone() -> None:
-    model, plain = net(), net()
-    optimizer = distributed(model, LocalCommunicator())
-    other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-    for one, step in ((model, optimizer.step), (plain, other.step)):
-        one[0].weight.grad = torch.ones_like(one[0].weight)
-        one[2](torch.ones(2, 8)).square().mean().backward()
-        step()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
 class OwnGradient(torch.autograd.Function):
@@ -310,36 +288,26 @@ class PassesOn(Around):
         self.inner.step()
 
 
-@pytest.mark.parametrize("kind", [Around, AroundOfTorch])
-def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(kind: type[Around]) -> None:
+def averaging(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Averages the parameters that have a gradient; here by a function that does nothing, and needs no group."""
+    return PostLocalSGDOptimizer(inner, SimpleNamespace(average_parameters=lambda params: None))
+
+
+@pytest.mark.parametrize("make", [Around, AroundOfTorch, averaging])
+def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(make: Callable[..., Any]) -> None:
     model = net()
-    outer = kind(distributed(model, LocalCommunicator()))
+    outer = make(distributed(model, LocalCommunicator()))
+    name = type(outer).__name__
     loss_of(model, 0).backward()
-    inside = r"put it inside, distribute\(model, AroundOfTorch\(\.\.\.\)\), or " if kind is AroundOfTorch else ""
+    inside = r"put it inside, distribute\(model, AroundOfTorch\(\.\.\.\)\), or " if make is AroundOfTorch else ""
     with pytest.warns(
-        UserWarning, match=rf"{kind.__name__} calls step\(\) of what .* leaves out all; {inside}give gradients='kept'"
+        UserWarning, match=rf"{name} calls step\(\) of what .* leaves out all; {inside}give gradients='kept'"
     ):
         outer.step()
     loss_of(model, 1).backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outer.step()  # it is said once
-
-
-def test_an_optimizer_that_averages_models_after_the_step_is_told() -> None:
-    """It averages the parameters that have a gradient, and ends in an error of torch.cat if there are none."""
-    model = net()
-    outer = PostLocalSGDOptimizer(distributed(model, LocalCommunicator()), ModelAverager())
-    loss_of(model, 0).backward()
-    with pytest.warns(UserWarning, match=r"PostLocalSGDOptimizer calls step\(\) of what .*; give gradients='kept'"):
-        outer.step()
-
-
-class ModelAverager:
-    """Does nothing, in the place of torch's PeriodicModelAverager, which needs a process group."""
-
-    def average_parameters(self, params: object) -> None:
-        pass
 
 
 @pytest.mark.parametrize(("kind", "gradients"), [(Around, "kept"), (PassesOn, "streamed")])
@@ -394,26 +362,6 @@ def test_an_optimizer_made_without_the_constructor_of_torch() -> None:
         ConfigError, match=r"optimizer: Lookahead is not allowed.*super\(\)\.__init__\(params, defaults\)"
     ):
         distributed(model, LocalCommunicator(), optimizer=Lookahead(torch.optim.SGD(model.parameters(), 0.1)))
-
-
-@pytest.mark.parametrize("gradients", KINDS)
-def test_an_optimizer_whose_zero_grad_takes_no_argument(gradients: str) -> None:
-    class Plain(torch.optim.SGD):
-        step_is_separable = True
-
-        def zero_grad(self) -> None:  # type: ignore[override]
-            super().zero_grad()
-
-    models = net(), net()
-    ours = distributed(
-        models[0], LocalCommunicator(), gradients=gradients, optimizer=Plain(models[0].parameters(), lr=0.1)
-    )
-    for model, optimizer in zip(models, (ours, Plain(models[1].parameters(), lr=0.1)), strict=True):
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
-    assert all(torch.equal(*pair) for pair in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
 
 def test_what_is_made_in_inference_mode_is_refused_with_the_cure() -> None:

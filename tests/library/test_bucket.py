@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,9 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import resireduce
 from resireduce import watchers
-from resireduce.comm.local import LocalCommunicator
-from resireduce.core.step import UnderWay
-from resireduce.errors import NonFiniteGradient
 from tests.worlds import distributed
 
 MIB = 2**20
@@ -111,27 +108,3 @@ def test_a_bucket_is_small_beside_the_model_and_holds_at_most_25_mib() -> None:
     assert {len(one) for one in large} == {6} and sorted(i for one in large for i in one) == [*range(300)]
     assert [300] in messages([1024] * 300 + [4096]), "one that is larger is alone"
     assert messages([128] * 64, merge="none") == [[i] for i in range(63, -1, -1)]
-
-
-@pytest.mark.parametrize("scheme", ["baseline", "none"])
-@pytest.mark.parametrize("spoilt", [0, 1, 2])
-def test_a_gradient_of_a_bucket_that_is_not_finite_is_named_and_the_others_are_sent(spoilt: int, scheme: str) -> None:
-    model = nn.ParameterList(torch.zeros(110, 100) for _ in range(3))
-    optimizer = distributed(model, backend=LocalCommunicator(), scheme=scheme, merge="one", density=0.01)
-    losses = [(one * torch.randn(110, 100)).sum() for one in model]
-    sum(loss * torch.nan if i == spoilt else loss for i, loss in enumerate(losses)).backward()
-    with pytest.raises(NonFiniteGradient, match=f"'{spoilt}' holds NaN or infinity"):
-        optimizer.step()
-
-
-def test_a_gathered_message_waits_where_all_under_way_would_take_too_much() -> None:
-    def of(nbytes: int) -> Any:
-        return SimpleNamespace(message=SimpleNamespace(gathered_nbytes=lambda ranks: ranks * nbytes))
-
-    under_way = UnderWay(SimpleNamespace(communicator=SimpleNamespace(world_size=2), send=lambda message: None), 100)  # type: ignore[arg-type]
-    assert under_way.has_room(of(500)), "one that goes alone may be of any size"
-    under_way.launch(of(30))
-    assert under_way.has_room(of(20)) and not under_way.has_room(of(21))
-    assert under_way.has_room(of(0)), "one that is summed in its own memory takes nothing"
-    under_way.pop()
-    assert under_way.has_room(of(21))

@@ -1,19 +1,14 @@
 """What is DeMo's own: tiles of cosines, and a residual that fades."""
 
-import math
-
 import pytest
 import torch
 
 import resireduce
-from resireduce.comm.base import Communicator
-from resireduce.compressors.topk import TopK
 from resireduce.contrib.demo import DeMo
 from resireduce.grouping import Grouping
 from resireduce.scheme import RESIDUAL_DTYPES, build_residual
 from tests.tensors import gradient
-from tests.threads import LocalWorld
-from tests.worlds import Net, distributed, loss_of, same, seeded, train
+from tests.worlds import Net, distributed, loss_of, same, seeded
 
 SHAPES = [(), (1,), (130,), (64, 64), (65, 3), (200, 129), (7, 5, 3, 3), (1, 5000)]
 
@@ -24,25 +19,6 @@ def test_with_all_coefficients_everything_is_sent(shape: tuple[int, ...]) -> Non
     payload = compressor.compress(grad, "w", 0)
     torch.testing.assert_close(compressor.decompress(payload), grad, rtol=0, atol=1e-5)
     assert payload.nbytes <= 6 * (1.2 * grad.numel() + 64) + 7, "tiles are filled up by little"
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_what_is_left_is_smaller_by_what_the_coefficients_have(shape: tuple[int, ...]) -> None:
-    grad, compressor = gradient(*shape).double(), DeMo(0.1)
-    payload = compressor.compress(grad, "w", 0)
-    energy = (256 * payload.parts()[0]).square().sum()
-    left = compressor.error_(grad.clone(), payload).square().sum()
-    assert left <= grad.square().sum() - energy + 1e-9, "a part of what is sent may lie where a tile was filled up"
-    if all(size % 64 == 0 for size in shape):
-        assert left == pytest.approx(float(grad.square().sum() - energy))
-
-
-def test_a_wave_takes_one_coefficient() -> None:
-    wave = torch.outer(torch.ones(64), torch.cos((torch.arange(64) + 0.5) * math.pi / 64 * 5))
-    payload = DeMo(1 / 4096).compress(wave, "w", 0)
-    torch.testing.assert_close(DeMo(1 / 4096).decompress(payload), wave, rtol=0, atol=1e-5)
-    values, places = payload.parts()
-    assert places.tolist() == [5] and float(values) == pytest.approx(math.sqrt(64 * 32) / 256, rel=1e-5)
 
 
 def test_large_tensors_are_the_same_in_pieces() -> None:
@@ -81,17 +57,6 @@ def test_what_is_never_sent_fades(dtype: str | None) -> None:
         residual.restore("w", left, step)
         far = (left - kept * grad).norm() / grad.norm()
         assert far < {"int4": 0.3, "int8": 0.02, "float8_e4m3": 0.1}.get(dtype or "", 0.01), step
-
-
-def test_without_decay_it_is_the_baseline() -> None:
-    def rank(communicator: Communicator) -> bool:
-        start, options = seeded(Net), {"compressor": TopK(0.05), "steps": 5}
-        plain, _ = train(communicator, start, scheme="baseline", **options)
-        one, _ = train(communicator, start, scheme="decayed", options={"decay": 1}, **options)
-        other, _ = train(communicator, start, scheme="decayed", options={"decay": 0.5}, **options)
-        return same(plain, one) and not same(plain, other)
-
-    assert all(LocalWorld(2).run(rank))
 
 
 def test_streamed_what_a_skipped_step_had_sent_is_put_back_whole() -> None:

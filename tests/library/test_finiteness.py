@@ -16,7 +16,7 @@ from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping
 from resireduce.kernels.ops import SWITCH, library
 from tests.threads import LocalWorld
-from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, train
+from tests.worlds import Given, Net, distributed, loss_of, residuals, same, seeded, train
 
 LIFETIMES = ("kept", "streamed")
 
@@ -60,37 +60,6 @@ def test_what_is_finite_trains_as_if_it_were_asked_at_once(
     assert same(model, expected) and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def check_that_it_is_named_and_spoils_nothing(name: str, value: float, **options: object) -> None:
-    """All ranks raise at the end of a step in which rank 1's gradient of a parameter holds `value`."""
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> str:
-        model, optimizer = train(communicator, start, steps=2, **options)
-        held = [*model.parameters(), *optimizer.residual_state_dict().values()]  # the tensors themselves
-        if communicator.rank == 1:
-            model.get_parameter(name).register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
-        loss_of(model, torch.Generator().manual_seed(5)).backward()
-        with pytest.raises(NonFiniteGradient) as caught:
-            optimizer.step()
-        with pytest.raises(UsageError, match="an earlier step failed"):
-            optimizer.step()
-        assert all(tensor.isfinite().all() for tensor in held if tensor.is_floating_point())
-        return str(caught.value)
-
-    first, second = LocalWorld(2).run(rank)
-    assert "that rank says which" in first
-    assert f"{name!r} holds NaN or infinity; nothing of it was sent" in second
-
-
-@pytest.mark.parametrize("gradients", LIFETIMES)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_all_ranks_raise_at_the_end_of_the_step_and_no_parameter_is_spoilt(
-    value: float, gradients: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_a_device(monkeypatch)
-    check_that_it_is_named_and_spoils_nothing("blocks.1.up.weight", value, gradients=gradients, scheme="w+2d")
-
-
 @pytest.mark.parametrize("of", ["weight", "bias"])
 @pytest.mark.parametrize("gradients", LIFETIMES)
 def test_a_step_that_a_scaler_skips_is_skipped_as_ever(
@@ -115,24 +84,44 @@ def test_of_several_the_first_that_came_is_named(gradients: str, monkeypatch: py
         optimizer.step()
 
 
-@pytest.mark.parametrize("gradients", LIFETIMES)
-def test_a_small_tensor_spoils_no_velocity(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_a_device(monkeypatch)
-    options = {"gradients": gradients, "compressor": "dgc-momentum", "scheme": "baseline"}
-    check_that_it_is_named_and_spoils_nothing("blocks.1.up.bias", torch.nan, **options)
+LARGE, SMALL = "blocks.1.up.weight", "blocks.1.up.bias"
+SPOILT = [
+    *((LARGE, value, {"scheme": "w+2d"}) for value in (torch.nan, torch.inf, -torch.inf)),
+    (SMALL, torch.nan, {"compressor": "dgc-momentum", "scheme": "baseline"}),
+    *((SMALL, value, options) for value in (torch.nan, torch.inf) for options in ({}, {"merge": "hybrid"})),
+]
 
 
-@pytest.mark.parametrize("options", [{}, {"merge": "hybrid"}, {"update": "in_backward", "compressor": "none"}], ids=str)
-@pytest.mark.parametrize("gradients", LIFETIMES)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_small_tensor_that_shares_a_message_is_named_and_spoils_nothing(
-    value: float, gradients: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value", "options"),
+    [
+        *((*one[:2], one[2] | {"gradients": gradients}) for one in SPOILT for gradients in LIFETIMES),
+        *((SMALL, value, {"update": "in_backward", "compressor": "none"}) for value in (torch.nan, torch.inf)),
+    ],
+)
+def test_it_is_named_on_all_ranks_at_the_end_of_the_step_and_spoils_nothing(
+    name: str, value: float, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if gradients == "kept":
-        options = {key: one for key, one in options.items() if key != "update"}
+    """A large tensor, and a small one, which shares a message with others."""
     as_a_device(monkeypatch)
-    options = {"gradients": gradients, **options}  # type: ignore[dict-item]
-    check_that_it_is_named_and_spoils_nothing("blocks.1.up.bias", value, **options)
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> str:
+        model, optimizer = train(communicator, start, steps=2, **options)
+        held = [*model.parameters(), *optimizer.residual_state_dict().values()]  # the tensors themselves
+        if communicator.rank == 1:
+            model.get_parameter(name).register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
+        loss_of(model, torch.Generator().manual_seed(5)).backward()
+        with pytest.raises(NonFiniteGradient) as caught:
+            optimizer.step()
+        with pytest.raises(UsageError, match="an earlier step failed"):
+            optimizer.step()
+        assert all(tensor.isfinite().all() for tensor in held if tensor.is_floating_point())
+        return str(caught.value)
+
+    first, second = LocalWorld(2).run(rank)
+    assert "that rank says which" in first
+    assert f"{name!r} holds NaN or infinity; nothing of it was sent" in second
 
 
 def test_a_step_that_is_given_up_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,13 +152,11 @@ SUMS = [
 
 
 def spoilt_now_and_then(spoil: bool, shape: tuple[int, int], gradients: str, **options: Any) -> list[Tensor]:
-    """What two layers, which share a residual where a scheme has such, come to. `spoil`: steps that are skipped."""
-    model, scaler = nn.Module(), resireduce.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
-    model.layers = nn.ModuleList([nn.Linear(shape[1], shape[0], bias=False) for _ in range(2)])
-    names = ("layers.0.weight", "layers.1.weight")
+    """What two weights, which share a residual where a scheme has such, come to. `spoil`: steps that are skipped."""
+    names = ("one", "other")
+    model = Given(torch.float32, **dict.fromkeys(names, shape))
+    scaler = resireduce.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
     groups = Grouping(groups=(names,)) if options.get("scheme") in ("a", "w") else Grouping(specific=names)
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
     options |= {"grad_scaler": scaler, "gradients": gradients, "groups": groups}
     optimizer = resireduce.distribute(
         model, torch.optim.SGD(model.parameters(), 0.1), backend="local", density=0.01, **options
@@ -188,10 +175,9 @@ def spoilt_now_and_then(spoil: bool, shape: tuple[int, int], gradients: str, **o
     return [*model.parameters(), *residuals(optimizer).values()]
 
 
-def take_step(model: nn.Module, optimizer: Any, scaler: resireduce.GradScaler, gradients: list[Tensor]) -> None:
+def take_step(model: Given, optimizer: Any, scaler: resireduce.GradScaler, gradients: list[Tensor]) -> None:
     optimizer.zero_grad()
-    products = zip(model.parameters(), gradients, strict=True)
-    scaler.scale(sum((one * grad).sum() for one, grad in products)).backward()
+    scaler.scale(model(dict(zip(("one", "other"), gradients, strict=True)))).backward()
     scaler.step(optimizer)
     scaler.update()
 

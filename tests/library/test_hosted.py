@@ -8,7 +8,6 @@ import torch
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states
-from resireduce.residuals.stored import Blocks, Hosted, Plain
 from resireduce.scheme import GRADIENTS, SCHEMES
 from tests.worlds import Net, loss_of, residuals, same, seeded, train, train_world
 
@@ -40,27 +39,6 @@ def test_what_was_fetched_for_a_step_goes_with_it() -> None:
         loss_of(model, torch.Generator()).backward()
         optimizer.step()
     assert alive.current_bytes == 0 and largest <= alive.peak_bytes <= 5 * largest, "what is used, and what comes next"
-
-
-@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
-def test_what_comes_back_is_what_was_stored(kind: str) -> None:
-    value = torch.randn(70, 33, generator=torch.Generator().manual_seed(0))
-
-    def made() -> Plain | Blocks:
-        device = torch.device("cpu")
-        return Plain(value.shape, torch.float32, device) if kind == "float32" else Blocks(value.shape, kind, device)
-
-    near, far = made(), Hosted(made())
-    for stored in (near, far):
-        stored.set_(value.clone(), torch.Generator().manual_seed(1))
-    held = far.tensors()
-    assert all(torch.equal(tensor, held[name]) for name, tensor in near.tensors().items())
-    for _ in range(2):  # a copy that was fetched too early must not be used again
-        far.prefetch()
-        near.set_(value * 3, torch.Generator().manual_seed(2))
-        far.set_(value * 3, torch.Generator().manual_seed(2))
-        assert torch.equal(near.read(torch.float32), far.read(torch.float32))
-    assert torch.equal(near.add_to_(value.clone()), far.add_to_(value.clone()))
 
 
 def test_a_state_is_saved_and_loaded_there_too() -> None:

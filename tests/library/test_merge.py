@@ -18,9 +18,7 @@ from resireduce.errors import ConfigError
 from resireduce.merging import profile
 from resireduce.merging.rules import TIMED, Costs, line_through
 from resireduce.plan import plan
-from resireduce.planning.memory import measure_states, track_states
 from resireduce.scheme import COMPRESSORS
-from tests.bounds import step_bounds
 from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, residuals, same, seeded, train, train_world
 
@@ -111,30 +109,6 @@ def test_it_goes_with_all_other_settings(number: int) -> None:
     assert not same(alone[0][0], start)
 
 
-def test_a_step_that_is_skipped_gives_back_what_a_merged_message_has_sent() -> None:
-    def rank(communicator: Communicator, merge: object) -> list[Tensor]:
-        model, scaler = starts[communicator.rank], resireduce.GradScaler("cpu", init_scale=2.0**16)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1)
-        options = {"scheme": "baseline", "density": 0.05, "backend": communicator, "merge": merge}
-        optimizer = resireduce.distribute(model, wrapped, grad_scaler=scaler, **options)  # type: ignore[arg-type]
-        generator = torch.Generator().manual_seed(communicator.rank)
-        for step in range(4):
-            optimizer.zero_grad()
-            loss = loss_of(model, generator) * (1e38 if (step, communicator.rank) == (1, 1) else 1.0)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            assert optimizer.overflowed == (step == 1)
-        return [*model.parameters(), *optimizer.residual_state_dict().values()]
-
-    found = []
-    for merge in (None, "one", 6000):
-        starts = [seeded(Wide) for _ in range(2)]
-        found.append(LocalWorld(2).run(lambda one, merge=merge: rank(one, merge)))
-    for alone, first, second in zip(*found, strict=True):
-        assert all(map(torch.equal, alone, first)) and all(map(torch.equal, alone, second))
-
-
 def test_messages_are_those_that_were_asked_for() -> None:
     def messages(**options: object) -> list[list[str]]:
         with distributed(seeded(Wide), **options) as optimizer:
@@ -150,14 +124,6 @@ def test_messages_are_those_that_were_asked_for() -> None:
     asked = [["first.weight", "norm.bias"], ["blocks.0.up.weight", "head.weight"]]
     found = messages(merge=asked)
     assert found == [*[[name] for name in LARGE[1:-2]], ["blocks.0.up.weight", "head.weight"], ["first.weight"]]
-
-
-def test_what_was_chosen_can_be_given() -> None:
-    for merge in ("one", 5000):
-        with distributed(seeded(Wide), merge=merge) as first:
-            chosen = first.messages
-        with distributed(seeded(Wide), merge=chosen) as second:
-            assert second.messages == chosen
 
 
 def test_a_merged_message_is_one_collective_of_all_payloads() -> None:
@@ -252,27 +218,6 @@ def test_ranks_of_a_node_find_the_same_buckets_where_their_slices_differ(compres
     assert all(other == first for other in others) and 1 < len(first) < len(sizes)
 
 
-@pytest.mark.parametrize("compressor", ["topk", "threshold", "fp16"])
-@pytest.mark.parametrize("merge", ["one", 6000])
-def test_what_is_alive_in_a_step_stays_below_what_is_promised(compressor: str, merge: object) -> None:
-    start = seeded(Wide)
-
-    def rank(communicator: Communicator) -> tuple[int, int]:
-        model, optimizer = train(
-            communicator, start, steps=2, scheme="baseline", compressor=compressor, merge=merge, loss=loss_of
-        )
-        generator = torch.Generator().manual_seed(7)
-        with track_states(optimizer) as tracker:
-            loss_of(model, generator).backward()
-            optimizer.step()
-        return tracker.peak_bytes - measure_states(optimizer).total, sum(
-            step_bounds(model, optimizer, compressor, 0.05).values()
-        )
-
-    held, bound = rank(LocalCommunicator())
-    assert held <= bound
-
-
 @pytest.mark.parametrize("rule", ["mg-wfbp", "rgmerge-style"])
 def test_a_rule_merges_by_what_the_first_steps_took_and_training_is_the_same(rule: str) -> None:
     options = {"steps": 7, "loss": loss_of, "scheme": "baseline"}
@@ -309,14 +254,6 @@ def test_first_steps_are_timed_in_every_form(options: dict[str, object]) -> None
     for (first, _), (second, optimizer) in zip(alone, together, strict=True):
         assert same(first, second) and optimizer.costs is not None
         assert all(nbytes > 0 for nbytes in optimizer.costs.nbytes) and optimizer.costs.seconds_per_byte >= 0
-
-
-def test_one_rank_alone_can_time_its_steps() -> None:
-    alone, _ = train(LocalCommunicator(), seeded(Wide), steps=7, scheme="baseline", loss=loss_of)
-    together, optimizer = train(
-        LocalCommunicator(), seeded(Wide), steps=7, scheme="baseline", loss=loss_of, merge="omgs"
-    )
-    assert same(alone, together) and optimizer.costs is not None
 
 
 def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:

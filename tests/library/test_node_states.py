@@ -12,7 +12,7 @@ from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from tests.bounds import step_bounds
 from tests.threads import LocalWorld
-from tests.worlds import Net, loaded, loss_of, same, saved, seeded, train, train_world
+from tests.worlds import Net, loaded, saved, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]
 TURNS = [[0, 2], [1, 3]]
@@ -70,31 +70,6 @@ def test_velocities_are_conserved() -> None:
     found = mean([one.residual_state_dict() for one in loaded(6, states, hierarchy=THREES, **options)])
     for name, expected in mean(states).items():
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("options", [{}, {"compressor": "dgc-momentum"}, {"compressor": "sidco-exp"}])
-def test_training_goes_on_bit_for_bit(options: dict[str, object]) -> None:
-    """Each rank loads what it saved, as well as what redistribute gives to as many nodes of as many ranks."""
-    start = seeded(Net)
-    through = train_world(4, start, hierarchy=PAIRS, steps=4, optimizer="sgd", residual_dtype="int8", **options)
-
-    def rank(communicator: Communicator) -> nn.Module:
-        settings = {"hierarchy": PAIRS, "optimizer": "sgd", "residual_dtype": "int8", **options}
-        first, one = train(communicator, start, steps=2, **settings)  # type: ignore[arg-type]
-        model, other = train(communicator, first, steps=0, **settings)  # type: ignore[arg-type]
-        model.load_state_dict(first.state_dict())
-        other.load_residual_state_dict(one.residual_state_dict())
-        generator = torch.Generator().manual_seed(communicator.rank)
-        for step in range(4):
-            loss = loss_of(model if step >= 2 else first, generator)  # the same batches
-            if step >= 2:
-                other.zero_grad()
-                loss.backward()
-                other.step()
-        return model
-
-    resumed = LocalWorld(4).run(rank)
-    assert all(same(model, through[0][0]) for model in resumed)
 
 
 def test_the_state_of_another_place_or_hierarchy_is_refused() -> None:

@@ -128,28 +128,6 @@ def test_where_all_is_sent_dense_it_is_torchs_sgd_with_momentum_and_decay(nester
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11, msg=name)
 
 
-def test_streamed_is_kept_bit_for_bit_and_the_buffers_of_decay_count_as_optimizer_states() -> None:
-    ends = []
-    for gradients in ("kept", "streamed"):
-        model = seeded(Net)
-        matrices = [p for p in model.parameters() if p.dim() > 1]
-        others = [{"params": [p for p in model.parameters() if p.dim() == 1]}]
-        wrapped = DGCSGD([{"params": matrices, "weight_decay": DECAY}, *others], 0.1)
-        optimizer = resireduce.distribute(
-            model, wrapped, "w+2d", "dgc-momentum", 0.05, backend="local", gradients=gradients
-        )
-        source = torch.Generator().manual_seed(0)
-        for _ in range(4):
-            optimizer.zero_grad()
-            loss_of(model, source).backward()
-            optimizer.step()
-        states = measure_states(optimizer)
-        assert states.optimizer_states == states.parameters + sum(p.nbytes for p in matrices)
-        assert set(wrapped.state) == set(matrices)
-        ends.append(model)
-    assert same(*ends)
-
-
 @pytest.mark.parametrize("decay", [0.0, DECAY])
 def test_it_is_planned_to_the_byte(decay: float) -> None:
     def make(parameters: list[nn.Parameter]) -> DGCSGD:
@@ -166,21 +144,6 @@ def test_it_is_planned_to_the_byte(decay: float) -> None:
     optimizer.step()
     states = measure_states(optimizer).as_dict()
     assert states == {key: planned[key] for key in states}
-
-
-def test_one_parameter_after_the_other_is_all_at_once() -> None:
-    (start,), grads, ends = draws(1, 1), draws(5, 2), []
-    for size in (1, len(SHAPES)):
-        parameters = [nn.Parameter(torch.tensor(value)) for value in start]
-        optimizer = DGCSGD(parameters, 0.1, weight_decay=DECAY)
-        for step in grads:
-            for first in range(0, len(SHAPES), size):
-                for i in range(first, first + size):
-                    parameters[i].grad = torch.tensor(step[i])
-                optimizer.step()
-                optimizer.zero_grad()
-        ends.append(parameters)
-    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
 def test_a_saved_state_goes_on_as_if_nothing_had_happened_and_a_closure_is_called() -> None:
@@ -216,37 +179,6 @@ def test_without_a_first_moment_it_is_torchs_adamw(form: dict[str, bool]) -> Non
         assert form != {"foreach": False} or torch.equal(one, expected)
     held = [sum(tensor.nbytes for state in one.state.values() for tensor in state.values()) for one in both]
     assert held[1] - held[0] == sum(parameter.nbytes for parameter in mine), "torch's holds one state more"
-
-
-@pytest.mark.parametrize("gradients", ["streamed", "kept"])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_it_is_distributed_clipped_scaled_and_resumed_to_the_bit(gradients: str, scaled: bool) -> None:
-    def made(model: nn.Module) -> tuple[resireduce.DistributedOptimizer, resireduce.GradScaler]:
-        scaler = resireduce.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
-        wrapped, options = SecondMomentAdamW(model.parameters(), 0.01), {"gradients": gradients, "max_grad_norm": 0.5}
-        given = {"grad_scaler": scaler} if scaled else {}
-        return resireduce.distribute(model, wrapped, "w+2d", backend="local", **options, **given), scaler
-
-    ends = []
-    for stops in (False, True):
-        model, source = seeded(Net), torch.Generator().manual_seed(0)
-        optimizer, scaler = made(model)
-        for step in range(6):
-            if stops and step == 3:
-                states = copy.deepcopy((model, optimizer.state_dict(), optimizer.residual_state_dict()))
-                model = states[0]
-                optimizer.close()
-                model = seeded(Net, seed=1)
-                model.load_state_dict(states[0].state_dict())
-                optimizer, scaler = made(model)
-                optimizer.load_state_dict(states[1])
-                optimizer.load_residual_state_dict(states[2])
-            optimizer.zero_grad()
-            scaler.scale(loss_of(model, source)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        ends.append(model)
-    assert same(*ends) and not same(ends[0], seeded(Net))
 
 
 @pytest.mark.parametrize("name", ["second-moment-adamw", "rmsprop", "adafactor"])

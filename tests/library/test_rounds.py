@@ -4,15 +4,15 @@ Ok-Topk's, in every step that does not go as it should."""
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.base import Compressor
@@ -24,45 +24,18 @@ from resireduce.errors import NonFiniteGradient
 from resireduce.plan import plan
 from tests.tensors import tensors
 from tests.threads import LocalWorld
-from tests.worlds import Net, reloaded, same, seeded, train
+from tests.worlds import Given, Net, averages, distribute_given, same, seeded, train
 
 SHAPES = {"a": (130, 90), "b": (64, 20, 9), "c": (5001, 2)}
 """A matrix, a kernel, and one that hardly shrinks. None is a whole number of chunks."""
 ALL = {"powersgd": PowerSGD(min_compression_rate=0.4), "l1-chunks": L1Chunks(0.1), "ok-topk": OkTopK(0.1)}
 Gradients = Mapping[str, Tensor]
-
-
-class Given(nn.Module):
-    """Weights of zero, in float64, whose gradients are what they are multiplied by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, shape in SHAPES.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
-
-    def forward(self, gradients: Gradients) -> Tensor:
-        return sum((self.get_parameter(name) * grad).sum() for name, grad in gradients.items())  # type: ignore[return-value]
+distributed = partial(distribute_given, shapes=SHAPES)
 
 
 def drawn(rank: int, step: int, kinds: str = "abc") -> Gradients:
     generator = torch.Generator().manual_seed(100 * rank + step)
     return {name: torch.randn(SHAPES[name], generator=generator, dtype=torch.float64) for name in kinds}
-
-
-def distributed(communicator: Communicator, **options: object) -> tuple[Given, DistributedOptimizer]:
-    """Each step moves the weights by the average, and back."""
-    model = Given()
-    wrapped = torch.optim.SGD(model.parameters(), 1.0)
-    return model, resireduce.distribute(model, wrapped, backend=communicator, **{"scheme": "baseline", **options})  # type: ignore[arg-type]
-
-
-def averages(model: Given, optimizer: DistributedOptimizer, gradients: Gradients) -> dict[str, Tensor]:
-    """What a step brings back of these gradients of this rank."""
-    before = copy.deepcopy(model)
-    optimizer.zero_grad()
-    model(gradients).backward()
-    optimizer.step()
-    return {name: before.get_parameter(name).detach() - model.get_parameter(name).detach() for name in SHAPES}
 
 
 def residuals(optimizer: DistributedOptimizer) -> dict[str, Tensor]:
@@ -179,28 +152,6 @@ def test_gradients_of_zeros_and_of_low_rank_leave_no_vector_dead() -> None:
         assert torch.linalg.matrix_rank(found) == 2, "both vectors send again"
 
 
-def test_of_the_same_gradient_each_step_sends_more() -> None:
-    model, optimizer = distributed(LocalCommunicator(), compressor=PowerSGD(), scheme="none")
-    errors = [float((averages(model, optimizer, drawn(0, 0))["a"] - drawn(0, 0)["a"]).norm()) for _ in range(20)]
-    assert errors == sorted(errors, reverse=True)
-
-
-def test_it_is_saved_and_goes_on_bit_for_bit() -> None:
-    def rank(communicator: Communicator) -> bool:
-        model, optimizer = distributed(communicator, compressor=PowerSGD())
-        other, again = distributed(communicator, compressor=PowerSGD())
-        for step in range(3):
-            averages(model, optimizer, drawn(communicator.rank, step))
-        other.load_state_dict(reloaded(model.state_dict()))
-        again.load_residual_state_dict(reloaded(optimizer.residual_state_dict()))
-        for step in range(3, 6):
-            averages(model, optimizer, drawn(communicator.rank, step))
-            averages(other, again, drawn(communicator.rank, step))
-        return same(model, other)
-
-    assert all(LocalWorld(2).run(rank))
-
-
 def test_what_would_not_shrink_is_sent_as_it_is_and_has_no_residual() -> None:
     for compressor, shrinks in ((PowerSGD(1), "ab"), (PowerSGD(1, min_compression_rate=1), "abc"), (PowerSGD(60), "")):
         model, optimizer = distributed(LocalCommunicator(), compressor=compressor)
@@ -294,30 +245,6 @@ def test_gradients_may_come_in_another_order_on_each_rank_and_none_waits_for_ano
 
 
 @pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
-def test_a_step_that_is_skipped_gives_back_what_each_rank_has_sent(compressor: Compressor) -> None:
-    def rank(communicator: Communicator) -> None:
-        scaler = resireduce.GradScaler("cpu", init_scale=4.0)
-        model, optimizer = distributed(communicator, compressor=compressor, grad_scaler=scaler)
-        for step in range(2):
-            before = residuals(optimizer), copy.deepcopy(remembered(optimizer))
-            mine = dict(drawn(communicator.rank, step))
-            if step and communicator.rank:
-                mine["b"] = mine["b"] * torch.inf
-            optimizer.zero_grad()
-            scaler.scale(model(mine)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        assert optimizer.overflowed
-        for name, left in residuals(optimizer).items():
-            added = 0 if communicator.rank and name == "b" else mine[name]
-            torch.testing.assert_close(left, before[0][name] + added)
-        states = remembered(optimizer)
-        assert all(torch.equal(value, states[name]) for name, value in before[1].items())
-
-    LocalWorld(2).run(rank)
-
-
-@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
 def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_leaves_its_residual(compressor: Compressor) -> None:
     def rank(communicator: Communicator) -> None:
         model, optimizer = distributed(communicator, compressor=compressor)
@@ -348,15 +275,6 @@ def test_of_equal_norms_the_first_chunks_are_sent_and_the_last_may_be_short() ->
     assert compressor.sent_indices(payload).tolist() == [*range(30), *range(90, 100)]
     assert payload.buffer.numel() == 60 and not payload.buffer[40:].any()
     assert torch.equal(compressor.decompress(payload) + compressor.error_(grad.clone(), payload), grad)
-
-
-def test_a_density_that_changes_is_that_of_the_step() -> None:
-    start = seeded(Net)
-    options = {"compressor": "l1-chunks", "scheme": "baseline", "steps": 3}
-    fixed, _ = train(LocalCommunicator(), start, density=0.2, **options)
-    scheduled, _ = train(LocalCommunicator(), start, density=lambda step: 0.2, **options)
-    other, _ = train(LocalCommunicator(), start, density=lambda step: 0.1 * (step + 1), **options)
-    assert same(fixed, scheduled) and not same(fixed, other)
 
 
 class Joined(PowerSGD):

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from resireduce.compressors.topk import TopK
 from resireduce.grouping import Grouping
 from resireduce.residuals.base import FullResidual
 from resireduce.scheme import Scheme
-from tests.worlds import distributed, residuals
+from tests.worlds import Given, averages, distributed, residuals
 
 SHAPE = (300, 257)
 
@@ -30,15 +30,12 @@ class Halved(FullResidual):
 
 def trained(compressor: TopK, options: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
     """Return parameters and residuals after each of some steps."""
-    model, source = nn.Module(), torch.Generator().manual_seed(0)
-    model.a, model.b = (nn.Parameter(torch.zeros(SHAPE, dtype=dtype)) for _ in range(2))
+    model, source = Given(dtype, a=SHAPE, b=SHAPE), torch.Generator().manual_seed(0)
     groups = Grouping(groups=(("a", "b"),))
     found = list[Tensor]()
     with distributed(model, lr=1.0, compressor=compressor, groups=groups, **options) as optimizer:
         for _ in range(3):
-            optimizer.zero_grad()
-            sum((one * torch.randn(SHAPE, generator=source).to(dtype)).sum() for one in (model.a, model.b)).backward()
-            optimizer.step()
+            averages(model, optimizer, {name: torch.randn(SHAPE, generator=source).to(dtype) for name in "ab"})
             found += [one.detach().clone() for one in (*model.parameters(), *residuals(optimizer).values())]
     return found
 

@@ -231,19 +231,11 @@ def check_group(communicator: Communicator) -> None:
     assert not all_equal(hooked)
 
 
-CHECKS = (
-    check_compressors, check_ddp_options, check_plain, check_accumulation, check_unused, check_left, check_order,
-    check_tied, check_disagreement, check_group,
-)  # fmt: skip
-
-
-def check_all(communicator: Communicator) -> None:
-    for check in CHECKS:
-        check(communicator)
-
-
 def test_two_processes() -> None:
-    on_processes(2, check_all)
+    on_processes(
+        2, check_compressors, check_ddp_options, check_plain, check_accumulation, check_unused, check_left, check_order,
+        check_tied, check_disagreement, check_group,
+    )  # fmt: skip
 
 
 def test_messages_leave_within_the_backward_pass_and_gathered_bytes_are_bounded(alone: None) -> None:

@@ -17,7 +17,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, UsageError
 from tests.processes import on_processes
-from tests.worlds import residuals, same, seeded
+from tests.worlds import residuals, seeded
 
 DENSITY = 0.05
 
@@ -41,71 +41,12 @@ def loss(model: nn.Module, number: int, uses: bool = True, rank: int | None = No
     return model(x, uses).square().mean()
 
 
-class ByHand:
-    """Error feedback of all ranks, in plain torch: c = residual + gradient; the largest are sent; the rest is kept."""
-
-    def __init__(self, model: nn.Module):
-        self.model = copy.deepcopy(model)
-        large = {name: p for name, p in self.model.named_parameters() if p.dim() > 1 and p.numel() >= 10_000}
-        self.residuals = [{name: torch.zeros_like(p).detach() for name, p in large.items()} for _ in range(2)]
-
-    def backward(self, loss: Callable[[nn.Module, int], Tensor]) -> None:
-        """Add the gradients of each rank's `loss` to what is in `.grad`, and replace that by averages."""
-        averages: dict[str, Tensor] = {}
-        for rank in range(2):
-            model = copy.deepcopy(self.model)
-            for mine, own in zip(self.model.parameters(), model.parameters(), strict=True):
-                own.grad = None if mine.grad is None else mine.grad.clone()
-            before = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-            loss(model, rank).backward()
-            for name, p in model.named_parameters():
-                is_used = p.grad is not None and (before[name] is None or not torch.equal(p.grad, before[name]))
-                if is_used:
-                    averages[name] = averages.get(name, 0) + self._sent(rank, name, p.grad) / 2
-        for name, p in self.model.named_parameters():
-            p.grad = averages.get(name, p.grad)
-
-    def _sent(self, rank: int, name: str, grad: Tensor) -> Tensor:
-        if name not in self.residuals[rank]:
-            return grad
-        left = (self.residuals[rank][name] + grad).view(-1)
-        chosen = left.abs().topk(int(DENSITY * left.numel())).indices
-        sent = torch.zeros_like(left).index_copy_(0, chosen, left[chosen])
-        self.residuals[rank][name] = left.index_fill_(0, chosen, 0.0).view_as(grad)
-        return sent.view_as(grad)
-
-
 def hooked(
     model: nn.Module, **ddp: object
 ) -> tuple[DistributedDataParallel, resireduce.CompressionHook, torch.optim.Optimizer]:
     parallel = DistributedDataParallel(model, **ddp)  # type: ignore[arg-type]
     hook = resireduce.compress_ddp(parallel, "baseline", density=DENSITY)
     return parallel, hook, torch.optim.SGD(model.parameters(), 0.1)
-
-
-def check_averages_of_a_branch_stay(communicator: Communicator) -> None:
-    """A second pass of a step, which no rank takes through `odd`, leaves its averages where they are."""
-    for view in (False, True):
-        start = seeded(Branch)
-        model, by_hand = copy.deepcopy(start), ByHand(start)
-        parallel, hook, optimizer = hooked(model, find_unused_parameters=True, gradient_as_bucket_view=view)
-        plain = torch.optim.SGD(by_hand.model.parameters(), 0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            plain.zero_grad()
-            for uses in (True, False):
-                number = 2 * step + uses
-                loss(parallel, number, uses).backward()
-                by_hand.backward(lambda model, rank, number=number, uses=uses: loss(model, number, uses, rank))
-            assert model.odd.weight.grad is not None and model.odd.weight.grad.any()
-            optimizer.step()
-            plain.step()
-        for mine, other in zip(model.parameters(), by_hand.model.parameters(), strict=True):
-            torch.testing.assert_close(mine, other)
-        left = hook.residual_state_dict()
-        for name, residual in by_hand.residuals[communicator.rank].items():
-            torch.testing.assert_close(left[f"full.{name}"], residual)
-        assert not same(model, start)
 
 
 def check_averages_of_a_branch_that_others_use(communicator: Communicator) -> None:
@@ -154,16 +95,12 @@ def check_a_velocity_of_one_rank_alone(communicator: Communicator) -> None:
         loss(parallel, 1, uses=communicator.rank == 0).backward()
 
 
-def check_all(communicator: Communicator) -> None:
-    check_averages_of_a_branch_stay(communicator)
-    check_join(communicator)
-    check_a_step_of_one_rank_alone(communicator)
-    check_a_velocity_of_one_rank_alone(communicator)
-    check_averages_of_a_branch_that_others_use(communicator)  # ends the wrapper of one rank
-
-
 def test_two_processes() -> None:
-    on_processes(2, check_all)
+    """The last check ends the wrapper of one rank."""
+    on_processes(
+        2, check_join, check_a_step_of_one_rank_alone, check_a_velocity_of_one_rank_alone,
+        check_averages_of_a_branch_that_others_use,
+    )  # fmt: skip
 
 
 def check_states_are_refused(
@@ -189,13 +126,14 @@ def test_a_parameter_that_was_unfrozen_after_the_model_was_wrapped(alone: None) 
 
 
 @pytest.mark.parametrize("set_to_none", [False, True])
-@pytest.mark.parametrize("others", ["none", "pass", "frozen pass", "accumulated pass"])
+@pytest.mark.parametrize("others", ["none", "a rate of zero", "pass", "frozen pass", "accumulated pass"])
 def test_the_pass_of_another_model(
     alone: None, others: str, set_to_none: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     """As of a generator through its discriminator: its gradients are dropped, and would stay in residuals."""
     parallel, _, _ = hooked(seeded(Branch))
-    optimizer = torch.optim.AdamW(parallel.parameters(), 1e-3, fused=True)  # tells autograd nothing of its steps
+    rate = 0.0 if others == "a rate of zero" else 1e-3  # as a warm-up begins, in which no parameter changes
+    optimizer = torch.optim.AdamW(parallel.parameters(), rate, fused=True)  # tells autograd nothing of its steps
     for step in range(6):
         optimizer.zero_grad(set_to_none)
         loss(parallel, step).backward()
@@ -475,17 +413,6 @@ def test_a_step_that_is_skipped_and_a_bias_that_no_optimizer_has(alone: None, re
     assert not told(recwarn, "were dropped, by zero_grad")
 
 
-def test_a_rate_of_zero_in_the_first_steps(alone: None, recwarn: pytest.WarningsRecorder) -> None:
-    """As a warm-up has it: steps are taken, though no parameter changes."""
-    parallel, _, _ = hooked(seeded(Branch))
-    optimizer = torch.optim.AdamW(parallel.parameters(), 0.0, fused=True)  # tells autograd nothing of its steps
-    for step in range(6):
-        optimizer.zero_grad()
-        loss(parallel, step).backward()
-        optimizer.step()
-    assert not told(recwarn, "were dropped, by zero_grad")
-
-
 def test_a_trained_parameter_that_the_script_averages_itself_is_left_alone(alone: None) -> None:
     model = seeded(Branch)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["first.weight"])
@@ -517,10 +444,15 @@ def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recw
     assert told(recwarn, "but not the residuals") == (loads == "nothing")
 
 
-@pytest.mark.parametrize("loads", ["nothing", "residuals", "its own"])
+@pytest.mark.parametrize("loads", ["nothing", "residuals", "its own", "residuals before"])
 def test_a_state_that_is_taken_back_later(alone: None, loads: str, recwarn: pytest.WarningsRecorder) -> None:
-    """As by a search for a learning rate, which takes some steps and loads what was there before them."""
+    """As by a search for a learning rate, which takes some steps and loads what was there before them.
+
+    Residuals that the job has gone on from before are not those of the state that it goes back to.
+    """
     parallel, hook, _ = hooked(seeded(Branch))
+    if loads == "residuals before":
+        hook.load_residual_state_dict(hook.residual_state_dict())
     optimizer = torch.optim.AdamW(parallel.parameters())
     for step in range(6):
         loss(parallel, step).backward()
@@ -533,25 +465,7 @@ def test_a_state_that_is_taken_back_later(alone: None, loads: str, recwarn: pyte
                 hook.load_residual_state_dict(residuals)
         elif step < 4:
             assert not told(recwarn, "but not the residuals")
-    assert told(recwarn, "but not the residuals") == (loads == "nothing")
-
-
-def test_a_state_that_is_taken_back_in_a_job_that_has_loaded_residuals(
-    alone: None, recwarn: pytest.WarningsRecorder
-) -> None:
-    """Those that it went on from are not those of the state that it goes back to."""
-    parallel, hook, _ = hooked(seeded(Branch))
-    hook.load_residual_state_dict(hook.residual_state_dict())
-    optimizer = torch.optim.AdamW(parallel.parameters())
-    for step in range(4):
-        loss(parallel, step).backward()
-        optimizer.step()
-        if step == 0:
-            before = copy.deepcopy(optimizer.state_dict())
-        if step == 1:
-            assert not told(recwarn, "but not the residuals")
-            optimizer.load_state_dict(before)
-    assert told(recwarn, "but not the residuals")
+    assert told(recwarn, "but not the residuals") == (loads in ("nothing", "residuals before"))
 
 
 def test_states_are_saved_and_loaded_between_passes(alone: None) -> None:

@@ -351,25 +351,6 @@ def test_averages_that_are_dropped_before_a_step(
     assert len(told) == others
 
 
-def test_several_gradients_for_a_step(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
-    """As by SAM: what was not sent of the first, by which parameters are moved for a moment, would be sent later."""
-    model, _ = compressed(mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
-    for _ in range(5):
-        backward(model)
-        moves = [one.grad.mul(0.01) for one in model.parameters() if one.grad is not None]
-        for sign in (1, -1):
-            for one, move in zip(model.parameters(), moves, strict=True):
-                one.data.add_(move, alpha=sign)
-            if sign > 0:
-                optimizer.zero_grad()
-                backward(model)
-        optimizer.step()
-        optimizer.zero_grad()
-    told = [str(one.message) for one in recwarn if "were dropped" in str(one.message)]
-    assert len(told) == 1 and "moved the parameters, but no step of an optimizer ended" in told[0]
-
-
 def test_an_optimizer_in_hooks_of_the_backward_pass(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
     """It takes its steps before the pass ends; averages are neither dropped nor of an earlier run."""
     model, hook = compressed(mesh, scheme="baseline")
@@ -418,19 +399,6 @@ def test_residuals_that_are_forgotten_at_a_restart(mesh: DeviceMesh, recwarn: py
         optimizer.step()
         state = optimizer.state_dict()
         assert any("but not the residuals" in str(one.message) for one in recwarn) == bool(restart)
-
-
-def test_a_state_that_is_taken_back_later(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
-    model, _ = compressed(mesh)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(5):
-        backward(model)
-        assert any("but not the residuals" in str(one.message) for one in recwarn) == (step > 2)
-        optimizer.step()
-        if step == 0:
-            before = copy.deepcopy(optimizer.state_dict())
-        if step == 2:
-            optimizer.load_state_dict(before)
 
 
 def test_what_changes_between_the_call_and_a_step(mesh: DeviceMesh) -> None:

@@ -179,11 +179,5 @@ def check_kinds_of_units(communicator: Communicator) -> None:
         assert sum(name.startswith("weighted.") for name in hook.residual_state_dict()) == 2
 
 
-def check_two(communicator: Communicator) -> None:
-    check_one_shard(communicator)
-    check_units_left_out(communicator)
-    check_kinds_of_units(communicator)
-
-
 def test_with_whole_shards_it_is_kept_gradients() -> None:
-    on_processes(2, check_two)
+    on_processes(2, check_one_shard, check_units_left_out, check_kinds_of_units)

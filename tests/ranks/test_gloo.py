@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.errors import NonFiniteGradient
 from resireduce.scheme import GRADIENTS
 from tests.processes import Checks, all_equal, check_collectives_between, on_processes
 from tests.worlds import KINDS, OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
@@ -109,31 +108,6 @@ def check_exchange(communicator: Communicator) -> None:
             assert row.dtype == torch.int32 and row.tolist() == [100 * other + rank] * size
 
 
-def check_gradients_that_cannot_be_used(communicator: Communicator) -> None:
-    """One rank's: all skip the step if there is a scaler, and fail together if there is none."""
-    for gradients in ("kept", "streamed"):
-        model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=4.0)
-        for grad_scaler in (scaler, None):
-            model = seeded(Net)
-            wrapped = torch.optim.SGD(model.parameters(), 0.1)
-            optimizer = resireduce.distribute(
-                model, wrapped, backend=communicator, gradients=gradients, compressor="dgc", grad_scaler=grad_scaler
-            )
-            if communicator.rank == communicator.world_size - 1:
-                model.blocks[1].up.weight.register_hook(lambda grad: grad * torch.inf)
-            loss = loss_of(model, torch.Generator().manual_seed(communicator.rank))
-            if grad_scaler is None:
-                loss.backward()
-                with pytest.raises(NonFiniteGradient, match=r"another rank|blocks\.1\.up\.weight"):
-                    optimizer.step()
-            else:
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                assert optimizer.overflowed and scaler.get_scale() == 2.0
-                assert all(torch.equal(p, q) for p, q in zip(model.parameters(), seeded(Net).parameters(), strict=True))
-
-
 def check_staged(communicator: Communicator) -> None:
     """Through copies, as a GPU's tensors travel over gloo: the same collectives, and the same training bit for bit."""
     start, options = seeded(Net), {"scheme": "w+2d", "compressor": "topk", "gradients": "streamed", "steps": 5}
@@ -151,28 +125,11 @@ def check_staged(communicator: Communicator) -> None:
     assert same(train(copying, start, **options)[0], direct)
 
 
-CHECKS: tuple[Checks, ...] = (
-    check_ragged,
-    check_exchange,
-    check_staged,
-    check_ddp,
-    check_lifetimes,
-    check_start,
-    check_optimizer_of_rank_0,
-    check_collectives_of_the_user,
-    check_gradients_that_cannot_be_used,
-)
-
-
 OF_FOUR: tuple[Checks, ...] = (check_ragged, check_exchange, check_start, check_collectives_of_the_user)
 """What four processes check: collectives, and the start. tests/contracts trains on more than two ranks."""
+OF_TWO = (*OF_FOUR, check_staged, check_ddp, check_lifetimes, check_optimizer_of_rank_0)
 
 
-def check_all(communicator: Communicator) -> None:
-    for check in CHECKS if communicator.world_size == 2 else OF_FOUR:
-        check(communicator)
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_processes(world_size: int) -> None:
-    on_processes(world_size, check_all)
+@pytest.mark.parametrize(("world_size", "checks"), [(2, OF_TWO), (4, OF_FOUR)])
+def test_processes(world_size: int, checks: tuple[Checks, ...]) -> None:
+    on_processes(world_size, *checks)

@@ -70,36 +70,6 @@ def check_that_groups_are_used_again(communicator: Communicator) -> None:
     assert groups() == before + 3
 
 
-class Shared(torch.optim.SGD):
-    """SGD that adds up its updates over the process group in its options, as optimizers that share out work do."""
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for one in group["params"]:
-                mine = dist.get_rank(group["ranks"]) == group["rank"] == 1
-                update = group["rule"](one.grad) * mine
-                dist.all_reduce(update, group=group["ranks"])
-                one.sub_(update, alpha=group["lr"])
-
-
-def check_that_options_may_be_process_groups(communicator: Communicator) -> None:
-    """With an optimizer whose options hold a process group, a function and this rank's number, training is plain."""
-    expected, model = seeded(Net), seeded(Net)
-    own = {"ranks": dist.new_group(), "rule": lambda grad: grad.clone(), "rank": communicator.rank}
-    shared = Shared([{"params": [*model.parameters()], **own}], lr=0.1)
-    optimizer = resireduce.distribute(model, shared, compressor="none", scheme="none")
-    assert all(shared.param_groups[0][key] is value for key, value in own.items())
-    generator, others = torch.Generator().manual_seed(communicator.rank), [torch.Generator() for _ in range(2)]
-    take_steps(optimizer, lambda: loss_of(model, generator), 3)
-    for number, one in enumerate(others):
-        one.manual_seed(number)
-    plain = torch.optim.SGD(expected.parameters(), lr=0.1)
-    take_steps(plain, lambda: sum(loss_of(expected, one) for one in others) / 2, 3)  # type: ignore[arg-type]
-    for mine, right in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
-
-
 def test_a_program_that_starts_torch_distributed_twice(tmp_path: Path) -> None:
     for name in ("one", "two"):
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/{name}", rank=0, world_size=1)
@@ -114,14 +84,8 @@ def check_that_no_rank_waits_within_the_backward_pass(communicator: Communicator
     check_collectives_between(optimizer, model, model if communicator.rank else [*model[:4], model[5]])
 
 
-def checks_of_two(communicator: Communicator) -> None:
-    check_that_groups_are_used_again(communicator)
-    check_that_options_may_be_process_groups(communicator)
-    check_that_no_rank_waits_within_the_backward_pass(communicator)
-
-
 def test_two_processes() -> None:
-    on_processes(2, checks_of_two)
+    on_processes(2, check_that_groups_are_used_again, check_that_no_rank_waits_within_the_backward_pass)
 
 
 def test_four_processes() -> None:

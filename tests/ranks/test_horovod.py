@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -11,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +19,6 @@ from benchmarks.training.horovod import join, shut_down
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
-from tests.nodes import by_hand, given_gradients
 from tests.processes import Checks, on_processes
 from tests.ranks import test_gloo
 from tests.worlds import OPTIMIZERS, Net, same, seeded, train
@@ -65,14 +62,6 @@ def check_half_precision_is_as_over_torch(communicator: Communicator) -> None:
     assert same(first, second) and not same(first, start)
 
 
-def check_an_optimizer_without_a_first_moment(communicator: Communicator) -> None:
-    """With residuals in 4 bits, bit for bit as over torch."""
-    start, options = seeded(Net), {"residual_dtype": "int4", "optimizer": "second-moment", "steps": 3, "loss": loss}
-    first, _ = train(communicator, start, **options)  # type: ignore[arg-type]
-    second, _ = train(TorchCommunicator(), start, **options)  # type: ignore[arg-type]
-    assert same(first, second) and not same(first, start)
-
-
 def check_merged_messages(communicator: Communicator) -> None:
     """Whatever travels together, parameters are the same, of gathers of equal sizes and of others."""
     start = seeded(lambda: Net(blocks=1))
@@ -81,25 +70,6 @@ def check_merged_messages(communicator: Communicator) -> None:
         alone, _ = train(communicator, start, merge="none", **options)  # type: ignore[arg-type]
         together, _ = train(communicator, start, merge="one", **options)  # type: ignore[arg-type]
         assert same(alone, together) and not same(together, start)
-
-
-def check_what_ranks_are_given_at_the_start(communicator: Communicator) -> None:
-    """States of other parameters are asked about, or stay each rank's own; a number of the rank and a lock stay."""
-    model = seeded(Net)
-    parameters, rank = [*model.parameters()], communicator.rank
-    plain = torch.optim.SGD(parameters, 0.1, momentum=0.9)
-    own = {"lock": threading.Lock(), "rank": rank}
-    plain.param_groups[0].update(own)
-    for one in parameters[rank::2]:
-        plain.state[one]["momentum_buffer"] = torch.full_like(one, 1.0 + rank)
-    given = {"backend": communicator, "compressor": "none", "scheme": "none"}
-    with pytest.raises(ConfigError, match="ranks hold the state of different parameters"):
-        resireduce.distribute(model, plain, **given)  # type: ignore[arg-type]
-    plain.state_differs_by_rank = True  # type: ignore[attr-defined]
-    resireduce.distribute(model, plain, **given).close()  # type: ignore[arg-type]
-    assert all(plain.param_groups[0][key] is value for key, value in own.items())
-    assert {float(plain.state[one]["momentum_buffer"].max()) for one in parameters[rank::2]} == {1.0 + rank}
-    assert plain.state.keys() == set(parameters[rank::2])
 
 
 def check_an_optimizer_that_averages_too(communicator: Communicator) -> None:
@@ -117,20 +87,10 @@ OF_TWO: tuple[Checks, ...] = (
     test_gloo.check_exchange,
     test_gloo.check_start,
     test_gloo.check_optimizer_of_rank_0,
-    test_gloo.check_gradients_that_cannot_be_used,
     check_half_precision_is_as_over_torch,
-    check_an_optimizer_without_a_first_moment,
     check_merged_messages,
-    check_what_ranks_are_given_at_the_start,
     check_an_optimizer_that_averages_too,
 )
-
-
-def check_the_definition_of_nodes(communicator: Communicator) -> None:
-    gradients = np.random.default_rng(3).normal(size=(3, 4, 107, 100))
-    moved, _, _ = by_hand(gradients, NODES, 0.01)
-    found, _ = given_gradients(communicator, gradients, density=0.01, hierarchy=NODES)
-    np.testing.assert_allclose(found.numpy(), moved, rtol=1e-12, atol=1e-12)
 
 
 def check_that_nodes_are_as_over_torch(communicator: Communicator) -> None:
@@ -152,7 +112,6 @@ def check_that_process_sets_are_asked_for(communicator: Communicator) -> None:
 
 
 OF_NODES: tuple[Checks, ...] = (
-    check_the_definition_of_nodes,
     check_that_nodes_are_as_over_torch,
     check_that_process_sets_are_asked_for,
 )

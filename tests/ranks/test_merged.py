@@ -60,11 +60,5 @@ def check_messages_that_one_rank_was_given_alone(communicator: Communicator) -> 
         train(communicator, seeded(wide), merge="one" if communicator.rank else LISTS)
 
 
-def checks(communicator: Communicator) -> None:
-    check_gathered_messages(communicator)
-    check_summed_messages(communicator)
-    check_messages_that_one_rank_was_given_alone(communicator)
-
-
 def test_merged_messages_of_four_ranks() -> None:
-    on_processes(4, checks)
+    on_processes(4, check_gathered_messages, check_summed_messages, check_messages_that_one_rank_was_given_alone)
