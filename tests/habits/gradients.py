@@ -18,22 +18,10 @@ def clipping_by_the_norm(script: Script, model: Any, optimizer: Any, step: int) 
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
-@before_the_step(streamed=STREAMED, settings={"compressor": "none"})
-def clipping_by_value(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """clip_grad_value_ between backward() and step(); without compression, since it makes many values equal."""
-    nn.utils.clip_grad_value_(model.parameters(), 1e-3)
-
-
 @before_the_step(streamed=STREAMED)
 def norms_are_logged_by_hand(script: Script, model: Any, optimizer: Any, step: int) -> list[Tensor]:
     """Of every parameter, between backward() and step()."""
     return [p.grad.norm() for p in model.parameters()]
-
-
-@before_the_step(streamed=STREAMED)
-def gradients_are_copied_for_a_histogram(script: Script, model: Any, optimizer: Any, step: int) -> list[Tensor]:
-    """p.grad.detach().clone(), as loggers do."""
-    return [p.grad.detach().clone() for p in model.parameters()]
 
 
 @before_the_step()
@@ -61,24 +49,11 @@ def gradients_are_scaled_in_place(script: Script, model: Any, optimizer: Any, st
         parameter.grad.mul_(0.5)
 
 
-@before_the_step(streamed=STREAMED)
-def gradients_are_zeroed_through_data(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """p.grad.data.zero_(), which leaves no trace in the version of the tensor."""
-    for parameter in model.parameters():
-        parameter.grad.data.zero_()
-
-
 @before_the_step(streamed=DROPPED)
 def gradients_are_replaced_after_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """p.grad = other, a tensor from elsewhere."""
     for parameter in model.parameters():
         parameter.grad = parameter.detach() * (0.1 + script.rank)
-
-
-@before_the_step(streamed=DROPPED)
-def one_gradient_is_replaced_after_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Of the head alone: a mask, or a natural gradient."""
-    model.head.weight.grad = model.head.weight.detach() * (1 + script.rank)
 
 
 @with_optimizer(both=Refused(r"holds NaN or infinity", NonFiniteGradient))
@@ -149,12 +124,3 @@ def a_backward_before_the_model_is_distributed(script: Script) -> nn.Module:
     script.loss(model, 50).backward()
     script.train(model, script.sgd(model))
     return model
-
-
-@before_the_step(streamed=DROPPED)
-def gradients_are_put_back(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Saved, dropped, and set again before the step, as gradient surgery does."""
-    held = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    for parameter, grad in zip(model.parameters(), held, strict=True):
-        parameter.grad = grad * 2

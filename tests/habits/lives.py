@@ -9,7 +9,6 @@ from torch import nn
 
 from resireduce.errors import ConfigError
 from tests.habits.script import Refused, Script, habit, with_optimizer
-from tests.worlds import reloaded
 
 
 @habit(both=Refused(r"add_param_group.*before resireduce\.distribute"))
@@ -30,18 +29,6 @@ def a_group_is_added_later_behind_its_back(script: Script) -> nn.Module:
     plain.add_param_group({"params": list(model.head.parameters())})
     script.train(model, optimizer, 1)
     return model
-
-
-@habit()
-def the_whole_model_is_pickled(script: Script) -> list[nn.Module]:
-    """torch.save(model): what is loaded can be distributed, and the run goes on."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    script.train(model, optimizer, 2)
-    loaded = reloaded(model, weights_only=False)
-    script.train(model, optimizer, range(2, 3))
-    script.train(loaded, script.sgd(loaded), 2)
-    return [model, loaded]
 
 
 @habit()
@@ -87,17 +74,6 @@ def the_optimizer_is_dropped_and_another_made(script: Script) -> nn.Module:
     return model
 
 
-@habit(drifting=True)
-def after_with_the_model_is_plain(script: Script) -> nn.Module:
-    """`with resireduce.distribute(...) as optimizer:`, and then a plain loop of this rank alone."""
-    model = script.net()
-    plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with script.distribute(model, plain) as optimizer:
-        script.train(model, optimizer, 2)
-    script.train(model, plain, 2)
-    return model
-
-
 @habit(streamed=Refused(r"step\(\) was called by itself"), kept=Refused(r"step\(\) was called by itself"))
 def the_wrapped_optimizer_steps(script: Script) -> nn.Module:
     """Its step() is called by its old name: gradients of this rank alone would be applied."""
@@ -108,23 +84,6 @@ def the_wrapped_optimizer_steps(script: Script) -> nn.Module:
     script.loss(model, 0).backward()
     plain.step()
     return model
-
-
-@habit()
-def every_rank_starts_elsewhere(script: Script) -> nn.Module:
-    """Parameters that no seed made equal: all start from rank 0's."""
-    model = script.net()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * script.rank)
-    script.train(model, script.sgd(model))
-    return model
-
-
-@with_optimizer(settings={"density": lambda step: (0.5, 0.1, 0.02)[min(step, 2)]})
-def a_density_that_falls(script: Script, model: Any, optimizer: Any) -> None:
-    """density as a function of the step."""
-    script.train(model, optimizer, 5)
 
 
 @with_optimizer(streamed=Refused(r"max_local_grad_norm", ConfigError), settings={"max_local_grad_norm": 0.05})

@@ -99,16 +99,3 @@ def a_layer_is_unfrozen_later(script: Script) -> nn.Module:
     model.first.requires_grad_(True)
     script.train(model, optimizer, 1)
     return model
-
-
-@habit()
-def a_layer_is_unfrozen_by_distributing_anew(script: Script) -> nn.Module:
-    """The cure: close, unfreeze, distribute again with the same optimizer."""
-    model = script.net()
-    model.first.requires_grad_(False)
-    plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with script.distribute(model, plain) as optimizer:
-        script.train(model, optimizer, 2)
-    model.first.requires_grad_(True)
-    script.train(model, script.distribute(model, plain), 2)
-    return model

@@ -1,6 +1,5 @@
 """Rarer things, of which each was a trap somewhere: shared and borrowed tensors, states reset, odd parameters."""
 
-import threading
 from collections import defaultdict
 from functools import partial
 from typing import Any
@@ -66,12 +65,6 @@ def twins(script: Script, **options: object) -> nn.Module:
 
 
 @habit(build=Twins)
-def one_tensor_is_the_gradient_of_two(script: Script) -> nn.Module:
-    """p.grad = q.grad = g."""
-    return twins(script)
-
-
-@habit(build=Twins)
 def one_tensor_is_the_gradient_of_two_without_compression(script: Script) -> nn.Module:
     """The same, where what is sent is the gradient itself."""
     return twins(script, compressor="none")
@@ -121,29 +114,6 @@ def ranks_add_up_different_numbers_of_passes(script: Script, model: Any, optimiz
     optimizer.step()
 
 
-@each_step()
-def backward_in_another_thread(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """A user interface that stays responsive."""
-    optimizer.zero_grad()
-    thread = threading.Thread(target=lambda s=step: script.loss(model, s).backward())
-    thread.start()
-    thread.join()
-    optimizer.step()
-
-
-@habit(streamed=Refused(r"(dropped|replaced|changed|zero_grad\(\)).*between backward\(\) and step\(\)"))
-def the_wrapped_optimizer_s_zero_grad_before_the_step(script: Script) -> nn.Module:
-    """By its old name, in the wrong place: in plain torch nothing is trained."""
-    model = script.net()
-    plain = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = script.distribute(model, plain)
-    for step in range(2):
-        script.loss(model, step).backward()
-        plain.zero_grad()
-        optimizer.step()
-    return model
-
-
 @with_optimizer()
 def the_head_is_replaced(script: Script, model: Any, optimizer: Any) -> None:
     """A new layer that the optimizer does not know is not trained, as in plain torch; the old one has no gradient."""
@@ -187,12 +157,6 @@ class Pictures(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.image(x[:, :, None, None].expand(-1, -1, 3, 3)).flatten(1)
         return torch.tanh(x @ self.turned.t()) @ torch.ones(40, 5) + x @ self.small.t()
-
-
-@with_optimizer(build=Pictures, wrapped=partial(torch.optim.AdamW, lr=1e-2))
-def memory_that_lies_channels_last(script: Script, model: Any, optimizer: Any) -> None:
-    """With an optimizer that goes through gradients and parameters element by element, as they are meant."""
-    script.train(model, optimizer)
 
 
 @with_optimizer(build=Pictures, wrapped=partial(torch.optim.AdamW, lr=1e-2, fused=True))

@@ -1,26 +1,12 @@
 """Hooks, and optimizers of people's own: what counts, clips, or asks for more within `step()`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests.habits.script import Refused, Script, habit, with_optimizer
-
-
-@habit()
-def hooks_before_and_after_the_step(script: Script) -> list[object]:
-    """Of the wrapped optimizer; the first reads the averaged gradients."""
-    seen: list[object] = []
-    model = script.net()
-    plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    optimizer = script.distribute(model, plain)
-    plain.register_step_pre_hook(lambda *_: seen.extend(p.grad.norm() for p in model.parameters()))
-    plain.register_step_post_hook(lambda *_: seen.extend(p.norm() for p in model.parameters()))
-    script.train(model, optimizer)
-    return [model, seen]
+from tests.habits.script import Script, habit, with_optimizer
 
 
 @habit()
@@ -65,36 +51,6 @@ def a_hook_on_every_optimizer(script: Script, model: Any, optimizer: Any) -> Any
     script.train(model, optimizer)
     handle.remove()
     return len(counted)
-
-
-class Sharp(torch.optim.SGD):
-    """Sharpness-aware: two gradients a step, the second at a point further up."""
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        assert closure is not None
-        with torch.enable_grad():
-            closure()
-        with torch.no_grad():
-            held = [p.clone() for group in self.param_groups for p in group["params"]]
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.add_(p.grad, alpha=0.05)
-        with torch.enable_grad():
-            loss = closure()
-        with torch.no_grad():
-            for p, before in zip((p for g in self.param_groups for p in g["params"]), held, strict=True):
-                p.copy_(before)
-        super().step()
-        return loss
-
-
-@habit(both=Refused(r"Sharp.*closure|closure.*Sharp"))
-def a_sharpness_aware_optimizer(script: Script) -> nn.Module:
-    """It calls its closure twice."""
-    model = script.net()
-    optimizer = script.distribute(model, Sharp(model.parameters(), 0.1))
-    optimizer.step(script.closure(model, optimizer))
-    return model
 
 
 class Averaged(torch.optim.SGD):

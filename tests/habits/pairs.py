@@ -7,21 +7,6 @@ from tests.habits.script import INPUTS, Refused, Script, habit
 
 
 @habit()
-def two_optimizers_for_two_parts(script: Script) -> nn.Module:
-    """AdamW for the blocks, SGD for the rest; one backward pass, two steps."""
-    model = script.net()
-    body = script.distribute(model, torch.optim.AdamW(model.blocks.parameters(), 1e-3))
-    rest = script.distribute(model, torch.optim.SGD([*model.first.parameters(), *model.head.parameters()], 0.1))
-    for step in range(3):
-        body.zero_grad()
-        rest.zero_grad()
-        script.loss(model, step).backward()
-        body.step()
-        rest.step()
-    return model
-
-
-@habit()
 def two_optimizers_with_two_rates(script: Script) -> nn.Module:
     """The second steps in every other iteration: its gradients are dropped, or passed over by detaching."""
     model = script.net()

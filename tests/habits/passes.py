@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import lr_scheduler
 
 from tests.habits.script import Net, Refused, Script, each_step, with_optimizer
 
@@ -18,15 +17,6 @@ def two_losses_two_backward_calls(script: Script, model: Any, optimizer: Any, st
     script.loss(model, step).backward()
     script.loss(model, 10 + step).backward()
     optimizer.step()
-
-
-@each_step(steps=6, streamed=SECOND)
-def accumulation_without_a_word(script: Script, model: Any, optimizer: Any, i: int) -> None:
-    """`if (i + 1) % 2 == 0: optimizer.step(); optimizer.zero_grad()`."""
-    (script.loss(model, i) / 2).backward()
-    if (i + 1) % 2 == 0:
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 @each_step()
@@ -83,26 +73,6 @@ def a_batch_that_does_not_fit_is_left_out(script: Script, model: Any, optimizer:
     except MemoryError:
         return
     optimizer.step()
-
-
-@with_optimizer()
-def a_schedule_after_the_step(script: Script, model: Any, optimizer: Any) -> Any:
-    """As documented."""
-    scheduler = lr_scheduler.StepLR(optimizer, 1, 0.5)
-    for step in range(3):
-        script.train(model, optimizer, range(step, step + 1))
-        scheduler.step()
-    return scheduler.get_last_lr()
-
-
-@with_optimizer()
-def a_schedule_by_the_loss(script: Script, model: Any, optimizer: Any) -> Any:
-    """ReduceLROnPlateau, of a loss that is the same on all ranks."""
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    for step in range(4):
-        script.train(model, optimizer, range(step, step + 1))
-        scheduler.step(1.0)
-    return optimizer.param_groups[0]["lr"]
 
 
 @each_step()

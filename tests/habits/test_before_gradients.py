@@ -97,25 +97,6 @@ def test_a_function_that_returns_no_gradient_in_some_pass(used: tuple[bool, ...]
     assert torch.equal(trained.extra, torch.eye(104).mul(0.5)) != any(used)
 
 
-def test_a_model_that_was_converted_and_converted_back_between_two_steps() -> None:
-    model, plain = net(), net()
-    optimizer = distributed(model)
-    other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
-    for step in range(3):
-        for one in (model, plain):
-            one.bfloat16().float()
-        other.zero_grad()
-        optimizer.zero_grad()
-        with optimizer.no_sync():
-            loss_of(model, step).backward()
-        loss_of(model, step + 5).backward()
-        optimizer.step()
-        (loss_of(plain, step) + loss_of(plain, step + 5)).backward()
-        other.step()
-    for one, two in zip(plain.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("options", [{}, DENSE], ids=str)
 def test_a_second_backward_pass_that_makes_a_graph_of_gradients(options: dict[str, Any]) -> None:
     model = net()

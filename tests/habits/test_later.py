@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -154,48 +153,6 @@ def test_a_layer_that_some_ranks_use_beside_momentum_that_is_corrected() -> None
         return True
 
     assert on_two(rank) == [True, True]
-
-
-@pytest.mark.parametrize("rate", [None, (1.0, 2.0), 0.0])
-def test_gradients_of_zero_on_one_rank_alone_and_rates_of_any_kind(rate: object) -> None:
-    """A learning rate of 0 in the first step is how warm-ups begin."""
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> object:
-        model = copy.deepcopy(start)
-        optimizer = distributed(model, backend=communicator, gradients="kept")
-        optimizer.param_groups[0]["lr"] = 0.0
-        optimizer.param_groups[0]["other"] = rate
-        (loss_of(model, torch.Generator()) * communicator.rank).backward()
-        optimizer.step()
-        return optimizer.steps
-
-    assert on_two(rank) == [1, 1]
-
-
-def test_gradients_that_are_asked_for_between_passes() -> None:
-    """The weight of a loss from norms of gradients, as in VQGAN."""
-    trained = []
-    for gradients in ("streamed", "kept"):
-        model = seeded(lambda: nn.Sequential(nn.Linear(150, 120), nn.Linear(120, 100)))
-        optimizer = distributed(model, compressor="topk", gradients=gradients, backward_passes_per_step=2)
-        for _ in range(2):
-            first, second = model(torch.ones(2, 150)).square().mean(), model(torch.ones(2, 150)).abs().mean()
-            asked = [
-                torch.autograd.grad(loss, model[1].weight, retain_graph=True)[0].norm() for loss in (first, second)
-            ]
-            (first + asked[0] / asked[1] * second).backward()
-        optimizer.step()
-        trained.append(model)
-    for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-
-
-def test_a_copy_of_the_model_is_nobodys(alone: None) -> None:
-    model = seeded(Net)
-    with distributed(model, gradients="kept"):
-        other = copy.deepcopy(model)
-    loss_of(DistributedDataParallel(other), torch.Generator()).backward()
 
 
 class Renamed(torch.optim.AdamW):

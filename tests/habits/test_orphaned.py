@@ -2,8 +2,6 @@
 
 import copy
 import gc
-import sys
-import threading
 
 import pytest
 import torch
@@ -120,57 +118,3 @@ def test_parameters_that_are_moved_and_moved_back(clears: str, recwarn: pytest.W
     assert not [one for one in recwarn if "another optimizer updates them" in str(one.message)]
     drifted = [str(one.message) for one in recwarn if "no longer the same on all ranks" in str(one.message)]
     assert all("it may be rounding alone" in one for one in drifted), "bits do differ"
-
-
-def test_local_steps_with_an_outer_optimizer_are_told_what_was_seen(recwarn: pytest.WarningsRecorder) -> None:
-    """Each rank takes three steps by itself, and SGD at rate 1 by the averaged way back puts the mean of all there."""
-
-    def rank(communicator: Communicator) -> None:
-        model = copy.deepcopy(start)
-        options = {"scheme": "none", "compressor": "none", "gradients": "kept"}
-        outer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 1.0), backend=communicator, **options)
-        inner = torch.optim.SGD(model.parameters(), 0.1)
-        anchor = [one.detach().clone() for one in model.parameters()]
-        for _ in range(3):
-            inner.zero_grad()
-            model(torch.full((2, 4), float(communicator.rank))).sum().backward()
-            inner.step()
-        for one, was in zip(model.parameters(), anchor, strict=True):
-            one.grad = was - one.detach()
-            one.data.copy_(was)
-        outer.step()
-        torch.testing.assert_close(model.weight, start.weight - 3 * 0.1 * (0.0 + 2.0) / 2)
-
-    start = nn.Linear(4, 4)
-    LocalWorld(2).run(rank)
-    told = [str(one.message) for one in recwarn if "another optimizer updates them" in str(one.message)]
-    assert all("as after local steps that an outer optimizer averages" in one for one in told)
-    assert not [one for one in recwarn if "no longer the same" in str(one.message)]
-
-
-def test_wrappers_are_looked_for_beside_threads_that_make_tuples() -> None:
-    """A tuple that is not finished is among the objects, and an error in its thread if it is held any longer."""
-    errors: list[SystemError] = []
-    over = threading.Event()
-
-    def make() -> None:
-        while not over.is_set():
-            try:
-                tuple(number for number in range(50))
-            except SystemError as error:
-                errors.append(error)
-
-    models = [seeded(Net) for _ in range(2)]
-    threads = [threading.Thread(target=make) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    ballast = [[] for _ in range(200_000)]  # as in a process that trains: a list of them takes its time
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    for _ in range(4):
-        LocalWorld(2).run(lambda communicator: go_on(communicator, models[communicator.rank], "closed"))
-    sys.setswitchinterval(interval)
-    over.set()
-    for thread in threads:
-        thread.join()
-    assert ballast and not errors

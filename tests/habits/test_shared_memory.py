@@ -76,48 +76,6 @@ def test_views_of_others_gradients_are_not_changed(
         assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
 
 
-def test_a_workspace_that_several_layers_give_back_parts_of() -> None:
-    """As plain training has them while the workspace is that of one pass; the library holds gradients for longer."""
-    work = torch.empty(4, 110, 100)
-
-    class Scaled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x: Tensor, weight: Tensor, place: int) -> Tensor:  # type: ignore[no-untyped-def]
-            ctx.save_for_backward(x, weight)
-            ctx.place = place
-            return x * weight
-
-        @staticmethod
-        def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[no-untyped-def]
-            x, weight = ctx.saved_tensors
-            part = work[ctx.place % 2] if ctx.place >= 0 else torch.empty_like(weight)
-            return grad * weight, torch.mul(grad, x, out=part).view(weight.shape), None
-
-    class Net(nn.Module):
-        def __init__(self, own: bool):
-            super().__init__()
-            self.parts, self.own = nn.ModuleList(Places(own=False) for _ in range(4)), own
-
-        def forward(self, x: Tensor, join: Join) -> Tensor:
-            for number, part in enumerate(self.parts):
-                x = Scaled.apply(x, part.weight, -1 if self.own else number)
-            return x
-
-    groups = resireduce.Grouping(groups=(tuple(f"parts.{i}.weight" for i in range(4)),))
-    for scheme in ("a", "w"):
-        act = partial(trained_on_rows, scheme=scheme, groups=groups)
-        found, wanted = (LocalWorld(1).run(partial(act, model=seeded(partial(Net, own))))[0] for own in (False, True))
-        assert same(found, wanted)
-
-
-def trained_on_rows(communicator: Communicator, model: nn.Module, scheme: str, groups: object) -> nn.Module:
-    wrapped = torch.optim.SGD(model.parameters(), 0.5)
-    optimizer = resireduce.distribute(model, wrapped, scheme, density=0.05, backend=communicator, groups=groups)  # type: ignore[arg-type]
-    source = torch.Generator().manual_seed(0)
-    take_steps(optimizer, lambda: model(torch.randn(110, 100, generator=source), lambda one: one).square().mean(), 3)
-    return model
-
-
 class Tokens(nn.Module):
     """A token is some rows of the positions beside it, so that with a batch of one its gradient is some of theirs."""
 

@@ -113,28 +113,6 @@ def _plain(state: Any) -> Any:
     return tree_map(lambda one: [one.a, one.b] if isinstance(one, TwoTensor) else one, state)
 
 
-def test_a_state_that_rank_0_alone_has_lies_in_memory_as_there() -> None:
-    """Fused optimizers go through parameters and states element by element as they lie."""
-
-    given = torch.arange(1152.0).view(16, 8, 3, 3)
-
-    def rank(communicator: Communicator) -> Tensor:
-        torch.manual_seed(0)
-        model = nn.Conv2d(8, 16, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-        if communicator.rank == 0:
-            plain.state[model.weight]["momentum_buffer"] = torch.empty_like(model.weight.detach()).copy_(given)
-            plain.state[model.bias]["momentum_buffer"] = torch.zeros_like(model.bias)  # type: ignore[arg-type]
-        optimizer = resireduce.distribute(model, plain, backend=communicator, **DENSE)
-        model.weight.grad, model.bias.grad = torch.zeros_like(model.weight), torch.zeros_like(model.bias)  # type: ignore[arg-type]
-        before = model.weight.detach().clone()
-        optimizer.step()
-        return (before - model.weight.detach()) / 0.09
-
-    for moved in LocalWorld(2).run(rank):  # by the momentum alone
-        torch.testing.assert_close(moved, given, rtol=1e-4, atol=1e-3)
-
-
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
 def test_options_come_with_a_state_that_is_of_no_parameter(rate: float | Tensor) -> None:
     def rank(communicator: Communicator) -> list[float]:

@@ -17,7 +17,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, UsageError
 from tests.processes import on_processes
-from tests.worlds import residuals, seeded
+from tests.worlds import seeded
 
 DENSITY = 0.05
 
@@ -148,23 +148,6 @@ def test_the_pass_of_another_model(
     assert told(recwarn, "were dropped, by zero_grad(), before a step") == (others == "pass")
 
 
-@pytest.mark.parametrize("toggles", [False, True])
-def test_two_models_in_one_wrapper(alone: None, toggles: bool, recwarn: pytest.WarningsRecorder) -> None:
-    """Each with an optimizer of its own: the generator's pass gives the discriminator gradients unless it is frozen."""
-    both = nn.ModuleDict({"discriminator": Branch(), "generator": nn.Linear(120, 120)})
-    both.forward = lambda x, fake: both.discriminator(both.generator(x) if fake else x)  # type: ignore[assignment]
-    parallel, _, _ = hooked(both, find_unused_parameters=True)
-    optimizers = [torch.optim.SGD(both[name].parameters(), 0.1) for name in ("discriminator", "generator")]
-    for _ in range(5):
-        for fake, optimizer in enumerate(optimizers):
-            optimizer.zero_grad()
-            both.discriminator.requires_grad_(not (toggles and fake))  # type: ignore[operator]
-            parallel(torch.ones(2, 120), bool(fake)).square().mean().backward()
-            both.discriminator.requires_grad_(True)  # type: ignore[operator]
-            optimizer.step()
-    assert told(recwarn, "were dropped, by zero_grad(), before a step") == (not toggles)
-
-
 def climb(parallel: nn.Module, step: int) -> Callable[[], None]:
     """Move the parameters up by the gradient of a batch, as SAM does, and drop that; return what moves them back."""
     loss(parallel, step).backward()
@@ -211,30 +194,6 @@ def test_several_gradients_for_a_step(alone: None, by: str, recwarn: pytest.Warn
     assert not told(recwarn, "were dropped, by zero_grad(), before a step")
 
 
-@pytest.mark.parametrize("loads", [False, True])
-def test_an_optimizer_that_fills_its_state_where_it_probes(
-    alone: None, loads: bool, recwarn: pytest.WarningsRecorder
-) -> None:
-    """As SAM keeps parameters there before the first average: it does not go on from that, but from a loaded state."""
-    parallel, _, optimizer = hooked(seeded(Branch))
-    if loads:
-        model = seeded(Branch)
-        earlier = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        loss(model, 0).backward()
-        earlier.step()
-        optimizer.load_state_dict(earlier.state_dict())
-    for step in range(2):
-        with parallel.no_sync():
-            back = climb(parallel, step)
-        for one in parallel.parameters():
-            optimizer.state[one]["old_p"] = one.detach().clone()
-        loss(parallel, step).backward()
-        back()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert told(recwarn, "but not the residuals") == loads
-
-
 @pytest.mark.parametrize("by", ["no_sync", "module", "last pass", "accumulation"])
 def test_steps_before_which_nothing_is_averaged(alone: None, by: str, recwarn: pytest.WarningsRecorder) -> None:
     parallel, hook, optimizer = hooked(seeded(Branch))
@@ -249,23 +208,6 @@ def test_steps_before_which_nothing_is_averaged(alone: None, by: str, recwarn: p
     is_never_used = by in ("no_sync", "module")
     assert (hook.steps == 0) == is_never_used
     assert told(recwarn, "8 steps of an optimizer, and no average has come") == is_never_used
-
-
-@pytest.mark.parametrize("forgets", [False, True])
-def test_two_wrappers_with_a_module_in_common(alone: None, forgets: bool, recwarn: pytest.WarningsRecorder) -> None:
-    """One is trained first, and then the other: the first averages what the other waits for."""
-    shared = seeded(Branch)
-    wrappers = [DistributedDataParallel(nn.Sequential(shared, nn.Linear(4, width))) for width in (3, 5)]
-    hooks = [resireduce.compress_ddp(one) for one in wrappers]
-    optimizer = torch.optim.SGD(nn.ModuleList(wrappers).parameters(), 0.1)
-    x = torch.randn(6, 120)
-    for step in range(24):
-        parallel = wrappers[step >= 12]
-        (parallel.module if forgets else parallel)(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert [hook.steps for hook in hooks] == ([0, 0] if forgets else [12, 12])
-    assert told(recwarn, "8 steps of an optimizer, and no average has come") == forgets
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -367,23 +309,6 @@ def test_a_parameter_that_is_unfrozen_later(alone: None, ignored: bool, recwarn:
             model.first.weight.requires_grad_()
 
 
-def test_a_parameter_that_is_unfrozen_and_trained_in_turn(alone: None, recwarn: pytest.WarningsRecorder) -> None:
-    """As adapters of which one at a time is active: in its turn no gradient comes that the wrapper knows."""
-    model = nn.Sequential(nn.Linear(120, 120), nn.Linear(120, 4))
-    model[1].requires_grad_(False)
-    parallel = DistributedDataParallel(model, find_unused_parameters=True)
-    compressed = resireduce.compress_ddp(parallel, scheme="baseline")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(3):
-        assert told(recwarn, "'1.weight' and 1 more: trained, but unfrozen or added after") == (step > 1)
-        for place, layer in enumerate(model):
-            layer.requires_grad_(place == step % 2)
-        optimizer.zero_grad()
-        parallel(torch.ones(2, 120)).square().mean().backward()
-        optimizer.step()
-    assert compressed.steps
-
-
 @pytest.mark.parametrize(("assign", "part"), [(False, ""), (True, ""), (True, "first.")])
 def test_parameters_that_a_loaded_state_replaces(
     alone: None, assign: bool, part: str, recwarn: pytest.WarningsRecorder
@@ -399,29 +324,6 @@ def test_parameters_that_a_loaded_state_replaces(
         load(state, strict=False, assign=assign)
     assert told(recwarn, "the model no longer has all parameters that DistributedDataParallel") == assign
     del parallel
-
-
-def test_a_step_that_is_skipped_and_a_bias_that_no_optimizer_has(alone: None, recwarn: pytest.WarningsRecorder) -> None:
-    """Neither is the pass of another model, which drops averages of most parameters, again and again."""
-    parallel, _, _ = hooked(seeded(Branch))
-    optimizer = torch.optim.SGD([one for name, one in parallel.named_parameters() if name != "module.head.bias"], 0.1)
-    for step in range(6):
-        parallel.zero_grad()
-        loss(parallel, step).backward()
-        if step != 2:
-            optimizer.step()
-    assert not told(recwarn, "were dropped, by zero_grad")
-
-
-def test_a_trained_parameter_that_the_script_averages_itself_is_left_alone(alone: None) -> None:
-    model = seeded(Branch)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["first.weight"])
-    parallel, hook, _ = hooked(model)
-    loss(parallel, 0).backward()
-    assert hook.steps == 1 and "full.first.weight" not in residuals(hook)
-    plain = seeded(Branch)
-    loss(plain, 0).backward()
-    assert torch.equal(model.first.weight.grad, plain.first.weight.grad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("loads", ["nothing", "residuals", "start_at"])
@@ -442,30 +344,6 @@ def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recw
         loss(parallel, step).backward()
         optimizer.step()
     assert told(recwarn, "but not the residuals") == (loads == "nothing")
-
-
-@pytest.mark.parametrize("loads", ["nothing", "residuals", "its own", "residuals before"])
-def test_a_state_that_is_taken_back_later(alone: None, loads: str, recwarn: pytest.WarningsRecorder) -> None:
-    """As by a search for a learning rate, which takes some steps and loads what was there before them.
-
-    Residuals that the job has gone on from before are not those of the state that it goes back to.
-    """
-    parallel, hook, _ = hooked(seeded(Branch))
-    if loads == "residuals before":
-        hook.load_residual_state_dict(hook.residual_state_dict())
-    optimizer = torch.optim.AdamW(parallel.parameters())
-    for step in range(6):
-        loss(parallel, step).backward()
-        optimizer.step()
-        if step == 1:
-            before, residuals = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(hook.residual_state_dict())
-        if step == 3:
-            optimizer.load_state_dict(optimizer.state_dict() if loads == "its own" else before)
-            if loads == "residuals":
-                hook.load_residual_state_dict(residuals)
-        elif step < 4:
-            assert not told(recwarn, "but not the residuals")
-    assert told(recwarn, "but not the residuals") == (loads in ("nothing", "residuals before"))
 
 
 def test_states_are_saved_and_loaded_between_passes(alone: None) -> None:

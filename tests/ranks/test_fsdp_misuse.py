@@ -8,11 +8,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
-from torch.utils.checkpoint import checkpoint
 
 import resireduce
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
@@ -143,16 +141,6 @@ def test_what_is_added_or_unfrozen_outside_of_all_units_later(
     assert said[1].startswith(f"'adapter.0.weight' and 3 more: {after}")
 
 
-def test_names_that_wrappers_change_later_are_no_new_parameters(
-    mesh: DeviceMesh, recwarn: pytest.WarningsRecorder
-) -> None:
-    model, _ = compressed(mesh)
-    model.blocks[0].up = checkpoint_wrapper(model.blocks[0].up)  # type: ignore[index]
-    train(model, steps=2)
-    assert "blocks.0.up._checkpoint_wrapped_module.weight" in dict(model.named_parameters())
-    assert not [one for one in recwarn if "trained, but" in str(one.message)]
-
-
 class Branching(Sharded):
     """Uses its head in all passes but the second."""
 
@@ -171,28 +159,6 @@ def test_a_layer_that_a_step_does_not_use(mesh: DeviceMesh) -> None:
     with pytest.raises(UsageError, match="an earlier step failed"):
         hook.reduce(hook.units[0], torch.zeros(hook.units[0].numel))
     assert hook.steps == 1
-
-
-@needs_zeros
-def test_a_layer_that_a_step_does_not_use_is_allowed_where_fsdp_makes_zeros(mesh: DeviceMesh) -> None:
-    model, hook = compressed(mesh, Branching, scheme="baseline")
-    model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
-    train(model, steps=3)
-    assert hook.steps == 3
-
-
-@needs_zeros
-def test_zeros_that_are_asked_for_between_a_forward_pass_and_its_backward_pass(mesh: DeviceMesh) -> None:
-    """Nobody has watched for gradients in that forward pass: what comes is exchanged, and taken for no zeros."""
-    found = []
-    for makes_zeros in (False, True):
-        model, hook = compressed(mesh, scheme="baseline")
-        loss = loss_of(model, torch.Generator().manual_seed(0))
-        model.set_reduce_scatter_unused_params(makes_zeros)  # type: ignore[operator]
-        loss.backward()
-        found.append([parameter.grad.to_local() for parameter in model.parameters()])  # type: ignore[union-attr]
-        assert hook.steps == 1
-    assert all(map(torch.equal, *found))
 
 
 class Again(Sharded):
@@ -234,25 +200,6 @@ def test_nothing_is_lost_of_a_block_that_is_exchanged_twice_in_a_pass(mesh: Devi
         sent = parameter.grad.to_local()  # type: ignore[union-attr]
         torch.testing.assert_close(sent + left.get(f"full.{name}", 0.0), plain.get_parameter(name).grad)
     assert left["full.blocks.1.up.weight"].any()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_passes_of_checkpoints_are_no_steps(mesh: DeviceMesh, reentrant: bool) -> None:
-    class Checkpointed(Sharded):
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.norm(self.first(x))
-            for block in self.blocks:
-                y = checkpoint(block, y, use_reentrant=reentrant)
-            return self.head(y)
-
-    model, hook = compressed(mesh, Checkpointed, scheme="w")
-    other, plain = compressed(mesh, scheme="w")
-    for step in range(3):
-        train(model, steps=1)
-        train(other, steps=1)
-        assert hook.steps == plain.steps == step + 1
-    found, expected = hook.residual_state_dict(), plain.residual_state_dict()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_parts_of_which_each_is_a_root_of_its_own(mesh: DeviceMesh) -> None:

@@ -31,25 +31,6 @@ FORGOTTEN = {
 }
 """Parts of the streamed snippets, what stands there if they are forgotten, and the cure that the error names."""
 
-OUT = "model out of DistributedDataParallel|DistributedDataParallel, .* out of it"
-WRAPPED = {
-    "Hugging Face Trainer": {
-        "self.accelerator.prepare_model(self.model, evaluation_mode=True)": "pass",
-        "max_grad_norm=0": "max_grad_norm=0, gradient_accumulation_steps=1, ddp_find_unused_parameters=True",
-    },
-    "Accelerate": {
-        "model = accelerator.prepare_model(model, evaluation_mode=True)": "pass",
-        "gradient_accumulation_steps=2": "1, kwargs_handlers=[handler(find_unused_parameters=True)]",
-        "accelerator = ": "from accelerate import DistributedDataParallelKwargs as handler\naccelerator = ",
-        "optimizer, batches = accelerator.prepare(": "model, optimizer, batches = accelerator.prepare(model, ",
-    },
-    "Lightning": {
-        "strategy=Streamed()": "strategy='ddp_find_unused_parameters_true'",
-        "accumulate_grad_batches=2": "accumulate_grad_batches=1",
-    },
-}
-"""Changes of the streamed snippets by which the trainer wraps the distributed model, with the flag that hides it."""
-
 
 def check_snippets() -> None:
     """Streamed, kept and a loop by hand give the same parameters, on all ranks; the log has the norms of that loop."""
@@ -89,19 +70,6 @@ def check_forgotten() -> None:
             assert any(re.search(cure, str(one)) for one in errors), (trainer, forgotten, errors)
 
 
-def check_wrapped() -> None:
-    """In a wrapper that looks for unused parameters the first step is refused, streamed and kept."""
-    for trainer, parts in WRAPPED.items():
-        for gradients in ("streamed", "kept"):
-            code = change(snippet(trainer, "streamed"), parts)
-            names: dict[str, object] = {}
-            with pytest.raises(UsageError) as error:
-                play(change(code, {"max_grad_norm=1.0)": f"gradients={gradients!r})"}), names=names)
-            errors = [str(error.value), str(error.value.__context__)]
-            assert any(re.search(OUT, one) for one in errors), (trainer, gradients, errors)
-            assert len(names["seen"]) <= 1, (trainer, gradients)
-
-
 def check_own_loop(communicator: Communicator) -> None:
     """The loop without a trainer trains as `distribute` does with kept gradients, in the optimizer that it has."""
     code, batches = snippet("DistributedDataParallel", "streamed"), [4 + communicator.rank, 2, 8 + communicator.rank]
@@ -123,7 +91,7 @@ def check_own_loop(communicator: Communicator) -> None:
 def check_all(communicator: Communicator) -> None:
     check_own_loop(communicator)
     recipes = (check_snippets, check_norms, check_resumed, check_second_training, check_second_trainer)
-    run_checks(communicator, (*recipes, check_forgotten, check_wrapped))
+    run_checks(communicator, (*recipes, check_forgotten))
 
 
 def test_two_processes() -> None:

@@ -7,7 +7,6 @@ from torch import nn
 
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import find_nodes
-from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
 from tests.processes import all_equal, check_collectives_between, on_processes
 from tests.worlds import Net, distributed, same, seeded, train, train_world
@@ -28,16 +27,6 @@ def check_lifetimes(communicator: Communicator) -> None:
         streamed, _ = train(communicator, start, gradients="streamed", **options)  # type: ignore[arg-type]
         assert same(kept, streamed) and all_equal(streamed) and not same(streamed, start)
         assert same(train_world(4, start, gradients="streamed", **options)[0][0], streamed)
-
-
-def check_staged(communicator: Communicator) -> None:
-    """Through copies, as a GPU's tensors travel over gloo: the same training, bit for bit."""
-    start, options = seeded(Net), {"scheme": "w+2d", "steps": 2, "hierarchy": halves(communicator)}
-    direct, _ = train(communicator, start, **options)  # type: ignore[arg-type]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TorchCommunicator, "_stages", lambda self, tensor: True)
-        copied, _ = train(TorchCommunicator(), start, **options)  # type: ignore[arg-type]
-    assert same(direct, copied)
 
 
 def check_collectives_of_the_user(communicator: Communicator) -> None:
@@ -65,6 +54,6 @@ def check_a_hierarchy_that_one_rank_was_given_alone(communicator: Communicator) 
 def test_two_nodes_of_two_ranks() -> None:
     """The last check changes the environment."""
     on_processes(
-        4, check_lifetimes, check_staged, check_collectives_of_the_user,
+        4, check_lifetimes, check_collectives_of_the_user,
         check_a_hierarchy_that_one_rank_was_given_alone, check_how_nodes_are_given,
     )  # fmt: skip
