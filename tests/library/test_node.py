@@ -137,14 +137,6 @@ def test_every_scheme_on_slices_keeps_ranks_alike_and_streamed_as_kept(scheme: s
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_group_on_slices_is_the_group_of_the_slices() -> None:
-    """The weighted average of a group, formed of slices with the weights of these."""
-    (_, optimizer), *_ = train_world(4, seeded(Net), hierarchy=PAIRS, scheme="w", steps=2)
-    shapes = {name: tuple(t.shape) for name, t in residuals(optimizer).items()}
-    assert shapes["weighted.blocks.0.up.weight"] == (72, 72), "half of the 144 rows that each member has"
-    assert "weighted.blocks.1.up.weight" not in shapes
-
-
 # --- gradients that are missing, or cannot be used ---
 
 
@@ -246,9 +238,6 @@ def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
         assert all(tensor.isfinite().all() for tensor in held)
 
     LocalWorld(4).run(rank)
-
-
-# --- several passes, limits, warm-up ---
 
 
 # --- which ranks share a node ---

@@ -2,7 +2,6 @@
 
 import json
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,11 +57,6 @@ def test_a_known_model_is_given_its_arguments_too(
 ) -> None:
     offer(monkeypatch, suite=f"{HERE}:OFFERED")
     assert planned(capsys, "--model", "mine", "--arg", "layers=4") == plan(lambda: stack(4))
-
-
-def test_groups_are_shown_of_a_model_with_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["groups", "--model", f"{HERE}:stack", "--arg", "layers=5", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["bytes"]) == 5
 
 
 BAD_ARGUMENTS = [
@@ -133,15 +127,6 @@ def test_a_name_where_the_library_alone_is_installed(
     offer(monkeypatch)
     said = refused(capsys, "plan", "--model", "gpt2-bytes")
     assert "model: 'gpt2-bytes' is not known: no installed package lists models by name; give " in said
-
-
-def test_models_that_leave_python_when_imported_are_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "leaves_python.py").write_text("raise SystemExit('usage: ...')")
-    monkeypatch.syspath_prepend(tmp_path)
-    offer(monkeypatch, broken="leaves_python:MODELS")
-    assert offered_models()[0] == {}
 
 
 # --- optimizers by their import path ---
