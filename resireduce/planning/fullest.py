@@ -178,8 +178,7 @@ def trace_passes(
 ) -> Passes:
     """Return the bytes of a forward and a backward pass of `model`, which has no storage, and is left as it was.
 
-    checkpointed: whether each of its repeated blocks is computed anew in the backward pass. `inputs`, `batch` and
-    `loss_chunk` are as in `resireduce.plan`. Raises ConfigError if there is no loss, or a part that is asked for.
+    checkpointed: `checkpoint` of `resireduce.plan`, which the others are as well.
     """
     blocks = blocks_of(model) if checkpointed else []
     if checkpointed and not blocks:
@@ -207,12 +206,7 @@ def trace_passes(
     for head in heads:
         head.forward = lambda hidden: hidden
     try:
-        with (
-            torch.device("meta"),
-            OnGpu(heads[0] if heads else None, loss_chunk),
-            Ones(),
-            alive,
-        ):
+        with torch.device("meta"), OnGpu(heads[0] if heads else None, loss_chunk), Ones(), alive:
             model.train()
             loss = _loss(inputs, model, batch)
             passes.forward = alive.since()
@@ -274,11 +268,8 @@ class Held:
 
 
 def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -> Held:
-    """Return the bytes that `optimizer` and its library hold in a step.
-
-    It is made by `resireduce.distribute`, of parameters without storage, and has taken a first step. The backward pass
-    hands over gradients in the `order` of these parameters.
-    """
+    """Return the bytes that `optimizer`, which has taken a first step, and its library hold in a step in which the
+    backward pass hands over gradients in the `order` of these parameters."""
     optimizer.zero_grad()
     states = held_items(optimizer)
     alive = count(tensor for _, tensor in states)
@@ -315,8 +306,7 @@ def hold(
     """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step, with
     `changed` settings in place of some that were `given`.
 
-    The backward pass hands over gradients in `order`. Tensors that are treated alike, each on its own, are represented
-    by one of them: few bits take many operations.
+    Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
     """
     given = replace(given, **changed)
     trained = [one for one in model.parameters() if one.requires_grad]

@@ -25,13 +25,6 @@ def test_code_is_compiled_where_there_is_a_compiler() -> None:
     assert library() is not None
 
 
-def test_what_is_there_for_each_processor_is_called_from_c_alone() -> None:
-    """For clang its name is another one: a function that Python calls would not be found."""
-    texts = [one.read_text() for one in Path(ops.__file__).parent.glob("*.[ch]")]
-    of_each = [text for whole in texts for text in whole.split("\nFOR_EACH_PROCESSOR\n")[1:]]
-    assert of_each and all(text.startswith("static ") for text in of_each)
-
-
 @needs_compiler
 @pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "negative zero"])
 @pytest.mark.parametrize("precision", ["int8", "int4"])
