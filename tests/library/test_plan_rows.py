@@ -96,6 +96,7 @@ def test_the_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 OPTIMIZERS = [f"torch.optim:{name}" for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "NAdam",
                                                  "RAdam", "RMSprop", "Rprop")]  # fmt: skip
+OPTIMIZERS += ["resireduce.optim:DGCSGD", "resireduce.optim:SecondMomentAdamW"]
 OPTIMIZERS += [f"bitsandbytes.optim:{name}" for name in ("AdamW", "AdamW8bit", "Lion8bit", "AdEMAMix8bit")]
 
 
