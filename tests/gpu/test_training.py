@@ -83,13 +83,6 @@ def test_twice_is_the_same(device: torch.device, compressor: str) -> None:
     assert same(first, second)
 
 
-def test_the_norm_of_averages(device: torch.device) -> None:
-    model = net(device)
-    optimizer = distributed(model, max_grad_norm=0.1)
-    step(model, optimizer, batches(device)[0])
-    assert optimizer.grad_norm is not None and float(optimizer.grad_norm) > 0
-
-
 def test_the_step_of_the_device_is_that_of_the_cpu(device: torch.device) -> None:
     there, here = (trained(one, compressor="none", scheme="none") for one in (device, torch.device("cpu")))
     for mine, other in zip(there.parameters(), here.parameters(), strict=True):

@@ -21,6 +21,7 @@ from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning import fullest
 from resireduce.planning.fullest import Held, OnGpu, as_bytes, count, hold, largest_batch, most_of, trace_passes
+from resireduce.planning.models import find_builder
 from resireduce.planning.optimizers import without_storage
 from resireduce.scheme import load
 from resireduce.settings import Settings
@@ -82,6 +83,7 @@ def test_what_a_builder_offers_is_a_step_of_its_recipe() -> None:
     offered = {name: getattr(load(MODELS[name]), "inputs", None) for name in MODELS}
     assert {name for name, found in offered.items() if found is not None} == WORKLOADS.keys()
     assert all(found.args == (name,) for name, found in offered.items() if found is not None)
+    assert plan(find_builder("resnet-digits"), batch=3)["fullest_activations_bytes"] > 0
 
 
 CASES = sorted(json.loads(RECORD.read_text())["cases"], key=lambda case: str(case["name"]))
@@ -267,6 +269,9 @@ def wrong_width(model: nn.Module, batch: int) -> Tensor:
     return out
 
 
+PLAIN: dict[str, Any] = {"build": partial(nn.Sequential, nn.Linear(128, 9)), "batch": 2}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -281,26 +286,15 @@ def wrong_width(model: nn.Module, batch: int) -> Tensor:
         ({"batch": 2, "shards": 2}, "shards: 2 is not planned together with a batch"),
         ({"batch": 2, "inputs": nothing_of_the_model}, "inputs: it returns a tensor of shape (2,), no scalar"),
         ({"batch": 2, "inputs": wrong_width}, "inputs: no loss with a batch of 2 on tensors without storage"),
+        (PLAIN | {"checkpoint": True}, "checkpoint: the Sequential has no nn.ModuleList or nn.Sequential of equal bl"),
+        (PLAIN | {"loss_chunk": 64}, "loss_chunk: the Sequential has no get_output_embeddings()"),
     ],
     ids=lambda one: one[:40] if isinstance(one, str) else "",
 )
 def test_what_cannot_be_planned_is_one_line(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        plan(Net, **{"inputs": inputs} | given)
+        plan(**{"build": Net, "inputs": inputs} | given)
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"checkpoint": True}, "checkpoint: the Sequential has no nn.ModuleList or nn.Sequential of equal blocks"),
-        ({"loss_chunk": 64}, "loss_chunk: the Sequential has no get_output_embeddings()"),
-    ],
-    ids=str,
-)
-def test_a_model_without_the_parts_that_an_option_needs(option: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace(")", r"\)")):
-        plan(partial(nn.Sequential, nn.Linear(128, 9)), inputs=inputs, batch=2, **option)
 
 
 def test_the_command_says_what_each_choice_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,9 +309,3 @@ def test_the_command_says_what_each_choice_holds(capsys: pytest.CaptureFixture[s
     assert lines[-1] == "as asked: adamw, topk, scheme w+2d, gradients streamed, 8 ranks"
     head = next(number for number, line in enumerate(lines) if line.startswith("MiB then"))
     assert len({len(line.rstrip("*")) for line in lines[head + 1 : -1]}) == 1, "columns are one under another"
-
-
-def test_a_known_model_has_its_own_inputs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "resnet-digits", "--batch", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["fullest_activations_bytes"] > 0 and found["fullest_at"] in ("forward", "backward", "update")

@@ -137,14 +137,6 @@ def test_every_scheme_on_slices_keeps_ranks_alike_and_streamed_as_kept(scheme: s
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_group_on_slices_is_the_group_of_the_slices() -> None:
-    """The weighted average of a group, formed of slices with the weights of these."""
-    (_, optimizer), *_ = train_world(4, seeded(Net), hierarchy=PAIRS, scheme="w", steps=2)
-    shapes = {name: tuple(t.shape) for name, t in residuals(optimizer).items()}
-    assert shapes["weighted.blocks.0.up.weight"] == (72, 72), "half of the 144 rows that each member has"
-    assert "weighted.blocks.1.up.weight" not in shapes
-
-
 # --- gradients that are missing, or cannot be used ---
 
 
@@ -162,49 +154,21 @@ class Branches(nn.Module):
         return x.square().mean()
 
 
-USED = [(0, 1), (0,), (0,), (0,)]
-"""Layer 1 is used by one rank of one node, layer 2 by none."""
-
-
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-@pytest.mark.parametrize("scheme", ["baseline", "w"])
-@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
-def test_layers_that_some_ranks_do_not_use(gradients: str, scheme: str, max_grad_norm: float | None) -> None:
-    """What no rank uses is left as it is, with momentum and weight decay; all others end alike on all ranks."""
-
-    start = seeded(Branches)
-
-    def rank(communicator: Communicator) -> nn.Module:
-        model = copy.deepcopy(start)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-        options = {"gradients": gradients, "max_grad_norm": max_grad_norm, "hierarchy": PAIRS}
-        optimizer = resireduce.distribute(model, wrapped, scheme, density=0.1, backend=communicator, **options)  # type: ignore[arg-type]
-        for turn in range(4):
-            optimizer.zero_grad()
-            model(USED[(communicator.rank + turn) % 4]).backward()
-            optimizer.step()
-        residual = optimizer.residual_state_dict()
-        assert all(not tensor.any() for name, tensor in residual.items() if "layers.2." in name)
-        return model
-
-    models = LocalWorld(4).run(rank)
-    assert all(same(model, models[0]) for model in models[1:])
-    for before, after, moves in zip(start.layers, models[0].layers, (True, True, False), strict=True):
-        assert all(torch.equal(p, q) != moves for p, q in zip(before.parameters(), after.parameters(), strict=True))
-
-
-def test_a_residual_stays_where_no_rank_of_the_node_has_a_gradient() -> None:
+def test_a_residual_stays_where_no_rank_of_the_node_has_a_gradient_and_a_layer_that_none_uses() -> None:
+    """With momentum and weight decay."""
     start = seeded(Branches)
 
     def rank(communicator: Communicator) -> dict[str, Tensor]:
         model = copy.deepcopy(start)
-        optimizer = distributed(model, backend=communicator, hierarchy=PAIRS)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = distributed(model, wrapped, backend=communicator, hierarchy=PAIRS)
         model((0, 1)).backward()
         optimizer.step()
         before = copy.deepcopy(optimizer.residual_state_dict())
         model((0, 1) if communicator.rank == 3 else (0,)).backward()
         optimizer.step()
         after = optimizer.residual_state_dict()
+        assert same(model.layers[2], start.layers[2]) and not same(model.layers[1], start.layers[1])
         return {name: after[name] - before[name] for name in after if name.startswith("full.")}
 
     changes = LocalWorld(4).run(rank)
@@ -246,9 +210,6 @@ def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
         assert all(tensor.isfinite().all() for tensor in held)
 
     LocalWorld(4).run(rank)
-
-
-# --- several passes, limits, warm-up ---
 
 
 # --- which ranks share a node ---

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC
 from resireduce.optim import DGCSGD, SecondMomentAdamW
 from resireduce.plan import plan
-from resireduce.planning.memory import measure_states
 from tests.threads import LocalWorld
-from tests.worlds import Net, loss_of, same, seeded
+from tests.worlds import Net, same, seeded
 
 SHAPES = ((30, 20), (7,), (2, 3, 4))
 DECAY = 0.03
@@ -126,24 +124,6 @@ def test_where_all_is_sent_dense_it_is_torchs_sgd_with_momentum_and_decay(nester
     assert same(first, second)
     for (name, found), expected in zip(first.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11, msg=name)
-
-
-@pytest.mark.parametrize("decay", [0.0, DECAY])
-def test_it_is_planned_to_the_byte(decay: float) -> None:
-    def make(parameters: list[nn.Parameter]) -> DGCSGD:
-        return DGCSGD(parameters, 0.1, weight_decay=decay)
-
-    planned = plan(Net, optimizer=make, compressor="dgc-momentum", world_size=1)
-    assert planned["optimizer_states"] == (2 if decay else 1) * planned["parameters"]
-    model = seeded(Net)
-    optimizer = resireduce.distribute(
-        model, make(list(model.parameters())), "w+2d", "dgc-momentum", backend=LocalCommunicator()
-    )
-    optimizer.zero_grad()
-    loss_of(model, torch.Generator().manual_seed(0)).backward()
-    optimizer.step()
-    states = measure_states(optimizer).as_dict()
-    assert states == {key: planned[key] for key in states}
 
 
 def test_a_saved_state_goes_on_as_if_nothing_had_happened_and_a_closure_is_called() -> None:

@@ -133,13 +133,6 @@ def test_what_it_holds_is_what_a_plan_counts(n: int, density: float) -> None:
     assert held("cpu") == held("meta")
 
 
-@pytest.mark.parametrize("n", [12_544, 57_600, 230_400, 589_824, 2_359_296, 38_597_376, 2**25, 510_510 * 12])
-def test_a_sample_meets_all_rows_and_columns_and_fits_its_room(n: int) -> None:
-    for k in (1, max(1, n // 1000), n // 100, n // 10, n // 2):
-        step, _, room, nbytes = ops._scan(n, k)
-        assert math.gcd(step, n) == 1 and 4 * -(-n // step) <= nbytes >= 9 * room
-
-
 def test_it_takes_memory_of_the_host_whatever_the_default_device() -> None:
     """Compiled code that is given the address of another device's memory ends the process."""
     tensor, packed = values(20000, "normal"), torch.empty(3200, dtype=torch.uint8)

@@ -54,10 +54,14 @@ class Wide(nn.Module):
         self.more = nn.ParameterDict({"w[0]": nn.Parameter(torch.empty(200, 100)), "v": nn.Parameter(torch.empty(9))})
 
 
-def test_layers_that_a_compressor_leaves_alone_are_in_no_group() -> None:
-    found = plan(Wide, shards=1, compressor="powersgd")
-    whole = plan(Wide, gradients="kept", compressor="powersgd")
-    assert {key: whole[key] for key in found} == found
+@pytest.mark.parametrize(
+    ("build", "options"), [(Net, {}), (Net, {"scheme": "w", "itemised": True}), (Wide, {"compressor": "powersgd"})]
+)
+def test_one_shard_is_the_plan_of_kept_gradients(build: type[nn.Module], options: dict[str, Any]) -> None:
+    """Items say who shares a residual; layers that a compressor leaves alone are in no group."""
+    whole, sharded = plan(build, gradients="kept", **options), plan(build, shards=1, **options)
+    assert {key: whole[key] for key in sharded} == sharded
+    assert "itemised" not in options or any(item.members for item in sharded["items"])
 
 
 def test_a_dense_parameter_may_have_brackets_in_its_name() -> None:
@@ -75,17 +79,6 @@ def test_a_compressor_that_knows_the_ranks_knows_the_replicas_alone() -> None:
 def test_it_takes_what_compress_fsdp_does() -> None:
     arguments = [*signature(compress_fsdp).parameters]
     assert {*TAKEN} == {*arguments} - {"model", "replicate", "warm_up_steps"}
-
-
-def test_one_shard_is_the_plan_of_kept_gradients() -> None:
-    whole, sharded = plan(Net, gradients="kept"), plan(Net, shards=1)
-    assert {key: whole[key] for key in sharded} == sharded
-
-
-def test_items_say_who_shares_a_residual() -> None:
-    ways = {"gradients": "kept"}, {"shards": 1}
-    whole, sharded = (plan(Net, scheme="w", itemised=True, **way)["items"] for way in ways)
-    assert sharded == whole and any(item.members for item in sharded)
 
 
 @pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
