@@ -11,7 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import drawn
 from benchmarks.analysis.charts.rivals_chart import contraction_chart, lost_chart
 from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.summaries import rivals_rows
+from benchmarks.analysis.summaries import rivals
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_rows_compare_each_setting_with_no_compression_seed_by_seed(folder: Path) -> None:
-    rows = {(row["compressor"], row["density"]): row for row in rivals_rows(load_run(folder))}
+    rows = {(row["compressor"], row["density"]): row for row in rivals(load_run(folder))["rows"]}
     topk, plain, demo = rows["topk", 0.01], rows["none", 1.0], rows["demo", 0.01]
     assert (topk["lost_mean"], topk["pairs"], topk["seeds"]) == (pytest.approx(0.5), 3, 3)
     assert topk["lost_half_width"] == pytest.approx(4.302653 * 0.5 / 3**0.5)
@@ -69,7 +69,7 @@ def test_where_less_is_better_more_is_lost() -> None:
     cells += expand({"matrix": [{"model": "gpt2-bytes"}]})
     results = [replace(make_result(cell), metric=4.0 + i, observations=seen(cell)) for i, cell in enumerate(cells)]
     run = type("Run", (), {"settings": lambda self: {one.cell: [one] for one in results}})()
-    assert [row["lost_mean"] for row in rivals_rows(run)] == [0.0, 1.0]
+    assert [row["lost_mean"] for row in rivals(run)["rows"]] == [0.0, 1.0]
 
 
 def test_the_command_writes_json_and_prints_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_a_run_that_did_not_observe_is_refused_with_the_cure(
 
 
 def test_pictures_have_a_point_for_each_row_that_knows_its_value(folder: Path) -> None:
-    rows = rivals_rows(load_run(folder))
+    rows = rivals(load_run(folder))["rows"]
     for chart, count in ((contraction_chart, 4), (lost_chart, 4)):
         specification = chart(rows)
         assert specification is not None

@@ -10,7 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import drawn
 from benchmarks.analysis.charts.rivals_chart import systems_chart
 from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.summaries import links_words, systems_rows
+from benchmarks.analysis.summaries import links_words, systems
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
@@ -45,7 +45,7 @@ def test_systems_are_parts_and_stand_beside_no_compression_and_the_memory_of_bas
 
 def test_cells_outside_of_parts_are_no_system(systems_folder: Path) -> None:
     (systems_folder / "config.json").write_text(json.dumps({"parts": SYSTEMS, "matrix": MATRIX}))
-    assert [row["system"] for row in systems_rows(load_run(systems_folder))] == list(SYSTEMS)
+    assert [row["system"] for row in systems(load_run(systems_folder))["rows"]] == list(SYSTEMS)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_system_of_several_settings_is_refused(systems_folder: Path, capsys: p
 
 
 def test_the_picture_of_systems_has_a_point_for_each(systems_folder: Path) -> None:
-    specification = systems_chart(systems_rows(load_run(systems_folder)))
+    specification = systems_chart(systems(load_run(systems_folder))["rows"])
     assert specification is not None and "Baseline<" in drawn("systems", specification).svg
     assert systems_chart([]) is None
 
