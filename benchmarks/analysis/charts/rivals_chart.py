@@ -105,7 +105,7 @@ before it is left out."""
 
 
 def contraction_chart(rows: Rows) -> look.Specification | None:
-    """Return the figure of rows of rivals: how much of a gradient is taken up, by bytes sent per step; None without any.
+    """Return how much of a gradient each compressor takes up, by bytes sent per step; None without any.
 
     It shows 1 - contraction, since most contractions are near 1. Contractions of 1 and more are not drawn: what is sent
     then does not have the gradient's length, as with votes.
@@ -118,7 +118,7 @@ def contraction_chart(rows: Rows) -> look.Specification | None:
 
 
 def lost_chart(rows: Rows) -> look.Specification | None:
-    """Return the figure of rows of rivals: how much of the metric is lost, by bytes sent per step; None without any."""
+    """Return how much of the metric is lost with each compressor, by bytes sent per step; None without any."""
     shown = list(_compressors(rows, "lost_mean", "metric lost"))
     return _of_compressors(shown, "metric lost against no compression", _lost_scale()) if shown else None
 
@@ -140,7 +140,7 @@ def _of_compressors(shown: list[look.Row], title: str, upwards: alt.Scale) -> lo
 
 
 def systems_chart(rows: Rows) -> look.Specification | None:
-    """Return the figure of rows of systems: the metric lost by each, against its cost; None without any.
+    """Return the metric that each system loses, against its cost; None without any.
 
     Systems with fewer than half as many seeds as the model's best covered one are left out: a system with one seed,
     which shows that it equals another to the last bit, would lie beside that one.
