@@ -282,8 +282,8 @@ def systems(run: Run) -> Row:
             f"run: {str(run.folder)!r} has no parts, which are systems; make some with: make run RUN=systems"
         )
     for name, part in parts.items():
-        for model, its in grouped((cell.model, replace(cell, seed=0)) for cell in part.cells).items():
-            if len(set(its)) > 1:
+        for model, settings in grouped((cell.model, replace(cell, seed=0)) for cell in part.cells).items():
+            if len(set(settings)) > 1:
                 raise ConfigError(f"part {name}: {model} has several settings; give one for each model")
     found = {
         name: grouped((cell.model, run.results[cell]) for cell in part.cells if cell in run.results)
