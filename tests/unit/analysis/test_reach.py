@@ -72,19 +72,6 @@ def test_the_level_is_what_the_baseline_reaches_with_its_worst_seed(runs: list[s
     assert rows["baseline"]["curve"] == [[100, 60.0], [200, 42.0]]
 
 
-def test_without_a_baseline_no_level_is_known(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    (Path(runs[1]) / "config.json").write_text(json.dumps({"parts": {"fp16": HALF}}))
-    assert main(["summary", "reach", "--run", runs[1]]) == 2
-    assert "has not every cell of the part 'baseline', which sets its level" in capsys.readouterr().err
-
-
-def test_a_seed_that_has_not_finished_is_not_left_out(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    next(Path(runs[1]).glob("cells/*fp16*s1*.json")).unlink()
-    assert main(["summary", "reach", *folders(runs)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: part fp16: gpt2-bytes.fp16") and "is missing: not run yet; finish the run" in said
-
-
 def test_a_seed_that_diverged_never_reaches_the_level(runs: list[str]) -> None:
     run = load_run(Path(runs[1]))
     gone = next(cell for cell in run.results if cell.compressor == "fp16" and cell.seed == 1)
