@@ -144,13 +144,12 @@ def test_other_kinds_of_records_count_too(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--records", "gone"), "records: gone is not there; give folders"),
-        (("--device", "A100"), "device: 'A100' has no records"),
+        (("--records", "{folder}", "--device", "A100"), "device: 'A100' has no records"),
     ],
 )
 def test_bad_input_ends_in_one_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str], message: str
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
 ) -> None:
-    given = options if "--records" in options else (*options, "--records", str(folder))
-    assert budget(tmp_path, [{"model": "gpt2-bytes"}], *given) == 2
+    assert budget(tmp_path, [{"model": "gpt2-bytes"}], *(one.format(folder=folder) for one in options)) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
