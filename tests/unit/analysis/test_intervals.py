@@ -116,18 +116,6 @@ def test_the_command_writes_json_and_the_table_of_the_page(folder: Path, capsys:
     assert "Missing: 1 of 21 cells; see: python -m benchmarks report" in text
 
 
-@pytest.mark.parametrize(("command", "run"), [("intervals", "mini PART=table"), ("tell", "tell")])
-def test_a_folder_without_records_is_refused(
-    command: str, run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["summary", command, "--run", str(tmp_path)]) == 2
-    assert "holds no run (no config.json, no cells)" in capsys.readouterr().err
-    (tmp_path / "cells").mkdir()
-    assert main(["summary", command, "--run", str(tmp_path)]) == 2
-    assert f"has no finished cell; make some with: make run RUN={run}" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*.json"))
-
-
 def test_shares_of_a_run_without_kept_gradients_count_them_as_the_parameters(tmp_path: Path) -> None:
     """As in config/precision.yaml: three copies of the model of the four with kept gradients, SGD with momentum."""
     matrix = [

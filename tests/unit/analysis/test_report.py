@@ -58,16 +58,14 @@ def test_what_is_in_the_way_of_a_report_is_named_before_any_work(folder, capsys,
 def test_memory_is_the_arithmetic_of_the_records(folder):
     table = TABLES["memory"](load_run(folder))
     assert len(table.records) == 2 * 6
+    parts = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
     for row in rows(table):
-        raw = make_result(
-            Cell(model=row["model"], compressor=row["compressor"], scheme=row["scheme"], gradients=row["gradients"])
-        ).to_dict()
-        whole = make_result(Cell(model=row["model"])).to_dict()
-        parts = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
-        assert int(row["total_bytes"]) == sum(raw[part] for part in parts)
-        assert int(row["peak_states_bytes"]) == raw["total_bytes"] + raw["in_flight_bytes"]
-        assert float(row["normalised"]) == raw["total_bytes"] / sum(whole[part] for part in parts)
-        assert float(row["peak_normalised"]) == raw["peak_states_bytes"] / sum(whole[part] for part in parts)
+        setting = {name: row[name] for name in ("model", "compressor", "scheme", "gradients")}
+        raw, base = make_result(Cell(**setting)).to_dict(), make_result(Cell(model=row["model"])).to_dict()
+        total, whole = (sum(one[part] for part in parts) for one in (raw, base))
+        assert int(row["total_bytes"]) == total and float(row["normalised"]) == total / whole
+        assert int(row["peak_states_bytes"]) == total + raw["in_flight_bytes"]
+        assert float(row["peak_normalised"]) == (total + raw["in_flight_bytes"]) / whole
         assert row["seeds"] == ("3" if row["compressor"] == "topk" and row["gradients"] == "kept" else "1")
 
 
@@ -87,11 +85,11 @@ def test_accuracy_is_mean_and_half_of_its_interval_over_seeds(folder):
 
 def test_throughput_is_compared_with_the_baseline(folder):
     run = load_run(folder)
-    with_units = TABLES["throughput"](run)
-    row = rows(with_units)[0]
+    table = TABLES["throughput"](run)
+    row = rows(table)[0]
     assert float(row["ratio_to_baseline"]) == pytest.approx(21.5 / 20)
     assert float(row["units_per_second"]) == 688 and row["unit"] == "images"
-    assert f"20.00 (1.00 {TIMES}), 640 tokens/s" in to_markdown(with_units, [])
+    assert f"20.00 (1.00 {TIMES}), 640 tokens/s" in to_markdown(table, [])
     results = {cell: replace(one, units_per_second=None, unit=None) for cell, one in run.results.items()}
     assert f"20.00 (1.00 {TIMES}) |" in to_markdown(TABLES["throughput"](replace(run, results=results)), [])
 
@@ -120,39 +118,28 @@ def test_models_that_cannot_tell_are_marked(folder, tmp_path, monkeypatch):
 
 def test_every_kind_of_hole_has_its_reason_and_command(folder, no_figures):
     cells = [Cell(model="gpt2-bytes", scheme="w+2d", seed=seed) for seed in range(3)]
-    floor = [
-        Cell(model="gpt2-bytes", compressor="none", scheme="none", gradients=kind) for kind in ("kept", "streamed")
-    ]
-    path_of(folder, cells[0]).write_text(path_of(folder, cells[0]).read_text()[:500])
-    path_of(folder, cells[1]).unlink()
-    failed = path_of(folder, cells[1]).with_name(f"{cells[1].name}.failed.json")
-    replace(make_result(cells[1]), status="error", reason="rank 1 was killed").save(failed)
-    replace(make_result(cells[2]), status="oom", reason="8 GiB asked, 2 GiB free").save(path_of(folder, cells[2]))
-    path_of(folder, floor[0]).unlink()
-    path_of(folder, floor[1]).unlink()
-    (folder / "logs" / f"{floor[1].name}.log").write_text("")
+    cells += [Cell(model="gpt2-bytes", compressor="none", scheme="none", gradients=one) for one in ("kept", "streamed")]
+    broken, error, oom, absent, unfinished = (path_of(folder, cell) for cell in cells)
+    broken.write_text(broken.read_text()[:500])
+    for path in (error, absent, unfinished):
+        path.unlink()
+    killed = replace(make_result(cells[1]), status="error", reason="rank 1 was killed")
+    killed.save(error.with_name(f"{cells[1].name}.failed.json"))
+    replace(make_result(cells[2]), status="oom", reason="8 GiB asked, 2 GiB free").save(oom)
+    (folder / "logs" / f"{cells[4].name}.log").write_text("")
     run = load_run(folder)
-    found = [(run.holes[cell].status, run.holes[cell].reason) for cell in (*cells, *floor)]
-    statuses, reasons = zip(*found, strict=True)
-    assert statuses == ("broken", "error", "oom", "not run", "unfinished")
-    assert "half written" in reasons[0]
-    assert reasons[1].startswith("rank 1 was killed")
-    assert reasons[2] == "8 GiB asked, 2 GiB free"
-    text = screen_text(run)
-    for cell in (*cells, *floor):
-        assert run.holes[cell].command.endswith(f"cells/{cell.name}.json")
-        assert run.holes[cell].command in text
-    assert " --force " in run.holes[cells[0]].command
-    assert " --force " not in run.holes[floor[0]].command
-    page = write_report(run).read_text()
-    assert f"5 of {len(run.cells)} cells have no measurement" in page
-    assert "rank 1 was killed" in page
+    holes = [run.holes[cell] for cell in cells]
+    assert [hole.status for hole in holes] == ["broken", "error", "oom", "not run", "unfinished"]
+    for hole, reason in zip(holes, ("half written", "rank 1 was killed", "8 GiB asked, 2 GiB free"), strict=False):
+        assert reason in hole.reason
+    text, page = screen_text(run), write_report(run).read_text()
+    for cell, hole in zip(cells, holes, strict=True):
+        assert hole.command.endswith(f"cells/{cell.name}.json") and hole.command in text
+        assert (" --force " in hole.command) == (hole.status in ("broken", "oom")), "if a record is in the way"
+    assert f"5 of {len(run.cells)} cells have no measurement" in page and "rank 1 was killed" in page
 
 
-def test_without_a_baseline_nothing_is_normalised(folder, monkeypatch):
-    monkeypatch.setattr(
-        "benchmarks.analysis.tables.table_list.PAPER_TABLES", {}
-    )  # their figures have tests of their own
+def test_without_a_baseline_nothing_is_normalised(folder, no_figures):
     for seed in range(3):
         path_of(folder, Cell(model="gpt2-bytes", seed=seed)).unlink()
     run = load_run(folder)
@@ -171,12 +158,13 @@ def test_a_folder_with_a_broken_config_shows_its_records(folder, config, no_figu
 
 
 def test_an_empty_run_has_a_report(tmp_path, no_figures):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    run = load_run(tmp_path)
-    assert len(run.holes) == len(run.cells)
-    assert write_report(run).exists()
-    with pytest.raises(ConfigError, match="is not a folder"):
-        load_run(tmp_path / "none")
+    for reason in ("is not a folder", "holds no run"):
+        with pytest.raises(ConfigError, match=reason):
+            load_run(tmp_path / "run")
+        (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run/config.json").write_text(json.dumps(CONFIG))
+    run = load_run(tmp_path / "run")
+    assert len(run.holes) == len(run.cells) and write_report(run).exists()
 
 
 class Collector(HTMLParser):
