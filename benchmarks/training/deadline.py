@@ -263,7 +263,7 @@ class Watch:
         """Reach the other ranks by `communicator`, and keep checkpoints of the cell `name` if there is a folder."""
         self.communicator = communicator
         if self.limits.folder is not None and self.checkpoints is None:
-            content = {**self.limits.content, "data": task.data_hash()}
+            content = {**self.limits.content, "data": task.data_hash}
             self.checkpoints = Checkpoints(self.limits.folder, content, name, communicator)
 
     def begin(self, states_bytes: int) -> tuple[int, State, State]:

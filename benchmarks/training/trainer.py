@@ -192,7 +192,7 @@ class Trainer:
             baseline_bytes=baseline_total(self.model, measure_states(self.optimizer)),
             unit=self.task.unit,
             units_per_second=self.clock.steps_per_second * units_per_step,
-            data_hash=self.task.data_hash(),
+            data_hash=self.task.data_hash,
             threads=torch.get_num_threads(),
         )
 

@@ -75,12 +75,9 @@ class CifarImages(Source):
         return {"images": self._normalised(images), "labels": torch.from_numpy(self.labels[rows])}
 
     def held_out_batch(self, indices: range) -> Batch:
-        """Return test images as they are, and labels."""
         rows = np.array(indices)
-        return {
-            "images": self._normalised(self.test_images[rows]),
-            "labels": torch.from_numpy(self.test_labels[rows]),
-        }
+        labels = torch.from_numpy(self.test_labels[rows])
+        return {"images": self._normalised(self.test_images[rows]), "labels": labels}
 
     def _normalised(self, images: NDArray[np.uint8]) -> Tensor:
         mean, std = (torch.tensor(each).view(3, 1, 1) for each in (self._variant.mean, self._variant.std))

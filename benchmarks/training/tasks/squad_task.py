@@ -6,7 +6,8 @@ another one can be answers. Held-out questions count once each: their windows' l
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,17 +21,11 @@ from benchmarks.data.squad import Question, read_squad
 from benchmarks.training.models.bert import WORDS
 from benchmarks.training.tasks.questions import SpanAnswering, scores, span_logits
 from benchmarks.training.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, damaged, draws, synthetic_hash
-from benchmarks.training.tasks.task import Batch, Setting, chunks, evaluating, sha256, shard, to_device
+from benchmarks.training.tasks.task import Batch, Setting, sha256, to_device
 from resireduce.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 
 STRIDE = 128
 """Tokens from the start of one window to that of the next."""
@@ -180,7 +175,7 @@ class Documents:
     def __init__(self, setting: Setting, length: int) -> None:
         squad = open_prepared("squad", setting.root)
         vocabulary = open_prepared("bert-vocabulary", setting.root)
-        self._hashes, self.length = (squad.hash, vocabulary.hash), length
+        self.data_hash, self.length = sha256([squad.hash.encode(), vocabulary.hash.encode()]), length
         try:
             tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
         except Exception as error:  # the tokenizer raises nothing more special
@@ -198,23 +193,11 @@ class Documents:
             find_answer(question, self._contexts[question.context], answer.ids)
             for question, answer in zip(train, answers, strict=True)
         ]
-        self._places = self._index()
-
-    def _index(self) -> NDArray[np.int32]:
-        """Number the training windows: question and window of each, (windows, 2)."""
-        places = []
-        for number, (asked, context) in enumerate(zip(self._asked, self._train_contexts, strict=True)):
-            _, size = room(asked, self.length)
-            places += [(number, window) for window in range(len(windows(len(self._contexts[context].ids), size)))]
-        return np.array(places, dtype=np.int32)
-
-    def data_hash(self) -> str:
-        """Return a SHA-256 over the hashes of the documents and the vocabulary."""
-        return sha256([one.encode() for one in self._hashes])
-
-    def __len__(self) -> int:
-        """Return the number of training windows."""
-        return len(self._places)
+        places = []  # question and window of each training window
+        for number, (own, question) in enumerate(zip(self._asked, train, strict=True)):
+            _, size = room(own, length)
+            places += [(number, one) for one in range(len(windows(len(self._contexts[question.context].ids), size)))]
+        self._places, self.samples = np.array(places, dtype=np.int32), len(places)
 
     def feature(self, index: int) -> Feature:
         """Return a training window."""
@@ -259,18 +242,11 @@ class SyntheticQuestions:
     """Random tokens for words, which are spelled as their numbers, and a random span of them for an answer."""
 
     cls, sep = 0, 1
-    held_out = SYNTHETIC_HELD_OUT
+    samples, held_out = SYNTHETIC_SAMPLES, SYNTHETIC_HELD_OUT
 
     def __init__(self, setting: Setting, length: int) -> None:
-        self._setting, self.length = setting, length
-
-    def data_hash(self) -> str:
-        """Return the SHA-256 of what the questions depend on."""
-        return synthetic_hash(self._setting, f"questions {WORDS} {self.length}")
-
-    def __len__(self) -> int:
-        """Return the number of training windows."""
-        return SYNTHETIC_SAMPLES
+        self._seed, self.length = setting.seed, length
+        self.data_hash = synthetic_hash(setting, f"questions {WORDS} {length}")
 
     def feature(self, index: int) -> Feature:
         """Return a question whose context fits into one window, which it fills."""
@@ -281,7 +257,7 @@ class SyntheticQuestions:
         return self._make(SYNTHETIC_SAMPLES + index)
 
     def _make(self, number: int) -> tuple[Question, Text, list[Feature]]:
-        generator = draws(self._setting.seed, number)
+        generator = draws(self._seed, number)
         asked, size = room(np.arange(self.length // 8, dtype=np.int32), self.length)
         ids = generator.integers(WORDS, size=len(asked) + size).astype(np.int32)
         asked, words = ids[: len(asked)], [str(one) for one in ids[len(asked) :]]
@@ -297,49 +273,36 @@ class SyntheticQuestions:
 
 
 LENGTH = 384
-EVALUATED_TOGETHER = 8
-"""Held-out questions whose windows make one batch."""
 
 
 class Squad(SpanAnswering):
-    """Questions of the published documents."""
+    """Questions of the published documents, or random ones; a batch has the tensors of `collate`."""
+
+    evaluated_together = 8
+    """Questions whose windows make one batch."""
 
     def __init__(self, setting: Setting) -> None:
-        """Read and tokenise the prepared documents, or make random questions."""
         self.length = self.units_per_sample = setting.length or LENGTH
-        self.questions = (
-            SyntheticQuestions(setting, self.length) if setting.synthetic else Documents(setting, self.length)
-        )
-
-    def data_hash(self) -> str:
-        """Return the questions' SHA-256."""
-        return self.questions.data_hash()
-
-    def __len__(self) -> int:
-        """Return the number of training windows."""
-        return len(self.questions)
+        kind = SyntheticQuestions if setting.synthetic else Documents
+        self.questions: SyntheticQuestions | Documents = kind(setting, self.length)
+        self.data_hash, self.held_out = self.questions.data_hash, self.questions.held_out
+        self.samples = self.questions.samples
 
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
-        """Return the tensors of `collate` for these windows."""
-        return self._collate([self.questions.feature(index) for index in indices.tolist()])
+        return self.collate([self.questions.feature(index) for index in indices.tolist()])
 
-    def _collate(self, features: list[Feature]) -> Batch:
+    def collate(self, features: list[Feature]) -> Batch:
+        """Return the tensors of these windows."""
         return collate(features, self.length, self.questions.cls, self.questions.sep)
 
-    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
-        """Return [sum of F1, sum of exact matches, questions] over this rank's held-out questions."""
-        sums = torch.zeros(3, dtype=torch.float64)
-        with evaluating(model):
-            for indices in chunks(shard(self.questions.held_out, rank, world_size), EVALUATED_TOGETHER):
-                asked = [self.questions.question(index) for index in indices]
-                batch = self._collate([feature for _, _, features in asked for feature in features])
-                logits = [part.float().cpu().numpy() for part in span_logits(model, to_device(batch, model))]
-                for question, context, features in asked:
-                    own = [part[: len(features)] for part in logits]
-                    logits = [part[len(features) :] for part in logits]
-                    answer = answer_text(question, context, best_span(features, *own))
-                    sums += scores(question, answer)
-        return sums
+    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
+        asked = [self.questions.question(index) for index in indices]
+        batch = self.collate([feature for _, _, features in asked for feature in features])
+        logits = [part.float().cpu().numpy() for part in span_logits(model, to_device(batch, model))]
+        for question, context, features in asked:
+            own = [part[: len(features)] for part in logits]
+            logits = [part[len(features) :] for part in logits]
+            yield scores(question, answer_text(question, context, best_span(features, *own)))
 
 
 BEST = 20

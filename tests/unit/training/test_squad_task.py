@@ -253,7 +253,7 @@ def test_scores_agree_with_an_independent_reading(case):
     question = Question(id="q", question="", context="", answers=answers, starts=(0, 0, 0))
     best_f1 = max(plain_f1(prediction, answer) for answer in answers)
     best_match = max(plain_words(prediction) == plain_words(answer) for answer in answers)
-    assert scores(question, prediction).tolist() == pytest.approx([best_f1, float(best_match), 1.0])
+    assert list(scores(question, prediction)) == pytest.approx([best_f1, float(best_match), 1.0])
 
 
 # The task
@@ -296,7 +296,7 @@ class Oracle(nn.Module):
             question, context, features = task.questions.question(index)
             begin, end = question.starts[0], question.starts[0] + len(question.answers[0])
             (touched,) = np.nonzero((context.spans[:, 0] < end) & (context.spans[:, 1] > begin))
-            rows = task._collate(features)["input_ids"].tolist()
+            rows = task.collate(features)["input_ids"].tolist()
             for feature, row in zip(features, rows, strict=True):
                 shift = feature.before - feature.first
                 self.known[tuple(row)] = (int(touched[0]) + shift, int(touched[-1]) + shift, len(row))
