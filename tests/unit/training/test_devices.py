@@ -139,16 +139,16 @@ def test_the_image_is_known_by_variable_or_file(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_known_allocation_is_measured_to_within_one_per_cent(recwarn: pytest.WarningsRecorder) -> None:
-    readings = {reading.rung: reading for reading in measure_known(256 << 20)}
+    readings = {row["rung"]: row for row in measure_known(256 << 20)}
     gc.collect()
     assert not [one.message for one in recwarn if "is gone before its first step" in str(one.message)]
     assert list(readings) == list(METHODS)
     if not torch.cuda.is_available():
-        found = [name for name, reading in readings.items() if reading.measured_bytes is not None]
+        found = [name for name, row in readings.items() if row["measured_bytes"] is not None]
         assert found == ["model_state_itemised", "resident", "peak_resident"]
-    for reading in readings.values():
-        assert (reading.error is None) == bool(reading.reason)
-        assert reading.error is None or abs(reading.error) < 0.01, reading
+    for row in readings.values():
+        assert (row["error"] is None) == bool(row["reason"])
+        assert row["error"] is None or abs(row["error"]) < 0.01, row
     lines = table(list(readings.values()))
     assert len(lines) == 1 + len(METHODS) and all(len(line) < 100 for line in lines)
 
