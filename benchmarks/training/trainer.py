@@ -22,7 +22,7 @@ from benchmarks.training.measure.tracker import measure_memory
 from benchmarks.training.tasks.task import Batch, Task, to_device
 from resireduce.comm.base import Communicator
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.planning.memory import baseline_total, measure_states
+from resireduce.planning.memory import baseline_total, held_tensors, measure_states
 from resireduce.scheme import load
 
 
@@ -113,7 +113,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(step)
         self.phase = "forward"
-        with self.probe.phase("forward_backward"):
+        with self.probe.phases.phase("forward_backward"):
             self.optimizer.zero_grad()
             loss = self.task.loss(self.model, batch)
             if loss.is_cpu:
@@ -122,7 +122,7 @@ class Trainer:
             self.backward(loss)
             value = self._refuse_divergence(loss, step)  # a GPU has all of the backward pass to do by now
         self.phase = "update"
-        with self.probe.phase("update"):
+        with self.probe.phases.phase("update"):
             self.optimizer.step()
         return value
 
@@ -139,7 +139,7 @@ class Trainer:
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """Return the samples with these indices, on the model's device."""
-        with self.probe.phase("data"):
+        with self.probe.phases.phase("data"):
             return to_device(self.task.batch(indices, step), self.model)
 
     def indices(self) -> Iterator[Tensor]:
@@ -174,9 +174,9 @@ class Trainer:
     def result(self) -> Outcome:
         """Return this rank's measurements. Raises Diverged if the last step left values that are not finite."""
         self.phase = "measuring"
-        self.probe.stop()
+        self.probe.meter.stop()
         check_parameters(self.model, self.schedule.steps)
-        self.probe.at_boundary(self.optimizer, self.model)
+        self.probe.meter.at_boundary(held_tensors(self.optimizer), self.model.buffers())
         observations = self.observing.result(self.model)  # before memory is measured, which takes one more step
         memory = self._measure_memory()
         units_per_step = self.schedule.batch_per_rank * self.communicator.world_size * self.task.units_per_sample
