@@ -6,8 +6,8 @@ that share the machine.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from benchmarks.core.prepared import find_root
 from benchmarks.training.build import build
 from benchmarks.training.place import nodes_of
 from resireduce.comm.base import Communicator, Handle, Partition
-from resireduce.comm.local import LocalCommunicator
+from resireduce.comm.local import LocalCommunicator, PretendCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.core.messages import Message, Payload
@@ -119,14 +119,8 @@ class Compression:
         return time.perf_counter() - start
 
 
-class Silent(Communicator):
-    """One rank of `world_size` that takes the others' part of each collective to be equal to its own.
-
-    Sums are this rank's own tensors, so training with it is useful only for timing.
-    """
-
-    def __init__(self, world_size: int):
-        self.rank, self.world_size = 0, world_size
+class Silent(PretendCommunicator):
+    """One of the ranks, which takes no time for collectives: sums are its own tensors, of no use but for timing."""
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         """Return a silent communicator of as many ranks as the first part of each of `partitions` has."""
@@ -139,10 +133,6 @@ class Silent(Communicator):
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Return a handle whose result is `tensor`, once for each rank."""
         return Handle(lambda: [tensor] * self.world_size)
-
-    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Return `tensor` as it is."""
-        return tensor
 
 
 class Passes:
@@ -160,24 +150,20 @@ class Passes:
         self.trainer = build(dense, Silent(cell.world_size), None, find_root())
         self._meet = meet
         self._arrived: dict[str, float] = {}
-        for name, parameter in self.trainer.model.named_parameters():
-            parameter.register_post_accumulate_grad_hook(self._note(name))
-        marked: Any = self._marked(self.trainer.backward)
-        self.trainer.backward = marked  # type: ignore[method-assign]
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.trainer.model.named_parameters()}
+        backward = self.trainer.backward
 
-    def _note(self, name: str) -> Callable[[Tensor], None]:
-        def hook(parameter: Tensor) -> None:
-            self._arrived[name] = time.perf_counter()
+        def note(parameter: Tensor) -> None:
+            self._arrived[names[parameter]] = time.perf_counter()
 
-        return hook
-
-    def _marked(self, backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         def marked(loss: Tensor) -> None:
             self._began = time.perf_counter()
             backward(loss)
             self._ended = time.perf_counter()
 
-        return marked
+        for parameter in names:
+            parameter.register_post_accumulate_grad_hook(note)
+        self.trainer.backward = marked  # type: ignore[method-assign]
 
     def sample(self) -> dict[str, Any]:
         """Return the seconds from the start of one step to the begin and end of the backward pass, and to its end.
@@ -218,16 +204,13 @@ IN_TURN, AT_ONCE = 3, 6
 """Numbers of collectives that wait for each other, and that are launched together."""
 
 
-@dataclass(frozen=True)
-class Collective:
-    """A collective among the ranks of `communicator`, of tensors of `dtype`."""
+class Collective(NamedTuple):
+    """A collective, all_reduce or all_gather, among the ranks of `communicator`, of tensors of sizes in bytes."""
 
     communicator: Communicator
     kind: str
-    """all_reduce or all_gather."""
     dtype: torch.dtype
     sizes: Sequence[int]
-    """Sizes in bytes."""
 
 
 def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
@@ -235,9 +218,8 @@ def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
 
     all_reduce_half is for float16, whose sums take processors longer.
     """
-    found = {}
+    found, half = {}, [size // 2 for size in REDUCED_BYTES]
     for level, communicator in levels.items():
-        half = [size // 2 for size in REDUCED_BYTES]
         found[f"{level} all_reduce"] = Collective(communicator, "all_reduce", torch.float32, REDUCED_BYTES)
         found[f"{level} all_reduce_half"] = Collective(communicator, "all_reduce", torch.float16, half)
         found[f"{level} all_gather"] = Collective(communicator, "all_gather", torch.uint8, GATHERED_BYTES)

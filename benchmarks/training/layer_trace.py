@@ -38,7 +38,10 @@ def trace(name: str, batch: int | None = None) -> dict[str, Any]:
     with torch.device("meta"):
         model = find_builder(name)()
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    kinds, recipe = _kinds(model), WORKLOADS.get(name)
+    compressed, recipe = compressible(model), WORKLOADS.get(name)
+    grouping = find_grouping(model, "auto", compressed)
+    kinds = dict.fromkeys(compressed, "other") | dict.fromkeys(grouping.grouped, "grouped")
+    kinds |= dict.fromkeys(grouping.specific, "specific")
     found: dict[str, Any] = {"forward": [], "backward": [[] for _ in parameters], "activations_bytes": 0, "batch": 0}
     order = [*reversed(parameters)]
     if recipe is not None:
@@ -54,14 +57,6 @@ def trace(name: str, batch: int | None = None) -> dict[str, Any]:
         "optimizer": "sgd" if recipe is None else recipe.optimizer,
         **found,
     }
-
-
-def _kinds(model: nn.Module) -> dict[str, str]:
-    """Return the kind of each parameter that is compressed."""
-    compressed = compressible(model)
-    grouping = find_grouping(model, "auto", compressed)
-    kinds = dict.fromkeys(compressed, "other")
-    return kinds | dict.fromkeys(grouping.grouped, "grouped") | dict.fromkeys(grouping.specific, "specific")
 
 
 class _Operations(TorchDispatchMode):

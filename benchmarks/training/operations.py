@@ -6,7 +6,7 @@ every operation that torch dispatches, and every kernel in Triton that would be 
 
 import itertools
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -147,6 +147,10 @@ def _on_gpu(seen: Dispatched) -> Iterator[None]:
     def counting(kernel: str) -> Callable[..., None]:
         return lambda *_, **__: seen.launched(kernel)
 
+    def standing_for(kernel: str) -> Mapping[Any, Callable[..., None]]:
+        """Return what is launched with any grid: `kernel[grid](...)`."""
+        return defaultdict(lambda: counting(kernel))
+
     with ExitStack() as stack:
         replaced: list[tuple[Any, str, Any]] = [
             (feedback, "AT_ONCE", ()),
@@ -155,20 +159,10 @@ def _on_gpu(seen: Dispatched) -> Iterator[None]:
         ]
         replaced += [(pieces, "HOSTS", ()), (Tensor, "data_ptr", address)]
         for module, names in KERNELS.items():
-            replaced += [(module, name, _Kernel(counting(name))) for name in names]
+            replaced += [(module, name, standing_for(name)) for name in names]
         for target, name, value in replaced:
             stack.enter_context(patch.object(target, name, value))
         yield
-
-
-class _Kernel:
-    """Stands for a kernel, which is launched with a grid: `kernel[grid](...)`."""
-
-    def __init__(self, launch: Callable[..., None]):
-        self._launch = launch
-
-    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
-        return self._launch
 
 
 def counted(model: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import traceback
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":  # imports take seconds, in which Ctrl-C ends a rank without a word, as SIGTERM does
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -80,21 +79,6 @@ def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Comm
     return TorchCommunicator()
 
 
-def disconnect(cell: Cell) -> None:
-    """Leave the other ranks, once none of them needs this one any more."""
-    if cell.backend == "torch":
-        dist.destroy_process_group()
-    if cell.backend == "horovod":
-        shut_down()
-
-
-def _facts(cell: Cell, place: Place, driver: str | None) -> dict[str, Any]:
-    """Return what this rank ran on, and how it reached the others."""
-    group = place.process_group if cell.backend == "torch" else None
-    job = horovod_facts() if cell.backend == "horovod" else None
-    return {**rank_facts(place.device, group, driver), "backend": cell.backend, "horovod": job}
-
-
 def main() -> None:
     """Run one rank: read the cell, and write its outcome to `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -123,9 +107,15 @@ def main() -> None:
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
     outcome = run_rank(cell, communicator, args.weights, args.data, make_probe(place, before), watch)
-    replace(outcome, facts=_facts(cell, place, before.driver)).save(output)
-    if outcome.status == "ok":
-        disconnect(cell)
+    group = place.process_group if cell.backend == "torch" else None
+    job = horovod_facts() if cell.backend == "horovod" else None
+    facts = {**rank_facts(place.device, group, before.driver), "backend": cell.backend, "horovod": job}
+    replace(outcome, facts=facts).save(output)
+    if outcome.status == "ok":  # none of the others needs this one any more
+        if cell.backend == "torch":
+            dist.destroy_process_group()
+        if cell.backend == "horovod":
+            shut_down()
     gc.freeze()  # nor does the interpreter's end, half a second long otherwise
 
 
@@ -135,17 +125,9 @@ STORE = "torch.json"
 
 
 def tcp_store(folder: Path, rank: int, world_size: int, address: str, seconds: float = MEETING_SECONDS) -> dist.Store:
-    """Return the store that rank 0 serves at a free port.
+    """Return the store that rank 0 serves at a free port of its `address`, which it tells in an empty, shared folder.
 
-    Args:
-        folder: empty before, and seen by all ranks.
-        rank: of this process.
-        world_size: number of ranks.
-        address: of this machine; that of rank 0 is the one that counts.
-        seconds: how long to wait for the other ranks.
-
-    Raises:
-        ConnectionError: rank 0 did not come.
+    Raises ConnectionError if rank 0 did not come in so many seconds.
     """
     timeout = timedelta(seconds=seconds)
     if rank == 0:

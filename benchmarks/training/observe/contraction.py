@@ -40,7 +40,8 @@ class Contraction:
         self._places = optimizer.feedback.residual, optimizer.feedback.communicator, optimizer.queue.world
         self._dense_bytes = sum(slot.nbytes for slot in optimizer.slots if slot.dense)
         self._points: list[dict[str, Any]] = []
-        self._looks = False
+        self.looks = False
+        """Whether the current step is looked at."""
         self._sums = torch.zeros(0)
         self._bytes = 0
         residual, between, world = self._places
@@ -51,8 +52,8 @@ class Contraction:
     def begin_step(self, step: int) -> None:
         """End the previous step, and look at step number `step`, counted from 0, if it is one of those."""
         self._note()
-        self._looks = step % self.every == 0
-        if self._looks:
+        self.looks = step % self.every == 0
+        if self.looks:
             self._step, self._sums, self._bytes = step, torch.zeros(5, dtype=torch.float64), 0
 
     def end(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class Contraction:
         the bytes belong to tensors that are sent uncompressed.
         """
         self._note()
-        self._looks = False
+        self.looks = False
         self._feedback.residual, self._feedback.communicator, self._queue.world = self._places
         return {"every": self.every, "dense_bytes": self._dense_bytes, "points": self._points}
 
@@ -80,13 +81,8 @@ class Contraction:
         """Count a `message` of this rank."""
         self._bytes += message.nbytes
 
-    @property
-    def looks(self) -> bool:
-        """Whether the current step is looked at."""
-        return self._looks
-
     def _note(self) -> None:
-        if not self._looks:
+        if not self.looks:
             return
         whole, left, both, changed, elements = self._sums.tolist()
         sent = max(0.0, whole - 2 * both + left)
