@@ -79,6 +79,14 @@ def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Comm
     return TorchCommunicator()
 
 
+def disconnect(cell: Cell) -> None:
+    """Leave the other ranks, once none of them needs this one any more."""
+    if cell.backend == "torch":
+        dist.destroy_process_group()
+    if cell.backend == "horovod":
+        shut_down()
+
+
 def main() -> None:
     """Run one rank: read the cell, and write its outcome to `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -111,11 +119,8 @@ def main() -> None:
     job = horovod_facts() if cell.backend == "horovod" else None
     facts = {**rank_facts(place.device, group, before.driver), "backend": cell.backend, "horovod": job}
     replace(outcome, facts=facts).save(output)
-    if outcome.status == "ok":  # none of the others needs this one any more
-        if cell.backend == "torch":
-            dist.destroy_process_group()
-        if cell.backend == "horovod":
-            shut_down()
+    if outcome.status == "ok":
+        disconnect(cell)
     gc.freeze()  # nor does the interpreter's end, half a second long otherwise
 
 
