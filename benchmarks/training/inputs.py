@@ -29,7 +29,7 @@ STEPS = 3
 class Inputs:
     """Samples of all inputs, for all forms in `cells`, which all train one model on the same ranks.
 
-    meet: returns when all ranks have called it.
+    `meet`, here and below, returns when all ranks have called it.
     """
 
     def __init__(self, cells: Sequence[Cell], meet: Callable[[], None]):
@@ -70,10 +70,7 @@ class Inputs:
 class Compression:
     """Times the error feedback of one cell's compressor, without sending anything.
 
-    Args:
-        cell: names the model, the compressor and the scheme.
-        peers: numbers of payloads that are averaged; each number is timed.
-        meet: returns when all ranks have called it.
+    `peers`: numbers of payloads that are averaged; each number is timed.
     """
 
     def __init__(self, cell: Cell, peers: Sequence[int], meet: Callable[[], None]):
@@ -139,10 +136,6 @@ class Passes:
     """Times steps of one rank that sends nothing, without compression: passes, the library's own work, the update.
 
     By node the library does more work: gradients are distributed within the node, and averages reassembled.
-
-    Args:
-        cell: names the model, its data, the ranks and their levels.
-        meet: returns when all ranks have called it.
     """
 
     def __init__(self, cell: Cell, meet: Callable[[], None]):
@@ -229,11 +222,8 @@ def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
 def sample_of(collective: Collective, meet: Callable[[], None]) -> list[dict[str, Any]]:
     """Return for each size its bytes, and the seconds of a collective: in turn, at once, and of processor time.
 
-    Ranks begin when a small collective is done, which is closer to simultaneous than their return from `meet`.
-
-    Args:
-        collective: the collective that is timed.
-        meet: returns when all ranks have called it, including those of other groups, which may share links.
+    Ranks begin when a small collective is done, which is closer to simultaneous than their return from `meet`, for
+    which all ranks wait, including those of other groups, which may share links.
     """
     rows = []
     for size in collective.sizes:

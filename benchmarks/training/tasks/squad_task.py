@@ -7,8 +7,7 @@ another one can be answers. Held-out questions count once each: their windows' l
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,32 +36,26 @@ SPACES = " \t\r\n\u202f"
 Tokens = NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A text's tokens: `ids` (n,), and the characters [begin, end) that each stands for, `spans` (n, 2)."""
 
     ids: Tokens
     spans: NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Feature:
-    """One question with one window of its context.
-
-    `first` is the window's first token in the context; `answer` the answer's first and last token in the input, both 0
-    ([CLS]) if the window does not have all of it; `eligible` (tokens of the window,) those that can be answers here.
-    """
+class Feature(NamedTuple):
+    """One question with one window of its context."""
 
     question: Tokens
     context: Tokens
     first: int
+    """The window's first token in the context."""
+    before: int
+    """Tokens of the input before the window: [CLS], the question, [SEP]."""
     answer: tuple[int, int]
+    """The answer's first and last token in the input, both 0 ([CLS]) if the window does not have all of it."""
     eligible: NDArray[np.bool_]
-
-    @property
-    def before(self) -> int:
-        """Tokens of the input before the window: [CLS], the question, [SEP]."""
-        return len(self.question) + 2
+    """Which of the window's tokens can be answers here."""
 
 
 def room(question: Tokens, length: int) -> tuple[Tokens, int]:
@@ -97,16 +90,14 @@ def most_context(parts: Sequence[range], tokens: int) -> NDArray[np.int64]:
 def make_features(question: Tokens, context: Text, answer: tuple[int, int] | None, length: int) -> list[Feature]:
     """Return one feature for each window of the context; `answer` is its first and last token, None if not needed."""
     question, size = room(question, length)
-    parts = windows(len(context.ids), size)
+    parts, before = windows(len(context.ids), size), len(question) + 2
     best = most_context(parts, len(context.ids))
     features = []
     for number, part in enumerate(parts):
-        first, last = (0, 0) if answer is None else (answer[0] - part.start, answer[1] - part.start)
-        whole = answer is not None and first >= 0 and answer[1] < part.stop
-        before = len(question) + 2
-        place = (before + first, before + last) if whole else (0, 0)
-        ids = context.ids[part.start : part.stop]
-        features.append(Feature(question, ids, part.start, place, best[part.start : part.stop] == number))
+        place, window = (0, 0), slice(part.start, part.stop)
+        if answer is not None and part.start <= answer[0] and answer[1] < part.stop:
+            place = before - part.start + answer[0], before - part.start + answer[1]
+        features.append(Feature(question, context.ids[window], part.start, before, place, best[window] == number))
     return features
 
 
@@ -167,9 +158,9 @@ MANY = 10_000
 
 
 class Documents:
-    """The prepared documents: tokens are kept once for each context, windows are assembled on demand.
+    """The prepared documents: training questions by window, held-out ones by question.
 
-    Training questions are accessed by window, held-out ones by question.
+    Tokens are kept once for each context, windows are assembled on demand.
     """
 
     def __init__(self, setting: Setting, length: int) -> None:
@@ -180,12 +171,19 @@ class Documents:
             tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
         except Exception as error:  # the tokenizer raises nothing more special
             raise damaged(vocabulary, "vocab.txt", error) from None
-        self.cls, self.sep, _ = (_special(tokenizer, token) for token in ("[CLS]", "[SEP]", "[UNK]"))
+        special: dict[str, Any] = {token: tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]", "[UNK]")}
+        for token, number in special.items():
+            if number is None:
+                cure = "prepare it from the vocabulary of uncased BERT"
+                raise ConfigError(f"data: 'bert-vocabulary' has no {token}; {cure}")
+        self.cls, self.sep = special["[CLS]"], special["[SEP]"]
         train, self.test = (_read(squad, f"{part}-v1.1.json") for part in ("train", "dev"))
         self.held_out = len(self.test)
         if len(train) + len(self.test) > MANY and os.environ.get("RANK", "0") == "0":
             to_stderr(f"squad: finding the tokens of {len(train) + len(self.test):,} questions ...")
-        asked, self._contexts = _tokens(tokenizer, [*train, *self.test])
+        contexts = list(dict.fromkeys(question.context for question in (*train, *self.test)))
+        asked = [text.ids for text in tokenize(tokenizer, [question.question for question in (*train, *self.test)])]
+        self._contexts = dict(zip(contexts, tokenize(tokenizer, contexts), strict=True))
         self._asked, self._test_asked = asked[: len(train)], asked[len(train) :]
         answers = tokenize(tokenizer, [question.answers[0] for question in train])
         self._train_contexts = [question.context for question in train]
@@ -221,21 +219,6 @@ def _read(squad: Prepared, file: str) -> list[Question]:
     except ValueError as error:
         raise damaged(squad, file, error) from None
     return questions
-
-
-def _special(tokenizer: "Tokenizer", token: str) -> int:
-    """Return a special token's number. Raises ConfigError, one line, if the vocabulary does not have it."""
-    number: int | None = tokenizer.token_to_id(token)
-    if number is None:
-        raise ConfigError(f"data: 'bert-vocabulary' has no {token}; prepare it from the vocabulary of uncased BERT")
-    return number
-
-
-def _tokens(tokenizer: "Tokenizer", questions: list[Question]) -> tuple[list[Tokens], dict[str, Text]]:
-    """Tokenise questions, and every context once."""
-    contexts = list(dict.fromkeys(question.context for question in questions))
-    asked = [text.ids for text in tokenize(tokenizer, [question.question for question in questions])]
-    return asked, dict(zip(contexts, tokenize(tokenizer, contexts), strict=True))
 
 
 class SyntheticQuestions:
@@ -313,25 +296,17 @@ LONGEST_ANSWER = 30
 Logits = NDArray[np.float32]
 
 
-def best_places(logits: Logits) -> NDArray[np.int64]:
-    """Return where the largest logits are, the largest first; of equals the first."""
-    return np.argsort(-logits, kind="stable")[:BEST]
-
-
 def best_span(features: Sequence[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
     """Return the context's first and last token of the span with the largest sum of both logits, None if there is none.
 
-    Args:
-        features: all windows of one question.
-        starts: logits of the first token, (windows, length).
-        ends: logits of the last token, likewise.
-
     A span begins where its window has most context, ends in the window and not before it begins, and has 30 tokens at
-    most.
+    most. `features` are all windows of one question; `starts` and `ends` are logits (windows, length).
     """
     found, highest = None, -np.inf
     for feature, start_logits, end_logits in zip(features, starts, ends, strict=True):
-        first, last = best_places(start_logits)[:, None], best_places(end_logits)[None, :]
+        # The largest logits, the largest first; of equals the first.
+        first, last = (np.argsort(-logits, kind="stable")[:BEST] for logits in (start_logits, end_logits))
+        first, last = first[:, None], last[None, :]
         begin, tokens = first - feature.before, len(feature.context)
         eligible = np.append(feature.eligible, False)[np.where((begin >= 0) & (begin < tokens), begin, tokens)]
         inside = (last >= feature.before) & (last < feature.before + tokens)
