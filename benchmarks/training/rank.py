@@ -24,10 +24,11 @@ from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.failures import outcome_of
+from benchmarks.training.failures import describe
 from benchmarks.training.horovod import MEETING_SECONDS, horovod_facts, join, needs_own_gpu, shut_down, wait_for
 from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
 from benchmarks.training.measure.rank_facts import rank_facts
+from benchmarks.training.measure.tracker import peak_resident_bytes
 from benchmarks.training.place import Place, choose_place, from_launcher, nodes_of, settle_arithmetic
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
@@ -57,7 +58,15 @@ def run_rank(
     except Exception as error:
         if not isinstance(error, Stopped | ConfigError):
             traceback.print_exc()
-        return outcome_of(error, trainer.where, trainer.partial_result()) if trainer else outcome_of(error)
+        return outcome_of(error, trainer)
+
+
+def outcome_of(error: Exception, trainer: Trainer | None = None) -> Outcome:
+    """Return a failed rank's outcome: what, where, and what had been measured until then; without trainer, it built."""
+    status, reason, failure = describe(error)
+    failure |= {"phase": trainer.phase, "step": trainer.step} if trainer else {"phase": "building"}
+    measured = trainer.partial_result() if trainer else {}
+    return Outcome(status=status, reason=reason, failure=failure, peak_resident_bytes=peak_resident_bytes(), **measured)
 
 
 def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Communicator:

@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mebibytes", type=int, default=256, help=size)
     parser.add_argument("--device", help=f"cpu or cuda (default: {DEVICE_VARIABLE}, else a GPU where there is one)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--output", type=Path, help="JSON file, beside what is printed")
 
 
@@ -57,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"mebibytes: {mebibytes} is more than there is memory for; give a smaller one") from None
     if args.output is not None:
         save_json(rows, args.output)
-    print(json.dumps(rows, indent=1) if args.json else "\n".join(table(rows)))
+    print("\n".join(table(rows)))
     return int(any(row["error"] is not None and abs(row["error"]) > TOLERANCE for row in rows))
 
 
