@@ -9,7 +9,7 @@ from benchmarks.analysis.labels import markdown_table, with_half
 from benchmarks.analysis.statistics import interval
 from benchmarks.core.files import save_json, save_text, writable
 from benchmarks.core.provenance import timing_provenance
-from benchmarks.launching.processes import measure
+from resireduce.scheme import load
 
 ELEMENTS, DENSITIES, DRAWS = 10**6, (0.01, 0.001), 10
 TINY_ELEMENTS, TINY_DRAWS = 10**4, 2
@@ -33,8 +33,7 @@ def main(args: argparse.Namespace) -> int:
     elements, draws = (TINY_ELEMENTS, TINY_DRAWS) if args.tiny else (ELEMENTS, DRAWS)
     settings: dict[str, Any] = {"elements": elements, "densities": DENSITIES, "draws": draws}
     writable("output", args.output)
-    (counts,) = measure("counts", settings, variables={"OMP_NUM_THREADS": "1"})
-    rows = [described(row) for row in counts]
+    rows = [described(row) for row in load("benchmarks.training.count_cases:counted")(**settings)]
     save_json({**settings, "rows": rows, "measured": timing_provenance()}, args.output)
     text = f"{table(rows)}\n\n{READING.format(**settings)}\n"
     save_text(text, args.output.with_suffix(".md"))

@@ -178,9 +178,8 @@ def timed(
     Each step has gradients of its own, as in training; making them is not timed.
     """
     source = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
-    seconds = in_turn(
-        [_timing(case, source, density) for case in cases], range(WARM_UP_ROUNDS + rounds), WARM_UP_ROUNDS
-    )
+    timings = [_timing(case, source, density) for case in cases]
+    seconds = in_turn(timings, range(WARM_UP_ROUNDS + rounds), WARM_UP_ROUNDS)
     at = {"elements": source.numel(), "density": density}
     return [{"case": case.name, **at, "seconds": found} for case, found in zip(cases, seconds, strict=True)]
 

@@ -9,7 +9,6 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -173,8 +172,3 @@ def counted(model: str) -> list[dict[str, Any]]:
             made = find_builder(model)()
         rows.append({"model": model, "way": way, **count(made, settings)})
     return rows
-
-
-def measured(settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of all models that the settings name."""
-    return [row for model in settings["models"] for row in counted(model)]

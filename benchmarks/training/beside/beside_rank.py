@@ -39,26 +39,23 @@ def measured(settings: dict[str, str], folder: Path) -> dict[str, Any]:
 
 def measure(way: str, model: str) -> dict[str, Any]:
     """Train in this `way`, and return the bytes of the fullest measured step."""
-    _train(way, WARM_UP.get(model, model))
+    _followed(*_trained(way, WARM_UP.get(model, model)))
     gc.collect()
     torch.manual_seed(0)
     before = status_bytes(OWN_PAGES)
-    net, forward = MODELS[model][0](), MODELS[model][1]()
-    parameters = sum(parameter.nbytes for parameter in net.parameters())
-    loop = build(way, net)
-    del net
-    for _ in range(WARM_UP_STEPS):
-        loop.train(forward)
+    loop, forward = _trained(way, model)
     steps = [_step(loop, forward, before) for _ in range(MEASURED_STEPS)]
     found = {name: max(step[name] for step in steps) for name in steps[0]}
+    with torch.device("meta"):
+        parameters = sum(parameter.nbytes for parameter in MODELS[model][0]().parameters())
     return {"parameters_bytes": parameters, **found, **_followed(loop, forward)}
 
 
-def _train(way: str, model: str) -> None:
+def _trained(way: str, model: str) -> tuple[Loop, Forward]:
     loop, forward = build(way, MODELS[model][0]()), MODELS[model][1]()
     for _ in range(WARM_UP_STEPS):
         loop.train(forward)
-    _followed(loop, forward)
+    return loop, forward
 
 
 def _step(loop: Loop, forward: Forward, before: int) -> dict[str, int]:

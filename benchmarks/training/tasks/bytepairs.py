@@ -5,8 +5,6 @@ left (1.9 bytes a symbol).  Perplexity is the exponential of the mean loss over 
 per symbol.  Whole files are held out.
 """
 
-from itertools import takewhile
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -37,8 +35,9 @@ def package_files(package: str) -> list[bytes]:
     found = installed(package)
     names = sorted((file for file in found.files or [] if file.suffix == ".py"), key=str)
     contents: list[bytes] = []
-    for _ in takewhile(lambda _: sum(map(len, contents)) < TEXT_BYTES, names):
-        contents.append(found.locate_file(names[len(contents)]).read_bytes())  # type: ignore[attr-defined]
+    for name in names:
+        if sum(map(len, contents)) < TEXT_BYTES:
+            contents.append(found.locate_file(name).read_bytes())  # type: ignore[attr-defined]
     if not contents:
         raise ValueError(f"package {package!r} lists no Python files: install it again from its wheel")
     return contents
