@@ -135,10 +135,13 @@ MOST_BITS = 10**10
 """Largest rate in bits per second: at far higher rates, tc's queues hold nothing back."""
 UNSLOWED = "unslowed"
 """The rate of links that are as fast as the machine allows."""
-MOST_NODES = 64
 PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
 """Programs that are called, and the Debian packages that contain them."""
 START_SECONDS = 5.0
+
+
+def _within(holder: int) -> list[str]:
+    return ["nsenter", f"--net=/proc/{holder}/ns/net"]
 
 
 @contextmanager
@@ -147,12 +150,11 @@ def slow_nodes(rate: str, count: int = 2) -> Iterator[list[list[str]]]:
 
     A rate is such as 100mbit, or UNSLOWED. Two nodes share one link; more have one each, to a switch. Yields for each
     node the beginning of a command line that runs there. Ranks of one node reach each other as fast as the machine
-    allows. The machine's own network is not touched. Raises ConfigError, with the cure, for an invalid rate, for other
-    than 2 to MOST_NODES nodes, and if no such nodes can be made.
+    allows. The machine's own network is not touched. Raises ConfigError, with the cure, for an invalid rate, and if no
+    such nodes can be made.
     """
     check_rate(rate)
     check_that_nodes_can_be_made()
-    integer("nodes", count, 2, MOST_NODES)
     with ExitStack() as stack:
         holders = [stack.enter_context(_holder()) for _ in range(count)]
         nodes = [_within(holder) for holder in holders]
@@ -167,10 +169,6 @@ def slow_nodes(rate: str, count: int = 2) -> Iterator[list[list[str]]]:
                 _do([*node, "ip", "link", "set", interface, "up"])
             _slow(node, INTERFACE, rate)
         yield nodes
-
-
-def _within(holder: int) -> list[str]:
-    return ["nsenter", f"--net=/proc/{holder}/ns/net"]
 
 
 def _join(holders: Sequence[int], switch: int, rate: str) -> None:

@@ -22,8 +22,7 @@ class BandTracker(LiveBytes):
     Args:
         counts: says which new tensors are followed.
         held: tensors that are followed from the start, by their band of BANDS.
-        shapes: of the parameters: tensors with one of these shapes, or with two or more dimensions (as slices have),
-            count as gradients or averages.
+        shapes: of the parameters: new tensors of these, or of several dimensions, count as gradients or averages.
     """
 
     def __init__(

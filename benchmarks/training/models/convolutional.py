@@ -12,17 +12,6 @@ POOL = "M"
 """Entry of a layer list that stands for 2x2 max pooling."""
 
 
-def _features(layers: Sequence[int | str], channels: int) -> nn.Sequential:
-    modules: list[nn.Module] = []
-    for layer in layers:
-        if isinstance(layer, str):
-            modules.append(nn.MaxPool2d(kernel_size=2, stride=2))
-        else:
-            modules += [nn.Conv2d(channels, layer, 3, padding=1), nn.BatchNorm2d(layer), nn.ReLU(inplace=True)]
-            channels = layer
-    return nn.Sequential(*modules)
-
-
 class GridPool(nn.AdaptiveAvgPool2d):
     """Adaptive average pooling that copies where there is nothing to average: to the same size, and from one pixel.
 
@@ -61,11 +50,17 @@ class VGG(nn.Module):
         linear_std: float | None = None,
     ) -> None:
         super().__init__()
-        self.features = _features(layers, channels)
+        self.features = nn.Sequential()
+        for layer in layers:
+            if isinstance(layer, str):
+                self.features.append(nn.MaxPool2d(kernel_size=2, stride=2))
+            else:
+                new = (nn.Conv2d(channels, layer, 3, padding=1), nn.BatchNorm2d(layer), nn.ReLU(inplace=True))
+                self.features.extend(new)
+                channels = layer
         self.avgpool = GridPool(grid)
-        width = [layer for layer in layers if not isinstance(layer, str)][-1]
         self.classifier = nn.Sequential(
-            nn.Linear(width * grid * grid, hidden[0]),
+            nn.Linear(channels * grid * grid, hidden[0]),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
             nn.Linear(hidden[0], hidden[1]),
