@@ -26,8 +26,7 @@ class BandTracker(LiveBytes):
     Args:
         counts: says which new tensors are followed.
         held: tensors that are followed from the start, by their band of BANDS.
-        shapes: of the parameters: tensors with one of these shapes, or with two or more dimensions (as slices have),
-            count as gradients or averages.
+        shapes: of the parameters: new tensors of these, or of several dimensions, count as gradients or averages.
         others: whether other threads, of communication, may still hold a message that has been waited for. They let
             go of it a moment later, so each new peak is counted after that: else it would be a matter of time.
     """

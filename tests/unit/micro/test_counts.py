@@ -44,9 +44,9 @@ def test_counts_are_those_that_another_implementation_has() -> None:
 
 def test_a_tiny_table_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "counts.json"
-    assert main(["measure", "counts", "--tiny", "--densities", "0.1", "--output", str(output)]) == 0
+    assert main(["measure", "counts", "--tiny", "--output", str(output)]) == 0
     found, text = json.loads(output.read_text()), output.with_suffix(".md").read_text()
-    cases = [case for case, _ in list_cases(0.1)]
-    assert len(found["rows"]) == 3 * len(cases) and text in capsys.readouterr().out
+    cases = [case for case, _ in list_cases(0.01)]
+    assert len(found["rows"]) == 2 * 3 * len(cases) and text in capsys.readouterr().out
     assert [line.split("|")[1].strip() for line in text.splitlines()[2 : 2 + len(cases)]] == cases
-    assert all(row["target"] == 1000 and len(row["counts"]) == 2 for row in found["rows"])
+    assert all(row["target"] == 10**4 * row["density"] and len(row["counts"]) == 2 for row in found["rows"])

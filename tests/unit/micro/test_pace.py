@@ -40,10 +40,13 @@ def stand_in(folder: Path, seconds: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, "[[2.0, 4.0], [1.0, 4.0], [4.0, 8.0], [1.0, 1.0]]", monkeypatch)
     cell = Cell(model="resnet50", data="synthetic")
-    cells = [pace._in_setting(cell, one) for one in pace.PAIRS["every"][0]]
+    settings = pace.PAIRS["every"][0]
+    cells = [replace(cell, **one) for one in settings]
     streamed, shared, _ = pace.compare(cells, 2, 1)
     timed = json.loads((tmp_path / "settings.json").read_text())["cells"]
-    assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [one[:2] for one in pace.PAIRS["every"][0]]
+    assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [
+        (one["scheme"], one["gradients"]) for one in settings
+    ]
     assert (streamed["ratios"], shared["ratios"]) == ([2.0, 1.0], [0.5, 0.5])
     assert (shared["scheme"], shared["against"]["scheme"]) == ("w+2d", "baseline")
 

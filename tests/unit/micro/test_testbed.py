@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.micro import testbed_command
+from benchmarks.micro import links_command, testbed_command
 from benchmarks.micro.testbed_command import typical
 from tests.stand_ins import HEAD
 
@@ -103,7 +103,7 @@ def test_every_setting_has_its_steps_and_its_inputs(tmp_path: Path, monkeypatch:
     )
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
-    monkeypatch.setattr(testbed_command, "slow_nodes", nodes)
+    monkeypatch.setattr(links_command, "slow_nodes", nodes)
     monkeypatch.setattr(testbed_command, "check_that_nodes_can_be_made", lambda: None)
     output = tmp_path / "testbed.json"
     given = ["--rounds", "3", "--steps", "2", "--rates", "1gbit", "unslowed", "--output", str(output)]

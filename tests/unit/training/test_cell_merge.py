@@ -51,18 +51,14 @@ def test_what_merge_cannot_be(wrong: object) -> None:
         Cell(model="vgg-digits", merge=wrong)
 
 
-def test_payloads_that_are_made_in_rounds_are_not_merged() -> None:
+def test_payloads_of_rounds_are_not_merged_and_exchanges_in_two_phases_not_by_times() -> None:
     with pytest.raises(ConfigError, match=r"merge: 'one' is not allowed with compressor 'powersgd'.*allowed: none"):
         Cell(model="vgg-digits", compressor="powersgd", merge="one")
-
-
-@pytest.mark.parametrize("rule", TIMED)
-def test_exchanges_in_two_phases_are_not_merged_by_times(rule: str) -> None:
-    with pytest.raises(ConfigError, match=f"merge: '{rule}' is not allowed with .*no rule by time knows"):
-        Cell(model="vgg-digits", compressor="block8-two-phase", merge=rule)
-    with pytest.raises(ConfigError, match=f"merge: '{rule}' is not allowed with .*no rule by time knows"):
-        check_merge(rule, build_compressor("block8-two-phase", 1.0), {})
-    check_merge(None, build_compressor("block8-two-phase", 1.0), {})
+    for rule in TIMED:
+        with pytest.raises(ConfigError, match=f"merge: '{rule}' is not allowed with .*no rule by time knows"):
+            Cell(model="vgg-digits", compressor="block8-two-phase", merge=rule)
+        with pytest.raises(ConfigError, match=f"merge: '{rule}' is not allowed with .*no rule by time knows"):
+            check_merge(rule, build_compressor("block8-two-phase", 1.0), {})
 
 
 def test_the_record_has_the_messages_and_training_is_the_same() -> None:

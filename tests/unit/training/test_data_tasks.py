@@ -68,7 +68,7 @@ def test_a_task_reads_what_was_prepared(tmp_path, name):
     assert len(task) == samples or (samples is None and len(task) > 10)
     batch = task.batch(torch.tensor([0, 1]), 0)
     assert all(len(tensor) == 2 for tensor in batch.values())
-    assert task.data_hash()
+    assert task.data_hash
 
 
 def test_a_model_starts_from_prepared_weights(tmp_path):

@@ -49,9 +49,7 @@ def test_each_rank_has_its_place_as_horovod_counts() -> None:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "eth0",
     }
-
-
-def test_machines_are_told_apart_where_each_rank_has_a_name_of_its_own() -> None:
+    # Machines are told apart where each rank has a name of its own, too.
     places = [{"hostname": f"container{rank}", "local_rank": rank % 2, "local_size": 2} for rank in range(4)]
     assert [slot["hostname"] for slot in make_slots(places)] == ["machine0", "machine0", "machine1", "machine1"]
 

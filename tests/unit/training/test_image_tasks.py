@@ -47,7 +47,7 @@ def test_test_images_are_normalised_and_not_augmented(tmp_path, name):
     assert np.allclose(batch["images"].numpy(), (raw / 255 - mean) / std, atol=1e-5)
     assert batch["labels"].tolist() == np.load(tmp_path / name / "test_labels.npy")[[3, 5, 7]].tolist()
     assert (task.metric, len(task)) == ("top1", 40)
-    assert task.data_hash() == json.loads((tmp_path / name / "manifest.json").read_text())["hash"]
+    assert task.data_hash == json.loads((tmp_path / name / "manifest.json").read_text())["hash"]
 
 
 @pytest.mark.parametrize("degrees", [-15.0, -7.3, 0.0, 3.0, 14.9])

@@ -108,14 +108,18 @@ def test_a_cell_stops_before_its_deadline(tmp_path):
 
 
 SPOILERS = {
-    "code": lambda folder: _edit(folder, resireduce="another"),
-    "cut off": lambda folder: (folder / "step2.rank0.pt").write_bytes((folder / "step2.rank0.pt").read_bytes()[:999]),
-    "missing": lambda folder: (folder / "step2.shared.pt").unlink(),
-}
-SAYS = {
-    "code": "is of other content (resireduce); the cell starts afresh",
-    "cut off": "cannot be read (",
-    "missing": "lacks step2.shared.pt; the cell starts afresh",
+    "code": (
+        lambda folder: _edit(folder, resireduce="another"),
+        "is of other content (resireduce); the cell starts afresh",
+    ),
+    "cut off": (
+        lambda folder: (folder / "step2.rank0.pt").write_bytes((folder / "step2.rank0.pt").read_bytes()[:999]),
+        "cannot be read (",
+    ),
+    "missing": (
+        lambda folder: (folder / "step2.shared.pt").unlink(),
+        "lacks step2.shared.pt; the cell starts afresh",
+    ),
 }
 
 
@@ -129,11 +133,12 @@ def _edit(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize("how", SPOILERS)
 def test_a_checkpoint_that_cannot_be_used_is_named_and_the_cell_starts_afresh(tmp_path, capsys, monkeypatch, how):
     _stop_after(monkeypatch, 2, tmp_path)
-    SPOILERS[how](tmp_path)
+    spoil, says = SPOILERS[how]
+    spoil(tmp_path)
     record = train(folder=tmp_path, content={"resireduce": "this"})
     said = [line for line in capsys.readouterr().err.splitlines() if "checkpoint" in line]
     assert record.status == "ok" and record.provenance["resumed_at_steps"] == []
-    assert len(said) == 1 and said[0].startswith(f"{CELL.name}: the checkpoint in {tmp_path} {SAYS[how]}")
+    assert len(said) == 1 and said[0].startswith(f"{CELL.name}: the checkpoint in {tmp_path} {says}")
 
 
 def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, folder: Path) -> CellResult:
@@ -154,13 +159,6 @@ def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, folder: Path) -> Ce
     return record
 
 
-def test_a_checkpoint_that_fits_is_gone_on_from(tmp_path, monkeypatch):
-    _stop_after(monkeypatch, 2, tmp_path)
-    record = train(folder=tmp_path, content={"resireduce": "this"})
-    assert record.status == "ok" and record.provenance["resumed_at_steps"] == [2]
-    assert record.wall_seconds > 1.0, "the time of the run before counts"
-
-
 def test_a_folder_that_cannot_be_written_costs_the_checkpoint_not_the_training(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("benchmarks.training.deadline.LOOK_SECONDS", 0.0)
     (tmp_path / "file").write_text("")
@@ -171,10 +169,13 @@ def test_a_folder_that_cannot_be_written_costs_the_checkpoint_not_the_training(t
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, capsys, monkeypatch):
+    """And the training goes on from the one before."""
     _stop_after(monkeypatch, 2, tmp_path)
     monkeypatch.setattr("torch.save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     record = train(folder=tmp_path, content={"resireduce": "this"}, save_every_seconds=1e-9)
     assert record.status == "ok" and "(No space left on device)" in capsys.readouterr().err
+    assert record.provenance["resumed_at_steps"] == [2]
+    assert record.wall_seconds > 1.0, "the time of the run before counts"
     assert saved_step(tmp_path) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, "step2.rank0.pt", "step2.shared.pt"]
 

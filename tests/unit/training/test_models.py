@@ -1,7 +1,5 @@
 """The small models have the shapes, groups and specific layers that the experiments rest on."""
 
-import importlib
-
 import pytest
 import torch
 from torch import nn
@@ -11,61 +9,32 @@ from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.models.convolutional import POOL, VGG, GridPool
 from benchmarks.training.tasks.task import Setting
 from resireduce.grouping import compressible, find_groups
+from resireduce.scheme import load
+from tests.unit.training.test_full_size import on_meta
 
-PARAMETERS = {
-    "resnet-digits": 1_268_242,
-    "vgg-digits": 1_102_010,
-    "gpt2-bytes": 1_331_200,
-    "bert-questions": 1_298_946,
-}
 SPECIFIC = {
     "resnet-digits": ("layer3.0.conv2.weight", (160, 160, 3, 3)),
     "vgg-digits": ("classifier.0.weight", (448, 1536)),
     "gpt2-bytes": ("transformer.wte.weight", (1024, 128)),
     "bert-questions": ("bert.embeddings.word_embeddings.weight", (768, 128)),
 }
-SMALL = tuple(PARAMETERS)
-
-
-def build(model: str) -> nn.Module:
-    module, _, name = MODELS[model].partition(":")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return getattr(importlib.import_module(module), name)()
-
-
-def make_task(model: str):
-    module, _, name = TASKS[WORKLOADS[model].task].partition(":")
-    return getattr(importlib.import_module(module), name)(Setting())
+SMALL = tuple(SPECIFIC)
 
 
 @pytest.mark.parametrize("model", SMALL)
-def test_parameter_count_and_no_allocation_on_meta(model):
-    with torch.device("meta"):
-        built = build(model)
+def test_the_specific_layer_is_the_largest_tensor(model):
+    built, (name, shape) = on_meta(model), SPECIFIC[model]
     assert all(parameter.is_meta for parameter in built.parameters())
-    assert sum(parameter.numel() for parameter in built.parameters()) == PARAMETERS[model]
-
-
-@pytest.mark.parametrize("model", SMALL)
-def test_specific_layer_is_the_largest_tensor(model):
-    with torch.device("meta"):
-        built = build(model)
-    grouping = find_groups(built)
-    name, shape = SPECIFIC[model]
-    assert grouping.specific == (name,)
-    assert tuple(built.get_parameter(name).shape) == shape
+    assert find_groups(built).specific == (name,) and tuple(built.get_parameter(name).shape) == shape
     assert all(p.numel() < built.get_parameter(name).numel() for n, p in built.named_parameters() if n != name)
 
 
 def group_shapes(model: str) -> list[tuple[str, int, tuple[int, ...]]]:
-    with torch.device("meta"):
-        built = build(model)
-    groups = find_groups(built).groups
-    return [(group[0], len(group), tuple(built.get_parameter(group[0]).shape)) for group in groups]
+    built = on_meta(model)
+    return [(group[0], len(group), tuple(built.get_parameter(group[0]).shape)) for group in find_groups(built).groups]
 
 
-def test_groups_of_the_resnet():
+def test_groups_of_the_convolutional_models():
     assert sorted(group_shapes("resnet-digits")) == [
         ("layer1.0.conv2.weight", 3, (56, 56, 3, 3)),
         ("layer1.0.conv3.weight", 3, (224, 56, 1, 1)),
@@ -74,29 +43,30 @@ def test_groups_of_the_resnet():
         ("layer2.0.conv3.weight", 4, (320, 80, 1, 1)),
         ("layer2.1.conv1.weight", 3, (80, 320, 1, 1)),
     ]
-
-
-def test_groups_of_the_vgg():
     assert group_shapes("vgg-digits") == [
         ("features.3.weight", 3, (48, 48, 3, 3)),
         ("features.16.weight", 3, (96, 96, 3, 3)),
     ]
 
 
-@pytest.mark.parametrize(("model", "kinds"), [("gpt2-bytes", 4), ("bert-questions", 6)])
-def test_transformers_group_every_matrix_of_their_layers(model, kinds):
-    shapes = group_shapes(model)
-    assert sum(count for _, count, _ in shapes) == 6 * kinds
-    with torch.device("meta"):
-        built = build(model)
-    grouped = sum(built.get_parameter(name).numel() for name in find_groups(built).grouped)
-    assert grouped / PARAMETERS[model] > 0.85
+@pytest.mark.parametrize(
+    ("model", "kinds", "layers"), [("gpt2-bytes", 4, 6), ("bert-questions", 6, 6), ("vit-large", 4, 24)]
+)
+def test_transformers_group_every_matrix_of_their_layers(model, kinds, layers):
+    built = on_meta(model)
+    shapes, grouped = group_shapes(model), find_groups(built).grouped
+    assert sum(count for _, count, _ in shapes) == layers * kinds
+    every = sum(parameter.numel() for parameter in built.parameters())
+    assert sum(built.get_parameter(name).numel() for name in grouped) / every > 0.85
 
 
 @pytest.mark.parametrize("model", SMALL)
 def test_every_parameter_gets_a_gradient_and_no_activation_gradient_looks_like_one(model):
     """A tracker that knows dense gradients by their shapes must not take an activation's gradient for one."""
-    built, task = build(model), make_task(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        built = load(MODELS[model])()
+    task = load(TASKS[WORKLOADS[model].task])(Setting())
     batch = task.batch(torch.arange(WORKLOADS[model].batch_per_rank))
     shapes = {tuple(parameter.shape) for parameter in compressible(built).values()}
     seen: list[tuple[int, ...]] = []

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.__main__ import main
 from benchmarks.micro.operations_command import OF_TABLE
 from benchmarks.training.operations import KERNELS, WAYS, count, counted
 from resireduce.grouping import Grouping
@@ -48,11 +47,3 @@ def test_the_committed_counts_are_those_of_today() -> None:
     rows = json.loads((ROOT / "results/reference/operations.json").read_text())["rows"]
     assert [(row["model"], row["way"]) for row in rows] == [(model, way) for model in OF_TABLE for way in WAYS]
     assert counted("resnet50") == [row for row in rows if row["model"] == "resnet50"]
-
-
-def test_a_table_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "operations.json"
-    assert main(["measure", "operations", "--models", "gpt2-bytes", "--output", str(output)]) == 0
-    rows = json.loads(output.read_text())["rows"]
-    assert [row["way"] for row in rows] == [*WAYS]
-    assert f"| {sum(rows[2]['launches'].values())} |" in capsys.readouterr().out

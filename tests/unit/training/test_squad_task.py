@@ -22,7 +22,6 @@ from benchmarks.training.tasks.squad_task import (
     make_features,
     make_tokenizer,
     most_context,
-    room,
     tokenize,
     windows,
 )
@@ -137,13 +136,6 @@ def test_a_long_context_gives_several_features_and_only_whole_answers_are_marked
     assert (owners == 1).all(), "each token can begin an answer in one window"
 
 
-def test_a_long_question_is_cut():
-    question, size = room(np.arange(100, dtype=np.int32), 384)
-    assert (len(question), size) == (64, 317)
-    question, size = room(np.arange(100, dtype=np.int32), 32)
-    assert (len(question), size) == (14, 15)
-
-
 # From logits to an answer
 
 
@@ -201,40 +193,8 @@ def plain_f1(prediction: str, answer: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-WORDS = [
-    "the",
-    "The",
-    "a",
-    "an",
-    "An",
-    "theatre",
-    "cat",
-    "Cat.",
-    "U.S.",
-    "U.S",
-    "naïve",
-    "NAÏVE",
-    "漢字",
-    "don't",
-    "dont",
-]
-WORDS += [
-    "--",
-    "…",
-    "“quoted”",
-    "'quoted'",
-    "£5",
-    "5",
-    "\u00a0",
-    "\u202f",
-    "é",
-    "e\u0301",
-    "İstanbul",
-    "ß",
-    "",
-    "a.",
-    "the-end",
-]
+SPELLED = "the The a an An theatre cat Cat. U.S. U.S naïve NAÏVE 漢字 don't dont -- … “quoted” 'quoted' £5 5"
+WORDS = [*SPELLED.split(), "", "\u00a0", "\u202f", "é", "e\u0301", "İstanbul", "ß", "a.", "the-end"]
 
 
 @pytest.mark.parametrize("case", range(20))
@@ -253,7 +213,7 @@ def test_scores_agree_with_an_independent_reading(case):
     question = Question(id="q", question="", context="", answers=answers, starts=(0, 0, 0))
     best_f1 = max(plain_f1(prediction, answer) for answer in answers)
     best_match = max(plain_words(prediction) == plain_words(answer) for answer in answers)
-    assert scores(question, prediction).tolist() == pytest.approx([best_f1, float(best_match), 1.0])
+    assert list(scores(question, prediction)) == pytest.approx([best_f1, float(best_match), 1.0])
 
 
 # The task
@@ -296,7 +256,7 @@ class Oracle(nn.Module):
             question, context, features = task.questions.question(index)
             begin, end = question.starts[0], question.starts[0] + len(question.answers[0])
             (touched,) = np.nonzero((context.spans[:, 0] < end) & (context.spans[:, 1] > begin))
-            rows = task._collate(features)["input_ids"].tolist()
+            rows = task.collate(features)["input_ids"].tolist()
             for feature, row in zip(features, rows, strict=True):
                 shift = feature.before - feature.first
                 self.known[tuple(row)] = (int(touched[0]) + shift, int(touched[-1]) + shift, len(row))
@@ -317,14 +277,3 @@ def test_right_spans_score_full_marks_and_each_question_counts_once(squad):
         sums = sum(squad.evaluate(model, rank, world_size) for rank in range(world_size))
         assert sums[2] == 9
         assert squad.metrics_from(sums) == {"f1": 100, "exact_match": 100}
-
-
-def test_training_windows_hold_their_answers(squad):
-    batch = squad.batch(torch.arange(len(squad)))
-    marked = batch["starts"] > 0
-    assert len(squad) > 6
-    assert marked.sum() >= 6
-    assert (batch["starts"] <= batch["ends"]).all()
-    assert batch["token_type_ids"][marked].gather(1, batch["starts"][marked, None]).all(), "answers are in contexts"
-    first = squad.questions.cls
-    assert (batch["input_ids"][:, 0] == first).all()

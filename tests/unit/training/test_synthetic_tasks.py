@@ -55,5 +55,5 @@ def test_samples_are_the_same_each_time_and_depend_on_the_seed(data):
     assert torch.equal(both[1:], first(task.batch(torch.tensor([1]), step=5)))
     assert not torch.equal(both[0], both[1])
     assert not torch.equal(both, first(make(data, seed=1).batch(torch.tensor([3, 1]))))
-    assert re.fullmatch("[0-9a-f]{64}", task.data_hash())
-    assert task.data_hash() == make(data).data_hash() != make(data, seed=1).data_hash()
+    assert re.fullmatch("[0-9a-f]{64}", task.data_hash)
+    assert task.data_hash == make(data).data_hash != make(data, seed=1).data_hash

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.training.tasks.task import Setting
-from benchmarks.training.tasks.wikitext_task import WikiText, block_starts
+from benchmarks.training.tasks.wikitext_task import WikiText
 from resireduce.errors import ConfigError
 from tests.prepared import save_wikitext
 
@@ -71,10 +71,6 @@ def test_blocks_never_cross_a_batch_of_rows(tmp_path):
     assert task.units_per_sample == 8
 
 
-def test_batches_of_rows_shorter_than_a_block_give_none():
-    assert block_starts(np.array([0, 7, 7, 16, 40]), 8).tolist() == [7, 16, 24, 32]
-
-
 @pytest.mark.parametrize("case", range(20))
 def test_perplexity_agrees_with_numpy(tmp_path, case):
     generator = np.random.default_rng(case)
@@ -101,19 +97,14 @@ def test_rank_perplexity_is_of_rank_0_alone_and_by_batches(tmp_path):
     assert task.metrics_from(sums)["perplexity"] == pytest.approx(math.exp(np.mean(batches)), rel=1e-5)
 
 
-def test_loss_is_the_mean_over_predicted_tokens(tmp_path):
-    task, model = make(tmp_path), Guess()
-    batch = task.batch(torch.tensor([3, 7]))
-    expected = np.mean(losses(model, batch["input_ids"].tolist()))
-    assert task.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("edges", [[0, 50, 99], [0, 60, 50, 100]])
-def test_files_of_another_format_are_refused(tmp_path, edges):
-    with pytest.raises(ConfigError, match=r"the train tokens in .* are not as prepared; prepare them again"):
-        make(tmp_path, train=(100, edges))
-
-
-def test_a_length_that_no_block_has_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="length: 51 is more than any 1000 rows of train"):
-        make(tmp_path, length=51)
+@pytest.mark.parametrize(
+    ("edges", "length", "said"),
+    [
+        ([0, 50, 99], 8, "the train tokens in .* are not as prepared; prepare them again"),
+        ([0, 60, 50, 100], 8, "the train tokens in .* are not as prepared; prepare them again"),
+        ([0, 50, 100], 51, "length: 51 is more than any 1000 rows of train"),
+    ],
+)
+def test_files_of_another_format_or_length_are_refused(tmp_path, edges, length, said):
+    with pytest.raises(ConfigError, match=said):
+        make(tmp_path, length, train=(100, edges))
