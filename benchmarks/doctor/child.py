@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from benchmarks.doctor.finding import SLOWLY, Finding, explain, failed, last_words
 
@@ -64,19 +64,31 @@ def run_together(jobs: Sequence[Job], timeout_seconds: float) -> list[Ended]:
 
     Raises OSError if a program is not there.
     """
-    outputs: list[IO[bytes]] = []
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
+        # In memory, as no folder may be writable.
+        outputs = [stack.enter_context(open(os.memfd_create("doctor"), "w+b")) for _ in jobs]
         try:
-            for job in jobs:
-                outputs.append(stack.enter_context(_file()))
-                processes.append(_start(job, outputs[-1]))
-            _wait(processes, timeout_seconds)
+            for job, output in zip(jobs, outputs, strict=True):
+                options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+                # A session of its own, so that children of launchers end with them.
+                options |= {"env": dict(job.environment), "cwd": job.folder, "start_new_session": True}
+                processes.append(subprocess.Popen(job.command, **options))
+            deadline, lost = time.monotonic() + timeout_seconds, False
+            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+                if not lost and any(process.poll() for process in processes):
+                    lost, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
+                time.sleep(POLL_SECONDS)
         finally:
             codes = [process.poll() for process in processes]
             for process in processes:
-                _kill(process)
-        return [Ended(code, _read(output)) for code, output in zip(codes, outputs, strict=True)]
+                with suppress(ProcessLookupError):  # if it and all that it started have ended
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for output in outputs:
+            output.seek(0)
+        said = [output.read().decode(errors="replace") for output in outputs]
+        return [Ended(code, text) for code, text in zip(codes, said, strict=True)]
 
 
 def report(values: Mapping[str, Any]) -> None:
@@ -95,45 +107,6 @@ def run_torch_ranks(backend: str, ranks: int, timeout_seconds: float, run: Run, 
         line = [sys.executable, "-m", "benchmarks.doctor.in_child", "torch", backend, os.path.join(folder, "meet")]
         places = ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks))
         return run([Job(line, own_environment(**more, **place)) for place in places], timeout_seconds)
-
-
-def _file() -> IO[bytes]:
-    """Return a file in memory if possible, as no folder may be writable."""
-    if sys.platform == "linux":
-        return open(os.memfd_create("doctor"), "w+b")
-    return tempfile.TemporaryFile()
-
-
-def _start(job: Job, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    # A session of its own, so that children of launchers end with them.
-    return subprocess.Popen(
-        job.command,
-        env=dict(job.environment),
-        cwd=job.folder,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float) -> None:
-    deadline, lost = time.monotonic() + timeout_seconds, False
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if not lost and any(process.poll() for process in processes):
-            lost, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
-        time.sleep(POLL_SECONDS)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):  # if it and all that it started have ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _read(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
 
 
 MISSING = "ranks came to the end"

@@ -15,7 +15,6 @@ from benchmarks.doctor import machine_checks as packages
 from benchmarks.doctor import machine_checks as shared_memory
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
 from benchmarks.doctor.gpu_checks import Facts
-from benchmarks.doctor.machine_checks import Need
 from resireduce.private import NEWEST_TESTED
 from tests.findings import only
 
@@ -117,15 +116,14 @@ def test_no_temporary_folder_is_a_failure():
 
 @pytest.mark.parametrize(("free", "status"), [(20 * GIB, OK), (18 * GIB - 1, WARNING), (GIB - 1, FAILED)])
 def test_too_little_room_is_a_warning_then_a_failure(tmp_path, free, status):
-    (need, *_) = disk.needs(tmp_path / "results" / "runs")
-    said = only(disk.check_disk([need], lambda folder: free), status)
+    results, _ = disk.check_disk(tmp_path / "results" / "runs", lambda folder: free)
+    said = only([results], status)
     assert f"free in {tmp_path}" in said
     assert list(tmp_path.iterdir()) == [], "the doctor makes no folders"
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure():
-    need = Need("results", Path("/proc/results"), 0, 0, "x", "--results DIR")
-    assert "/proc cannot be written" in only(disk.check_disk([need]), FAILED)
+    assert "/proc cannot be written" in only(disk.check_disk(Path("/proc/results"))[:1], FAILED)
 
 
 # --- shared memory, memory ---

@@ -4,6 +4,7 @@ import json
 import re
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.slurm.slurm_cluster import asking, check_accounting
+from benchmarks.doctor.slurm.slurm_cluster import check_accounting
 from benchmarks.doctor.slurm.slurm_cluster import look as look_at
+from benchmarks.launching.slurm.queue import ask
 from benchmarks.launching.slurm.site import Site
 from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
 
@@ -163,8 +165,8 @@ def test_a_refusal_is_quoted_and_the_account_of_the_site_is_used(programs, docto
 
 def test_accounting_that_does_not_answer_is_a_warning(programs):
     off, on = look_at(answering(CPUS)), look_at(answering(MIXED))
-    assert check_accounting(off, asking(5)).status == OK
-    assert check_accounting(on, asking(5)).status == OK
+    assert check_accounting(off, ask).status == OK
+    assert check_accounting(on, ask).status == OK
     programs.set("sacct", "exec sleep 60")
-    broken = check_accounting(on, asking(0.3))
+    broken = check_accounting(on, partial(ask, timeout_seconds=0.3))
     assert broken.status == WARNING and "no answer" in broken.detail
