@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.core.devices import NO_PROCESS
-from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.finding import (
     GPU_ACCESS,
     SLOWLY,
@@ -23,6 +22,7 @@ from benchmarks.doctor.finding import (
     ok,
     warning,
 )
+from benchmarks.launching.processes import Job, run_together
 
 # --- what torch and NVML report ---
 

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.core.devices import Nvml, NvmlUnavailable
-from benchmarks.doctor.child import report
 from benchmarks.doctor.finding import one_line
+from benchmarks.launching.processes import report
 from resireduce.scheme import load
 
 if TYPE_CHECKING:

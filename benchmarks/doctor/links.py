@@ -18,8 +18,9 @@ from benchmarks.core.checks import allow, integer, seconds
 from benchmarks.core.devices import wanted_device
 from benchmarks.core.files import save_text, writable
 from benchmarks.core.provenance import provenance
-from benchmarks.doctor.child import Job, Run, own_environment, run_together
+from benchmarks.doctor.child import own_environment
 from benchmarks.doctor.finding import Finding, failed, last_words, not_run, ok
+from benchmarks.launching.processes import Job, Run, run_together
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import line_through
 

@@ -5,9 +5,10 @@ import sys
 from importlib.util import find_spec
 
 from benchmarks.core.interfaces import check_name
-from benchmarks.doctor.child import Job, Run, all_reports, judge_ranks, own_environment, run_together, run_torch_ranks
+from benchmarks.doctor.child import all_reports, judge_ranks, own_environment, run_torch_ranks
 from benchmarks.doctor.finding import LOOPBACK, Finding, absent, failed, not_run, ok, warning
 from benchmarks.doctor.gpu_checks import CUDA_BUILD, Facts
+from benchmarks.launching.processes import Job, Run, run_together
 from resireduce.errors import ConfigError
 
 # --- gloo ---

@@ -11,10 +11,10 @@ from typing import Any
 from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import writable
-from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.gpu.steps import GROUPS, list_steps
 from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, disagreement
 from benchmarks.doctor.gpu.summary import merge
+from benchmarks.launching.processes import Job, run_together
 from resireduce.errors import ConfigError, choose
 
 OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")

@@ -18,10 +18,10 @@ from benchmarks.core.files import finite, load_json, save_json
 from benchmarks.core.paths import ROOT
 from benchmarks.core.prepared import find_root
 from benchmarks.core.provenance import provenance
-from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.gpu.steps import CONTRACTS, GROUPS, OUTPUT, Step
 from benchmarks.launching.launch import launch
 from benchmarks.launching.outcomes import overall
+from benchmarks.launching.processes import Job, run_together
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 

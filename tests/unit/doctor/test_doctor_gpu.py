@@ -14,9 +14,9 @@ from benchmarks.doctor import gpu_checks as gpu
 from benchmarks.doctor import gpu_checks as nvml
 from benchmarks.doctor import in_child as probe
 from benchmarks.doctor import rank_checks as nccl
-from benchmarks.doctor.child import MARK, Ended
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
 from benchmarks.doctor.gpu_checks import Facts, Gpu, Machine, ask
+from benchmarks.launching.processes import MARK, Ended
 from tests.findings import only
 from tests.gpus import MIB, FakeGpu, FakeNvml
 

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import median_interval
 from benchmarks.doctor import links
-from benchmarks.doctor.child import MARK, Ended, Job
 from benchmarks.doctor.links import Place, cluster_of, link_of, place_of, text_of
+from benchmarks.launching.processes import MARK, Ended, Job
 from benchmarks.simulation.cluster import all_gather, find_cluster
 from resireduce.errors import ConfigError
 

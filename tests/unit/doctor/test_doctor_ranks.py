@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks.doctor import rank_checks as gloo
 from benchmarks.doctor import rank_checks as horovod
-from benchmarks.doctor.child import MARK, Ended, Job, judge_ranks, run_together
+from benchmarks.doctor.child import judge_ranks
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, explain, last_words
+from benchmarks.launching.processes import MARK, Ended, Job, run_together
 from tests.findings import only
 
 SECONDS = 60.0
@@ -65,7 +66,7 @@ def test_a_process_that_hangs_ends_with_all_that_it_started(tmp_path):
 
 
 def test_once_one_has_failed_the_others_do_not_wait_for_long(monkeypatch):
-    monkeypatch.setattr("benchmarks.doctor.child.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("benchmarks.launching.processes.GRACE_SECONDS", 0.2)
     begin = time.monotonic()
     ended = run_together([python("raise SystemExit(1)"), python("import time; time.sleep(60)")], 60)
     assert [one.code for one in ended] == [1, None] and time.monotonic() - begin < 20

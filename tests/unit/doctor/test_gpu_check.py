@@ -16,12 +16,12 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
-from benchmarks.doctor.child import MARK, Ended
 from benchmarks.doctor.gpu import stretch as work
 from benchmarks.doctor.gpu.gpu_command import find_device
 from benchmarks.doctor.gpu.steps import GROUPS, MODELS, SETTINGS, Step, list_steps, memory_cells
 from benchmarks.doctor.gpu.stretch import MARGIN_SECONDS, NOT_RUN, STATES, Stretch, compare
 from benchmarks.doctor.gpu.summary import merge
+from benchmarks.launching.processes import MARK, Ended
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
