@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -287,12 +287,7 @@ def _build(client: docker.DockerClient, name: str, content: str, base: Base, too
         options: dict[str, Any] = {"network_mode": "host", "nocache": again, "rm": True, "forcerm": True}
         options |= {"buildargs": _arguments(base, toolkit), "labels": _labels(name, content, base)}
         options |= {"dockerfile": containerfile(name), "tag": f"resireduce/{name}:{content}"}
-        follow(client, name, _messages(client, fileobj=archive, **options))
-
-
-def _messages(client: docker.DockerClient, **options: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the engine's messages about a build, which begins when the first one is requested."""
-    yield from client.api.build(custom_context=True, decode=True, **options)
+        follow(client, name, lambda: client.api.build(fileobj=archive, custom_context=True, decode=True, **options))
 
 
 def describe(client: docker.DockerClient, name: str, content: str) -> ImageEntry:
@@ -359,11 +354,11 @@ def _labels(name: str, content: str, base: Base) -> dict[str, str]:
     }
 
 
-def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[str, Any]]) -> None:
+def follow(client: docker.DockerClient, name: str, build: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
     """Show the steps of a build as they come. If one fails, remove what was built and raise BuildError."""
     started, made, lines = time.monotonic(), list[str](), list[str]()
     try:
-        for message in messages:
+        for message in build():
             if "error" in message:
                 said = "\n  ".join([*lines[-TAIL:], str(message["error"])])
                 raise BuildError(f"image: {name} could not be built; the end of what the build said:\n  {said}")
