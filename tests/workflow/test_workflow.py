@@ -307,8 +307,3 @@ def test_a_config_is_checked_with_the_place_of_the_mistake(tmp_path, capsys, tex
     assert main(["cells", "--config", str(config)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and f"{config}{message}" in said and said.count("\n") == 1
-
-
-def test_the_cells_of_a_config_are_listed(capsys):
-    assert main(["cells", "--config", str(ROOT / "benchmarks/config/smoke.yaml")]) == 0
-    assert len(capsys.readouterr().out.split()) == 36

@@ -75,6 +75,13 @@ def test_only_chooses_in_the_order_of_the_checks(stand_ins, capsys):
     [
         (["--only", "gpus"], "error: only: 'gpus' is not known (did you mean 'gpu'?); allowed: disk, driver, "),
         (["--timeout", "0"], "error: timeout: '0' is not allowed; give seconds"),
+        (["--ranks", "4"], "error: ranks: --ranks is not allowed without --links"),
+        (["--links", "mine.json"], "error: links: mine.json is not allowed; give a file that ends with .yaml"),
+        (["--links", "mine.yaml", "--ranks", "1"], "error: ranks: 1 is not allowed"),
+        (["--links", "mine.yaml", "--only", "gloo"], "error: only: --only is not allowed with --links; leave it out"),
+        (["--links", "mine.yaml", "--slurm"], "error: slurm: --slurm is not allowed with --links; leave it out"),
+        (["--write", "x.yaml"], "error: write: --write is not allowed without --slurm; add --slurm"),
+        (["--slurm", "--only", "gpu"], "error: only: --only is not allowed with --slurm; leave it out"),
     ],
 )
 def test_bad_options_are_named_in_one_line(capsys, options, message):

@@ -118,22 +118,6 @@ def test_only_rank_0_writes_and_a_rank_that_fails_is_said(tmp_path: Path, monkey
     assert find_cluster(str(args.links)).ranks == 4
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--ranks", "4"], "ranks: --ranks is not allowed without --links"),
-        (["--links", "mine.json"], "links: mine.json is not allowed; give a file that ends with .yaml"),
-        (["--links", "mine.yaml", "--ranks", "1"], "ranks: 1 is not allowed"),
-        (["--links", "mine.yaml", "--only", "gloo"], "only: --only is not allowed with --links; leave it out"),
-        (["--links", "mine.yaml", "--slurm"], "slurm: --slurm is not allowed with --links; leave it out"),
-    ],
-)
-def test_options_that_cannot_be_are_one_line(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", *given]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
 def test_two_ranks_of_this_machine_time_their_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--links", str(tmp_path / "mine.yaml")]) == 0, capsys.readouterr().out
     cluster = find_cluster(str(tmp_path / "mine.yaml"))

@@ -1,6 +1,5 @@
 """The one-GPU check: its steps and stretches, and how it goes on after what can happen to it; on a CPU."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -351,33 +350,6 @@ def limited(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "site").mkdir(exist_ok=True)
     (tmp_path / "site/sitecustomize.py").write_text(WITHOUT)
     return {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-
-
-def needed() -> list[str]:
-    """All modules that the steps start, and those of the check itself."""
-    own = sorted(f"benchmarks.doctor.gpu.{path.stem}" for path in (ROOT / "benchmarks/doctor/gpu").glob("[a-z]*.py"))
-    tests = sorted(f"tests.gpu.{path.stem}" for path in (ROOT / "tests/gpu").glob("[a-z]*.py"))
-    commands = {step.command[0] for step in list_steps("cuda") if step.command}
-    starts = (
-        "benchmarks.training.measure.calibration",
-        "benchmarks.training.rank",
-        "benchmarks.training.measure_rank",
-        "benchmarks.training.pace_rank",
-    )
-    return [*own, *sorted(commands), *starts, *tests]
-
-
-def test_all_that_it_loads_is_there_with_few_packages(tmp_path):
-    names = [name for name in needed() if importlib.util.find_spec(name) is not None]
-    assert names == needed()
-    code = (
-        "import importlib, sys\n"
-        f"for name in {names}: importlib.import_module(name)\n"
-        f"sys.exit(str([name for name in {OTHERS} if name in sys.modules] or '') or 0)\n"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=limited(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_whole_order_runs_on_a_cpu_with_few_packages(tmp_path):

@@ -101,11 +101,6 @@ def test_apptainer_has_the_hosts_processes_memory_and_variables():
     assert replace(apptainer, gpus=True).command(RUN, container, VARIABLES) == [*line[:at], "--nv", *line[at:]]
 
 
-def test_a_rank_that_a_scheduler_starts_is_not_ended_by_an_empty_input():
-    line = runtime("apptainer", sif=Path("/cpu.sif")).command(RUN, replace(FIRST, supervised=False), {})
-    assert line[-3:] == RUN and "benchmarks.launching.supervise" not in line
-
-
 HOST = {
     "PATH": "/bin",
     "PYTHONPATH": "/checkout",
