@@ -75,11 +75,6 @@ def cluster_of(ranks: Sequence[Mapping[str, Any]], ranks_per_node: int) -> dict[
     }
 
 
-def text_of(cluster: Mapping[str, Any]) -> str:
-    """Return the text of the file."""
-    return HEAD + yaml.safe_dump(dict(cluster), sort_keys=False, width=120)
-
-
 # --- the measurement ---
 
 NAME = "links"
@@ -170,7 +165,7 @@ def measure(args: argparse.Namespace, run: Run = run_together) -> list[Finding]:
         return [not_run(NAME, "rank 0 writes the file")]
     ranks = next(report["ranks"] for report in reports if report["ranks"])
     found = cluster_of(ranks, places[0].ranks_per_node)
-    save_text(text_of(found), args.links)
+    save_text(HEAD + yaml.safe_dump(found, sort_keys=False, width=120), args.links)
     levels = [ok(NAME, f"{level}: {found[level]['source']}") for level in LEVELS if level in found]
     return [*levels, ok(NAME, f"{args.links} is written; next: python -m benchmarks simulate --cluster {args.links}")]
 

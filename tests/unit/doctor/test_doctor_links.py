@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import median_interval
 from benchmarks.doctor import links
-from benchmarks.doctor.links import Place, cluster_of, link_of, place_of, text_of
+from benchmarks.doctor.links import Place, cluster_of, link_of, place_of
 from benchmarks.launching.processes import MARK, Ended, Job
 from benchmarks.simulation.cluster import all_gather, find_cluster
 from resireduce.errors import ConfigError
@@ -52,14 +53,14 @@ def test_alpha_and_beta_are_those_of_the_ring_that_was_timed_and_medians_of_roun
 
 
 def test_the_file_is_a_cluster_on_which_a_gather_takes_as_long(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(text_of(cluster_of(ranks_of(3, 2), 2)))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(cluster_of(ranks_of(3, 2), 2)))
     cluster = find_cluster(str(tmp_path / "mine.yaml"))
     assert (cluster.nodes, cluster.ranks_per_node, cluster.device.flops) == (3, 2, 1e9), "as the slowest reaches it"
     assert cluster.between_nodes is not None and cluster.in_node is not None
     cost = all_gather(3, cluster.between_nodes)
     assert cost.latency == pytest.approx(2 * 5e-2) and cost.per_byte == pytest.approx(2 / 1e8)
     alone = [{**rank, "rounds": [{"in_node": one["in_node"]} for one in rank["rounds"]]} for rank in ranks_of(1, 2)]
-    (tmp_path / "alone.yaml").write_text(text_of(cluster_of(alone, 2)))
+    (tmp_path / "alone.yaml").write_text(yaml.safe_dump(cluster_of(alone, 2)))
     assert find_cluster(str(tmp_path / "alone.yaml")).between_nodes is None
 
 
