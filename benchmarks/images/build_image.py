@@ -285,7 +285,10 @@ def _build(client: docker.DockerClient, name: str, content: str, base: Base, too
         write_context(name, _extra(name), archive)
         archive.seek(0)
         options: dict[str, Any] = {"network_mode": "host", "nocache": again, "rm": True, "forcerm": True}
-        options |= {"buildargs": _arguments(base, toolkit), "labels": _labels(name, content, base)}
+        # pip needs no network: all packages are in the context.
+        arguments = {key: os.environ[key] for key in PROXIES if key in os.environ}
+        arguments |= {"BASE": base.reference, "PIP_NO_INDEX": "1"} | ({"TOOLKIT": toolkit} if toolkit else {})
+        options |= {"buildargs": arguments, "labels": _labels(name, content, base)}
         options |= {"dockerfile": containerfile(name), "tag": f"resireduce/{name}:{content}"}
         follow(client, name, lambda: client.api.build(fileobj=archive, custom_context=True, decode=True, **options))
 
@@ -334,12 +337,6 @@ def _extra(name: str) -> Iterator[tuple[str, Path]]:
     if (folder.parent / "toolkit.lock").exists():
         yield "toolkit", fetch_wheels(folder.parent / "toolkit.lock")
         yield "toolkit", fetch_toolkit(folder.parent / "toolkit.deb.json")
-
-
-def _arguments(base: Base, toolkit: str | None) -> dict[str, str]:
-    """Return the Containerfile's arguments. pip needs no network: all packages are in the context."""
-    proxies = {key: os.environ[key] for key in PROXIES if key in os.environ}
-    return proxies | {"BASE": base.reference, "PIP_NO_INDEX": "1"} | ({"TOOLKIT": toolkit} if toolkit else {})
 
 
 def _labels(name: str, content: str, base: Base) -> dict[str, str]:
