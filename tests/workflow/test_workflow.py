@@ -289,11 +289,9 @@ def test_cells_over_horovod_need_it_before_anything_runs(tree):
     ("text", "message"),
     [
         ("matrix: [\n", ", line 2, column 1: expected the node content"),
-        ("run: a\nrun: b\n", ", line 1, column 1: key 'run' is there twice"),
         ("run: a\n? [b]\n: c\n", ", line 1, column 1: unhashable type: 'list'"),
         ("run: a\nmatrix: [2001-13-45]\n", ", line 2, column 10: '2001-13-45' cannot be read: month must be in 1..12"),
         ("run: !!int a\n", ", line 1, column 6: 'a' cannot be read: "),
-        ("run: !!timestamp a\n", ", line 1, column 6: 'a' cannot be read: "),
         ("- 1\n", " holds no mapping; give run, defaults and matrix"),
         ("run: a/b\nmatrix: [{model: vgg-digits}]\n", ": run: 'a/b' is not allowed"),
         ("matrix: [{model: vgg-digit}]\n", ": matrix entry 1: model: 'vgg-digit' is not known"),

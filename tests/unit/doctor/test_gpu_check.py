@@ -308,18 +308,11 @@ def test_the_summary_compares_with_the_kept_baseline_and_lists_what_is_missing(m
     assert "50.0 %" in text and "37.5 %" in text and "≠" in text.split("50.0 %")[1].splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda values: values.update(cases=None),
-        lambda values: values["cases"][0].pop("cell"),
-    ],
-)
-def test_a_damaged_file_is_named_in_one_line_and_no_summary_is_written(make_stretch, tmp_path, capsys, damage):
+def test_a_damaged_file_is_named_in_one_line_and_no_summary_is_written(make_stretch, tmp_path, capsys):
     stretch = make_stretch()
     stretch.run()
     values = saved(stretch)
-    damage(values)
+    values["cases"][0].pop("cell")
     (stretch.folder / "memory.json").write_text(json.dumps(values))
     assert main(["measure", "gpu", "--summary", str(tmp_path / "run"), "--output", str(tmp_path / "reference")]) == 2
     said = capsys.readouterr().err

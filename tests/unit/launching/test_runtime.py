@@ -5,22 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.launching.containers.entry import ImageEntry
 from benchmarks.launching.containers.runtime import Bind, Container, Runtime, bind_all, for_apptainer, passed
 from resireduce.errors import ConfigError
+from tests.unit.launching.test_image_entry import ENTRY as IMAGE
 
 DIGEST = "sha256:" + "ab" * 32
-ENTRY = ImageEntry(
-    name="cpu",
-    digest=DIGEST,
-    content="0123456789ab",
-    base="base",
-    base_digest=DIGEST,
-    versions={"python": "3.11.2", "cuda": None},
-    size_bytes=1,
-    engine="docker 28",
-    built_at="today",
-)
+ENTRY = replace(IMAGE, digest=DIGEST, versions={"python": "3.11.2", "cuda": None})
 RUN = ["python", "-m", "benchmarks.training.rank"]
 INSIDE = ["python", "-m", "benchmarks.launching.supervise", *RUN]
 VARIABLES = {"RANK": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": "/bin", "RESIREDUCE_IMAGE_DIGEST": "another"}

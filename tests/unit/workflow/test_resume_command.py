@@ -257,27 +257,21 @@ def test_a_run_that_is_being_worked_on_is_left_alone(slurm, run, replaced, capsy
     assert not replaced and not slurm.cancelled
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_what_is_no_run_is_named(run, replaced, capsys):
+    for given, message in (
         ("other", "run: 'other' was never started; there are: mine"),
         ("/tmp/mine", "run: '/tmp/mine' is not in results/runs; "),
         ("", "run: '' was never started"),
-    ],
-)
-def test_what_is_no_run_is_named(run, replaced, capsys, given, message):
-    assert resume("--run", given) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}")
-    assert not replaced
-
-
-def test_a_config_that_cannot_be_read_and_a_folder_that_is_no_project_are_named(run, replaced, capsys):
+    ):
+        assert resume("--run", given) == 2
+        assert capsys.readouterr().err.startswith(f"error: {message}")
     (run / "config.json").write_text('{"run"')
     assert resume("--run", "mine") == 2
     assert capsys.readouterr().err.startswith(f"error: run: {run}/config.json cannot be read (")
     Path("Snakefile").unlink()
     assert resume("--run", "mine") == 2
     assert "has no Snakefile; run this in the project's folder" in capsys.readouterr().err
+    assert not replaced
 
 
 def test_the_profile_is_read_from_the_command_line(run):
