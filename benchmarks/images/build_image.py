@@ -163,8 +163,13 @@ def find_base(client: docker.DockerClient, given: str | None, locked: ImageEntry
     if given == PACKAGES:
         return make_base(client)
     name = given or DEFAULT
+    repository, tag = parse_repository_tag(name)
+    digest = locked.base_digest if locked and locked.base == name else None
+    wanted = f"{repository}@{digest}" if digest else name
+    print(f"Pulling {wanted} ...", file=sys.stderr, flush=True)
     try:
-        return _pulled(client, name, locked.base_digest if locked and locked.base == name else None)
+        client.images.pull(repository, tag=digest or tag or "latest")
+        return _described(client.images.get(wanted), name)
     except DockerException as error:
         said = what_engine_said(error)
     try:
@@ -177,14 +182,6 @@ def find_base(client: docker.DockerClient, given: str | None, locked: ImageEntry
         print(f"{name} cannot be pulled here: a base is made from Debian's packages instead", file=sys.stderr)
         return make_base(client)
     raise ConfigError(f"base: {given!r} cannot be had ({said[:200]}); give one that can be pulled, or {PACKAGES!r}")
-
-
-def _pulled(client: docker.DockerClient, name: str, digest: str | None) -> Base:
-    repository, tag = parse_repository_tag(name)
-    wanted = f"{repository}@{digest}" if digest else name
-    print(f"Pulling {wanted} ...", file=sys.stderr, flush=True)
-    client.images.pull(repository, tag=digest or tag or "latest")
-    return _described(client.images.get(wanted), name)
 
 
 def _described(image: docker.models.images.Image, name: str) -> Base:

@@ -183,7 +183,11 @@ def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
     while any(process.poll() is None for process in ranks):
         numbered = list(enumerate(ranks))
         if not last and (
-            any(_has_failed(folder, rank, process) for rank, process in numbered)
+            any(  # a rank that diverged ends with exit status 0 too
+                process.poll() is not None
+                and (process.returncode != 0 or outcome_of(folder, rank, process).status != "ok")
+                for rank, process in numbered
+            )
             or all(process.poll() is not None or left_by(folder, rank).exists() for rank, process in numbered)
         ):
             last, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
@@ -191,11 +195,6 @@ def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
             return last
         time.sleep(POLL_SECONDS)
     return True
-
-
-def _has_failed(folder: Path, rank: int, process: Rank) -> bool:
-    """Return whether the others wait for it in vain: a rank that diverged ends with exit status 0 too."""
-    return process.poll() is not None and (process.returncode != 0 or outcome_of(folder, rank, process).status != "ok")
 
 
 def _oom_kills(runtime: Runtime | None) -> int | None:

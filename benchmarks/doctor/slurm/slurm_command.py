@@ -62,7 +62,14 @@ def propose(usable: Sequence[Partition], chosen: Sequence[str], current: Site, t
         current: the present values of the site file.
         tries: how often a job may be tried, each time with more memory.
     """
-    main = _main(usable, chosen)
+
+    def rank(one: Partition) -> tuple[int, bool, bool, int]:
+        """The first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
+        shape = _shape(one)
+        order = -chosen.index(one.name) if one.name in chosen else -len(chosen)
+        return order, shape.gpus > 0, one.is_default, shape.nodes * max(1, shape.gpus)
+
+    main = max(usable, key=rank)
     shape = _shape(main)
     types = {kind for one in usable for kind in one.gpu_types}
     site = _site(shape, len(types) > 1, tries)
@@ -104,17 +111,6 @@ def _shape(partition: Partition) -> Shape:
     shape = partition.shape()
     assert shape is not None, f"{partition.name}: has no node"
     return shape
-
-
-def _main(usable: Sequence[Partition], chosen: Sequence[str]) -> Partition:
-    """Return the first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
-
-    def rank(one: Partition) -> tuple[int, bool, bool, int]:
-        shape = _shape(one)
-        order = -chosen.index(one.name) if one.name in chosen else -len(chosen)
-        return order, shape.gpus > 0, one.is_default, shape.nodes * max(1, shape.gpus)
-
-    return max(usable, key=rank)
 
 
 def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
