@@ -240,7 +240,8 @@ class Exchange:
         self.updater.skip()
         for slot in self.intake.arrived:
             if slot.sent is not None:
-                self.feedback.put_back(slot.sent, slot.name, step + 1)
+                sent = self.feedback.compressor_of(slot.name).decompress(slot.sent)
+                self.feedback.add_to_residual(sent, slot.name, step + 1)
         self.feedback.end_step(step + 1)  # another number: what was drawn for this step is drawn again
 
 
