@@ -294,9 +294,11 @@ class _Like:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
-def _described(tensor: Tensor) -> _Like | Tensor:
-    """Return what `tensor` is; itself, where it is sparse or quantized."""
-    return _Like.of(tensor) if tensor.layout == torch.strided and not tensor.is_quantized else tensor.cpu()
+def _described(value: Any) -> Any:
+    """Return what a tensor is, in place of its values; itself, where it is sparse or quantized."""
+    if not isinstance(value, Tensor):
+        return value
+    return _Like.of(value) if value.layout == torch.strided and not value.is_quantized else value.cpu()
 
 
 def _describe(
@@ -309,7 +311,7 @@ def _describe(
         for group in ({key: v for key, v in group.items() if key != "params"} for group in optimizer.param_groups)
     ]
     layout = [
-        (index, key, _described(value) if isinstance(value, Tensor) else value)
+        (index, key, _described(value))
         for index, parameter in enumerate(parameters)
         if parameter in optimizer.state
         for key, value in _items(optimizer.state[parameter])

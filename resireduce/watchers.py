@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +54,7 @@ def watchers_of(
     streamed: bool,
     world_size: int,
 ) -> list[Watcher]:
-    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`.
-
-    streamed: whether gradients are; otherwise they are kept. world_size: number of ranks.
-    """
+    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`."""
     found: list[Watcher] = [Outside(model, parameters, wrapped=optimizer), Resumed(optimizer, residual=residual)]
     if streamed:
         return [*found, Around(optimizer)]
@@ -112,23 +109,13 @@ def refuse_capture(device: torch.device) -> None:
         )
 
 
-class ThisProcess:
-    """The process that has made this object.
-
-    Args:
-        cure: what to do instead of going on in a fork of it.
-    """
-
-    def __init__(self, cure: str):
-        self._number, self._cure = os.getpid(), cure
-
-    def refuse_fork(self) -> None:
-        """Raise UsageError in a fork of that process, which would wait for messages for ever."""
-        if os.getpid() != self._number:
-            raise UsageError(
-                "this process was forked after resireduce.distribute(...), and has none of the threads that carry "
-                f"messages between ranks: {self._cure}"
-            )
+def refuse_fork(process: int) -> None:
+    """Raise UsageError in a fork of the `process` of that number, which would wait for messages for ever."""
+    if os.getpid() != process:
+        raise UsageError(
+            "this process was forked after resireduce.distribute(...), and has none of the threads that carry messages "
+            "between ranks: start all processes before, and call distribute() in each of those that train"
+        )
 
 
 # --- What a step leaves out: parameters that no optimizer averages ---
@@ -213,7 +200,7 @@ class Outside(Watcher):
         return ((name, one) for name, one in named if id(one) not in self._held and not self._passes_over(name, one))
 
     def _has_new(self, parameter: Tensor) -> bool:
-        """Whether `.grad` of `parameter` holds something that it did not hold at the start."""
+        """Whether `.grad` holds something that it did not hold at the start."""
         before = self._before.get(parameter)
         if before is None or parameter.grad is None:
             return parameter.grad is not None
@@ -268,25 +255,22 @@ class Around(Watcher):
 
     def before_step(self) -> None:
         """Look at who calls the first step."""
-        if self._wrapped is not None:
-            _warn_of_outer(self._wrapped)
-        self._wrapped = None
-
-
-def _warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
-    frame = _outer_step()
-    # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
-    outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-    asks = not ASKS.isdisjoint(frame.f_code.co_names)
-    does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
-    if hasattr(outer, "param_groups") and does_more:
-        name = type(outer).__name__
-        can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
-        inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
-        warn(
-            f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are gone"
-            f": if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
-        )
+        wrapped, self._wrapped = self._wrapped, None
+        if wrapped is None:
+            return
+        frame = _outer_step()
+        # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
+        outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        asks = not ASKS.isdisjoint(frame.f_code.co_names)
+        does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
+        if hasattr(outer, "param_groups") and does_more:
+            name = type(outer).__name__
+            can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
+            inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
+            warn(
+                f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are "
+                f"gone: if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
+            )
 
 
 def _outer_step() -> FrameType:
@@ -323,10 +307,6 @@ class Bypassed(Watcher):
     A few small ones are watched, by their values in the first steps on a CPU, and then by their version: fused
     optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values. Values
     that differ by rounding, as where a parameter is moved and moved back, are the same.
-
-    Args:
-        parameters: those whose gradients are averaged.
-        wrapped: the optimizer whose steps average them.
     """
 
     def __init__(self, parameters: Iterable[Tensor], wrapped: torch.optim.Optimizer):
@@ -340,7 +320,7 @@ class Bypassed(Watcher):
         """In how many later passes they were elsewhere."""
 
     def after_gradient(self, parameter: Tensor) -> None:
-        """Look at `parameter`, whose gradient autograd has finished."""
+        """Look whether `parameter` has changed since its first gradient after a step."""
         key = id(parameter)
         if key not in self._watched:
             return
@@ -359,7 +339,7 @@ class Bypassed(Watcher):
             self._warn()
 
     def after_step(self) -> None:
-        """Begin the next step, as one has been taken."""
+        """Begin the next step."""
         self._looks -= bool(self._looks and self._then)
         self._then.clear()
         self._moved.clear()
@@ -443,18 +423,11 @@ def objects(kind: type) -> list[Any]:
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
 
 
-class FollowsSteps(Protocol):
-    """What looks at the steps of optimizers."""
-
-    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at a step of `optimizer`, which has ended."""
-
-
-_FOLLOWERS: dict[int, "weakref.ref[FollowsSteps]"] = {}
+_FOLLOWERS: dict[int, weakref.ref[Any]] = {}
 """Those that `_tell` calls, by their id."""
 
 
-def after_steps(follower: FollowsSteps) -> Callable[[], object]:
+def after_steps(follower: Any) -> Callable[[], object]:
     """Have `note_step` of `follower` called after each step of any optimizer, until it is gone, or the returned
     function is called. It is held weakly."""
     _FOLLOWERS[id(follower)] = weakref.ref(follower)

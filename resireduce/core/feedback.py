@@ -75,7 +75,8 @@ class Finiteness:
     def check_each_(self, gradients: Mapping[str, Tensor]) -> None:
         """Note which of `gradients`, by the names of their tensors, are not finite, and fill each of these with 0."""
         if there := {name: grad for name, grad in gradients.items() if grad.numel()}:
-            for grad, is_spoilt in zip(there.values(), self._not_finite(there).unbind(), strict=True):
+            spoilt = self._not_finite(there)
+            for grad, is_spoilt in zip(there.values(), spoilt.unbind() if spoilt.dim() else [spoilt], strict=True):
                 grad.masked_fill_(is_spoilt, 0.0)
 
     def check_together_(self, packed: Tensor, gradients: Mapping[str, Tensor]) -> None:
@@ -84,14 +85,14 @@ class Finiteness:
             packed.masked_fill_(self._not_finite(there).any(), 0.0)
 
     def _not_finite(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """Note and return which of `gradients`, on one device and none empty, are not finite: 1-D bool."""
+        """Note and return which of `gradients`, on one device and none empty, are not finite: bool, 0-D of a single."""
         first, *others = gradients.values()
         if others:
             norms = torch.stack(private.norm_of_each([first, *others], torch.inf))
         else:
-            norms = torch.linalg.vector_norm(first, torch.inf).view(1)
+            norms = torch.linalg.vector_norm(first, torch.inf)
         spoilt = (norms < torch.inf).logical_not()  # NaN is not less either
-        self.note([*gradients], spoilt)
+        self.note([*gradients], spoilt if others else spoilt.view(1))
         return spoilt
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:

@@ -2,8 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,10 +98,8 @@ class Tied:
 class WrappedStep:
     """Calls `optimizer.step()`, once or several times for a step of training, and its hooks once.
 
-    Args:
-        optimizer: whose parameters have their averages in `.grad` when it is called.
-        streamed: whether averages are to be brought back, and freed, a few at a time where that is possible.
-        tied: knows two of its parameters that lie in the same memory, if any do, so that all are updated at once.
+    `streamed`: averages are brought back, and freed, a few at a time where that is possible; not where `tied` knows two
+    parameters that lie in the same memory.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool, tied: Tied | None = None):
@@ -116,13 +113,9 @@ class WrappedStep:
     @property
     def is_divisible(self) -> bool:
         """Whether `step()` could be called for a few parameters alone: a hook before it might need all gradients."""
-        return not self.has_hooks_before and is_separable(self.optimizer)
-
-    @property
-    def has_hooks_before(self) -> bool:
-        """Whether hooks other than the library's are called before `step()`."""
-        hooks = [hook for hook in self.optimizer._optimizer_step_pre_hooks.values() if not isinstance(hook, StepGuard)]
-        return bool(hooks or private.global_step_hooks)
+        hooks = self.optimizer._optimizer_step_pre_hooks.values()
+        has_hooks = private.global_step_hooks or any(not isinstance(hook, StepGuard) for hook in hooks)
+        return not has_hooks and is_separable(self.optimizer)
 
     def some(self) -> None:
         """Update the parameters that have a gradient, as a part of a step: without its hooks.
@@ -188,12 +181,6 @@ class Updater(Watcher):
     alive at once: the optimizer is called for one chunk of them after the other. Otherwise all are received for one
     call.
 
-    Args:
-        optimizer: the wrapped optimizer.
-        slots: one for each parameter that is averaged.
-        queue: where messages come from.
-        settings: what `resireduce.distribute` was given.
-
     With a limit on the norm, or a GradScaler and streamed gradients, nothing is updated before all averages have been
     received. Until then averages that will be used in chunks are freed again; their messages are kept, and decompressed
     a second time.
@@ -252,9 +239,8 @@ class Updater(Watcher):
     def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
         """Receive everything under way, and update all parameters whose averages have come.
 
-        flag: returns whether a gradient of this rank cannot be used; called when all messages have come. If any rank's
-        cannot, parameters that have not been updated by then are not updated on any rank. loss: what the closure given
-        to `step` returned, if one was.
+        `flag` returns whether a gradient of this rank cannot be used; it is called when all messages have come. If any
+        rank's cannot, parameters that have not been updated by then are not updated on any rank.
         """
         self._in_chunks = self._wrapped_step.is_sliced
         self.queue.keeps_messages = self._in_chunks and self.waits
@@ -362,27 +348,23 @@ class Updater(Watcher):
         self._updating_bytes += slot.nbytes
 
     def update_some(self) -> None:
-        """Let the wrapped optimizer update the parameters whose averages have come; it skips those without `.grad`."""
-        with self._by_hand_aside():
-            self._wrapped_step.some()
-        self._free()
+        """Let the wrapped optimizer update the parameters whose averages have come; it skips those without `.grad`.
 
-    @contextmanager
-    def _by_hand_aside(self) -> Iterator[None]:
-        """Return a context in which only parameters that are being updated have a gradient. One that was put into
-        `.grad` by hand during the backward pass is this rank's own until `step()` averages it."""
+        One that was put there by hand during the backward pass is this rank's own until `step()` averages it.
+        """
         held = [(slot, grad) for slot in self._set_by_hand if (grad := slot.parameter.grad) is not None]
         aside = [(slot.parameter, grad) for slot, grad in held if slot not in self._updating]
         for parameter, _ in aside:
             parameter.grad = None
         try:
-            yield
+            self._wrapped_step.some()
         finally:
             for parameter, grad in aside:
                 parameter.grad = grad
+        self._free()
 
     def update_rest(self, loss: Tensor | float | None) -> None:
-        """Call the wrapped optimizer's `step()` itself, for the parameters that are left; `loss`: as in `finish`."""
+        """Call the wrapped optimizer's `step()` itself, for the parameters that are left."""
         self._wrapped_step.whole(loss, self._parameters)
 
     def _free(self) -> None:
@@ -405,14 +387,7 @@ def largest_layer(slots: Sequence[Slot]) -> int:
 
 
 class Watch:
-    """Refuses a step if the wrapped optimizer has been changed in a way that would train wrongly.
-
-    Args:
-        optimizer: the wrapped optimizer, as it is now.
-        slots: one for each parameter that is averaged.
-        wrapped_step: how it is called.
-        corrects_momentum: whether a compressor forms momentum in its place.
-    """
+    """Refuses a step if the wrapped optimizer has been changed in a way that would train wrongly."""
 
     def __init__(
         self,
@@ -465,11 +440,8 @@ class Watch:
                 f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
                 "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"
             )
-        if self._used is not None:
-            self._refuse_after_use()
-
-    def _refuse_after_use(self) -> None:
-        """Raise UsageError if something has changed since it was used in the backward pass."""
+        if self._used is None:
+            return
         if self._used != self._options():
             raise UsageError(
                 "an option of the optimizer was changed between backward() and step(), when update='in_backward' had "
@@ -500,10 +472,9 @@ class Watch:
         return [(key, id(one), one._version) if isinstance(one, Tensor) else (key, one) for key, one in state.items()]
 
     def _options(self) -> list[dict[str, object]]:
-        groups = self.optimizer.param_groups
         return [
-            {key: value.tolist() if isinstance(value, Tensor) else value for key, value in group.items()}
-            for group in ({key: value for key, value in group.items() if key != "params"} for group in groups)
+            {key: one.tolist() if isinstance(one, Tensor) else one for key, one in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
         ]
 
 

@@ -23,9 +23,8 @@ MODULES = [
     for module in pkgutil.walk_packages(resireduce.__path__, "resireduce.")
     if not module.name.rpartition(".")[2].startswith("_")
 ]
-PIPELINE = {"api", "start"} | {
-    f"core.{name}" for name in ("feedback", "messages", "optimizer", "queue", "slot", "update")
-}
+PIPELINE = {"api", "checks", "guard", "node", "pipeline", "same_memory", "start", "watchers", "wrappers.hooks"}
+PIPELINE |= {f"core.{name}" for name in ("bucket", "feedback", "hooks", "messages", "optimizer", "step", "update")}
 """Modules that only the library calls, but for what `resireduce` exports of them."""
 SOURCE = re.compile(r"\b(19|20)\d\d\b|paper, section|Horovod|DistributedDataParallel")
 """A paper, or the program whose behaviour it is."""
