@@ -181,10 +181,8 @@ class Slot:
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
     def own(self, grad: Tensor, streamed: bool) -> Tensor:
-        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it.
-
-        streamed: whether autograd may still hand out that memory to others: then a shared one is copied, too.
-        """
+        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it. So is one that
+        is `streamed` and shared, since autograd may still hand out that memory to others."""
         if grad.is_meta or (grad.data_ptr() == self.made and not (streamed and is_shared(grad))):
             return grad
         return self.copy_grad(grad)
@@ -214,8 +212,7 @@ def make_slots(
 ) -> list[Slot]:
     """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
 
-    node: the ranks that share each gradient, each compressing its slice; None: this rank compresses all of it.
-    shares: whether all dense tensors may share a message, and not only small ones.
+    With `shares`, all dense tensors may share a message, and not only small ones.
     """
     if private.uses_of_storage is not None:
         _of_one()  # outside of any backward pass
@@ -260,10 +257,7 @@ class Bucket:
         return self.slots[0].name
 
     def compress(self, feedback: ErrorFeedback, step: int) -> dict[Slot, NonFiniteGradient]:
-        """Make this rank's message of `step` by `feedback`, and let the gradients go.
-
-        Return which of them were not finite, each with its error.
-        """
+        """Make this rank's message of `step`, and let the gradients go; return errors of those that were not finite."""
         gradients = {slot.name: slot.gradient for slot in self.slots}
         for slot in self.slots:
             slot.gradient = None
@@ -287,23 +281,9 @@ def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> li
     compressed = [slot for slot in order if feedback.compresses(slot.name)]
     dense = [slot for slot in order if not feedback.compresses(slot.name)]
     limit = sum(slot.nbytes for slot in order) if merge == "hybrid" else SMALL_BYTES
-    lists = [*_merged(compressed, merge, feedback), *small_together(dense, limit)]
+    lists = [*_merged(compressed, merge, feedback), *([slot] for slot in dense if not slot.small)]
+    lists += _filled([slot for slot in dense if slot.small], limit, lambda slot: slot.nbytes)
     return [*arrange([Bucket(one) for one in lists], order)]
-
-
-def small_together(order: Iterable[Slot], limit_bytes: int = SMALL_BYTES) -> Iterator[list[Slot]]:
-    """Cut `order` into lists: each tensor by itself, but small ones of one kind together, up to `limit_bytes`."""
-    waiting: list[Slot] = []
-    for slot in order:
-        if not slot.small:
-            yield [slot]
-            continue
-        if waiting and (not slot.is_like(waiting[0]) or sum(s.nbytes for s in waiting) + slot.nbytes > limit_bytes):
-            yield waiting
-            waiting = []
-        waiting.append(slot)
-    if waiting:
-        yield waiting
 
 
 def arrange(buckets: Iterable[Bucket], order: Iterable[Slot]) -> Iterator[Bucket]:
@@ -329,7 +309,7 @@ def arrange(buckets: Iterable[Bucket], order: Iterable[Slot]) -> Iterator[Bucket
 
 
 def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[list[Slot]]:
-    """Return the lists of `slots`, tensors that are compressed; names of other tensors in `merge` are ignored."""
+    """Return the lists of `slots`, which are compressed; names of other tensors in `merge` are ignored."""
     if merge is None and feedback.compressor.merges:
         nbytes = {slot: slot.shape_by_place.numel() * slot.template.itemsize for slot in slots}
         return [*_filled(slots, min(LARGEST_BYTES, sum(nbytes.values()) // SHARE), nbytes.__getitem__)]
@@ -350,28 +330,28 @@ def sent_bytes(slot: Slot, feedback: ErrorFeedback) -> int:
 
 def _alike(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
     """Yield the longest runs of tensors of one kind."""
+    return _runs(slots, lambda run, slot: slot.is_like(run[0]))
+
+
+def _filled(slots: Sequence[Slot], limit_bytes: int, size: Callable[[Slot], int]) -> Iterator[list[Slot]]:
+    """Yield runs of one kind, of `limit_bytes` at most, by the `size` of each tensor, or of one that is larger."""
+    sizes = {slot: size(slot) for slot in slots}
+    return _runs(
+        slots,
+        lambda run, slot: slot.is_like(run[0]) and sum(sizes[one] for one in run) + sizes[slot] <= limit_bytes,
+    )
+
+
+def _runs(slots: Iterable[Slot], joins: Callable[[list[Slot], Slot], bool]) -> Iterator[list[Slot]]:
+    """Cut `slots` into runs: another one begins with a slot that does not join the run before it."""
     run: list[Slot] = []
     for slot in slots:
-        if run and not slot.is_like(run[0]):
+        if run and not joins(run, slot):
             yield run
             run = []
         run.append(slot)
     if run:
         yield run
-
-
-def _filled(slots: Iterable[Slot], limit_bytes: int, size: Callable[[Slot], int]) -> Iterator[list[Slot]]:
-    """Yield runs of `limit_bytes` at most, by the `size` of each tensor, or of one tensor that is larger."""
-    for run in _alike(slots):
-        filled, held = [run[0]], size(run[0])
-        for slot in run[1:]:
-            nbytes = size(slot)
-            if held + nbytes > limit_bytes:
-                yield filled
-                filled, held = [], 0
-            filled.append(slot)
-            held += nbytes
-        yield filled
 
 
 # --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
