@@ -30,11 +30,8 @@ def check_agreement(
     communicator: Communicator,
     beside: Communicator | None = None,
 ) -> None:
-    """Raise ConfigError on all ranks of `communicator` if any has other `settings`, or trains other `tensors`, than
-    rank 0.
-
-    beside: another communicator, on whose ranks the error is raised too.
-    """
+    """Raise ConfigError on all ranks, also those `beside`, if any has other `settings`, or trains other `tensors`, than
+    rank 0."""
     if communicator.world_size == 1:
         return
     mine = {f"parameter {name}": _kind(tensor) for name, tensor in tensors.items()}
@@ -117,10 +114,8 @@ def agree(
     except_for: Iterable[str] = (),
     beside: Communicator | None = None,
 ) -> None:
-    """Raise ConfigError on all ranks if any value that one has in `mine`, by field, differs from rank 0's.
-
-    beside: another communicator of ranks that this one trains with, on which the error is raised too.
-    """
+    """Raise ConfigError on all ranks, also those `beside`, if any value that one has in `mine`, by field, differs from
+    rank 0's."""
     first = broadcast_object(dict(mine), communicator)
     different = [key for key in first | mine if mine.get(key) != first.get(key) and key not in except_for]
     count = torch.tensor([len(different)], device=communicator.control_device)

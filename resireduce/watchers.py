@@ -172,10 +172,8 @@ class Outside(Watcher):
     after_backward = before_step = warn
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """After a step of `optimizer`: warn once about each parameter that it has trained, and that is not held.
-
-        Steps within a backward pass, as hooks take them, are left to `warn`.
-        """
+        """After a step of `optimizer`: warn once about each parameter that it has trained, and that is not held. Those
+        within a backward pass, as hooks take them, are left to `warn`."""
         model, is_wrapped = self._model(), self._wrapped is not None and self._wrapped() is optimizer
         if model is None or is_wrapped or private.current_pass() >= 0:
             return
@@ -275,7 +273,7 @@ class Around(Watcher):
 
 def _outer_step() -> FrameType:
     """Return the frame of the script that takes a step, or that of torch's own optimizer around the library's."""
-    last, frame = caller(), sys._getframe()
+    (last, _), frame = caller(), sys._getframe()
     while frame.f_back and frame is not last:
         module = frame.f_globals.get("__name__", "")
         if frame.f_code.co_name == "step" and module.startswith("torch.distributed.optim."):
@@ -377,10 +375,8 @@ TRAINED_ON = (
 
 
 class Orphans:
-    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone.
-
-    Parameters that DistributedDataParallel averages by then give no warning.
-    """
+    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone, and that no
+    DistributedDataParallel averages."""
 
     def __init__(self, parameters: Iterable[Tensor]):
         trained = [one for one in parameters if one.requires_grad]
@@ -409,11 +405,8 @@ def end_watch(parameters: Iterable[Tensor]) -> None:
 
 
 def objects(kind: type) -> list[Any]:
-    """Return all objects of class `kind`, written in Python, in this process: they cannot be found from a model.
-
-    They are found as those that refer to their class. A list of all objects would also hold tuples that other threads
-    are still filling, which then fail to.
-    """
+    """Return all objects of class `kind`, written in Python, in this process. They are found as those that refer to it:
+    a list of all objects would also hold tuples that other threads are still filling."""
     kinds = {kind}
     left = [kind]
     while left:
@@ -479,10 +472,8 @@ class Resumed(Watcher):
         self._optimizer, self._residuals = has_stepped(own), False
         self._has_stepped = False
         self._end: Callable[[], object] = bool  # does nothing
-        if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # an optimizer of another library may lack it
-            self._watch(optimizer)
-
-    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # one of another library may lack it
+            return
         own = weakref.ref(self)
 
         def note(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:

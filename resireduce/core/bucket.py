@@ -80,8 +80,6 @@ class Slot:
     its slice of the node's mean. None: the residual has absorbed it, or there is none."""
     is_ready: bool = False
     """Whether the bucket need not wait for it any more."""
-    is_absorbed: bool = False
-    """Whether the residual has absorbed the whole gradient of this step."""
     elsewhere: bool = False
     """With two levels: whether other ranks of the node have a gradient of it, and this one has none."""
     average: Tensor | None = None
@@ -142,7 +140,7 @@ class Slot:
         if self.is_guarded:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.gradient, self.average = 0, None, None, None, None
-        self.is_ready = self.is_absorbed = self.elsewhere = False
+        self.is_ready = self.elsewhere = False
         self.stage = Stage.OPEN
 
     def hide(self) -> None:
@@ -164,10 +162,7 @@ class Slot:
         self.stage = Stage.TAKEN
 
     def expect_another_pass(self) -> None:
-        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it.
-
-        Raises UsageError after the last pass, and if the guard was dropped.
-        """
+        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it."""
         if self.is_over:
             raise UsageError(SECOND_BACKWARD.format(name=self.name))
         if self.stage is Stage.ABSORBED:
@@ -210,10 +205,7 @@ def make_slots(
     node: Communicator | None = None,
     shares: bool = False,
 ) -> list[Slot]:
-    """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
-
-    With `shares`, all dense tensors may share a message, and not only small ones.
-    """
+    """Return a slot for each of `parameters`; with `shares` also large dense tensors may share a message."""
     if private.uses_of_storage is not None:
         _of_one()  # outside of any backward pass
     guard = guards(dict(parameters))
@@ -259,10 +251,10 @@ class Bucket:
     def compress(self, feedback: ErrorFeedback, step: int) -> dict[Slot, NonFiniteGradient]:
         """Make this rank's message of `step`, and let the gradients go; return errors of those that were not finite."""
         gradients = {slot.name: slot.gradient for slot in self.slots}
+        absorbed = [slot.name for slot in self.slots if slot.gradient is None and slot.stage in HERE]
         for slot in self.slots:
             slot.gradient = None
         refused: dict[str, NonFiniteGradient] = {}
-        absorbed = [slot.name for slot in self.slots if slot.is_absorbed]
         self.message, self.is_compressed = feedback.compress(gradients, step, absorbed, refused), True
         return {slot: refused[slot.name] for slot in self.slots if slot.name in refused}
 
@@ -276,7 +268,6 @@ def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> li
 
     Dense tensors have their own, but small ones of one kind share them; compressed ones are merged as `merge` says, as
     in `resireduce.distribute`, checked. Where a rule has to be given times first, each has its own until then.
-    `feedback` says how many bytes are sent of each.
     """
     compressed = [slot for slot in order if feedback.compresses(slot.name)]
     dense = [slot for slot in order if not feedback.compresses(slot.name)]
@@ -387,14 +378,10 @@ def _of_one() -> int:
 
 
 def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
-    """Give gradients of `slots` memory of their own where autograd has left several in one: each is to hold an average.
+    """Give gradients of `slots` memory of their own where autograd has left several in one, also with those of
+    `others`: each is to hold an average, which has no graph.
 
-    It does so where it passes the gradient of a sum on to its addends: in `cat([token, rest]) + position` with a batch
-    of one, the gradient of `token` is some rows of that of `position`.
-
-    Their graphs, which create_graph=True has made, are dropped: averages have none.
-
-    others: parameters that somebody else updates, whose gradients must stay as they are.
+    In `cat([token, rest]) + position` with a batch of one, the gradient of `token` is some rows of that of `position`.
     """
     found = [(slot, slot.parameter.grad) for slot in slots] + [(None, other.grad) for other in others]
     held = [(slot, grad) for slot, grad in found if grad is not None and not isinstance(grad, StreamedAway)]
@@ -420,10 +407,8 @@ def laid_out(average: Tensor, like: Tensor) -> Tensor:
 
 @exactly
 def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
-    """Return the global norm of tensors with these L2 `norms`, and the factor that limits it to `largest`.
-
-    There must be at least one norm; the results are 0-D, on the device of the first.
-    """
+    """Return the global norm of tensors with these L2 `norms`, one at least, and the factor that limits it to
+    `largest`: 0-D."""
     norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm, (largest / (norm + 1e-6)).clamp(max=1.0)
 

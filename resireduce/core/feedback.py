@@ -29,8 +29,7 @@ def exactly(function: Callable[P, T]) -> Callable[P, T]:
     """Have `function` run without autocast, even if a script runs `backward()` or `step()` within one.
 
     Autocast is for forward passes. Elsewhere it rounds products of matrices, makes float32 of float16, so that messages
-    have another dtype, and refuses to concatenate tensors that are neither of its own precision nor of float32. Without
-    autocast this costs one look at a flag.
+    have another dtype, and refuses to concatenate tensors that are neither of its own precision nor of float32.
     """
 
     @wraps(function)
@@ -51,11 +50,10 @@ AT_ONCE = ("cpu", "meta")
 
 
 class Finiteness:
-    """Keeps NaN and infinity out of residuals and messages, and notes them where the host would wait for an answer.
+    """Keeps NaN and infinity out of residuals and messages.
 
-    Args:
-        at_once: whether each gradient is checked when it comes. False: only those on a CPU; on other devices a gradient
-            that is not finite is replaced by zeros, and the host asks once, at the end of a step, if there was any.
+    Each gradient is checked when it comes or, without `at_once`, only those on a CPU: on other devices one that is not
+    finite is replaced by zeros, and the host asks once, at the end of a step, if there was any.
     """
 
     def __init__(self, at_once: bool = True):
@@ -63,10 +61,7 @@ class Finiteness:
         self.restart()
 
     def check_(self, grad: Tensor, name: str) -> None:
-        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note that, and fill it with 0.
-
-        In the second case the host does not wait for the device: `failure` tells.
-        """
+        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it, and fill it with 0."""
         if not self.checks_at_once(grad):
             self.check_each_({name: grad})
         elif not is_finite(grad):
@@ -135,8 +130,7 @@ class CompressorStates:
     """This rank's states of one compressor, by tensor. A step's changes take effect once the step has been taken.
 
     A compressor works on copies, which `commit` puts in place of the held states; a step that is skipped, or that
-    fails, is not committed, and the next step finds the earlier states.
-
+    fails, is not committed.
     """
 
     def __init__(self, compressor: Compressor):
@@ -426,8 +420,7 @@ class ErrorFeedback:
         late: dict[str, Tensor],
     ) -> Sum:
         """Return what the compressor is to add up of tensor `name`, and whether it is to look for NaN; zeros, with an
-        error in `spoilt`, if it was found here. What is still to be looked at, before anything is added, is put into
-        `late`.
+        error in `spoilt`, if it was found here. What is to be looked at before anything is added is put into `late`.
 
         It can look at the sum only where that is not formed in the residual's memory, which would hold the NaN by then.
         """
@@ -537,10 +530,7 @@ class ErrorFeedback:
     # --- saved states ---
 
     def state_dict(self, step: int) -> dict[str, Tensor]:
-        """Return this rank's residuals, velocities and compressor states.
-
-        It also holds the number of the next `step`, and which rank of how many this is.
-        """
+        """Return this rank's residuals, velocities, compressor states and place, and the number of the next `step`."""
         memory = self.states.tensors() | ({} if self.momentum is None else self.momentum.tensors())
         return (
             self.residual.tensors()
@@ -551,10 +541,7 @@ class ErrorFeedback:
         )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> int:
-        """Copy `state` into the tensors held; return the number of the next step, which it contains.
-
-        ConfigError, before anything is changed, if it does not fit them.
-        """
+        """Copy `state` into the tensors held, if all of it fits; return the number of the next step in it."""
         held = self.state_dict(0)
         check_place(held, state)
         check_state(held, state)

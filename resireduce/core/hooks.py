@@ -146,11 +146,8 @@ class BackwardPasses:
                     self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
     def _announce(self, slot: Slot) -> None:
-        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`.
-
-        Call this again when a gradient has come without that: torch makes another node for a parameter whose dtype or
-        device was changed, even if it was changed back.
-        """
+        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`. To be called again when one has come
+        without that: torch makes another node for a parameter whose dtype or device was changed."""
         node = accumulation_node(slot.parameter)
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node

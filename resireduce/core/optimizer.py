@@ -227,10 +227,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # --- the wrapped optimizer, seen through this one ---
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what only the wrapped optimizer has there, as it is read from there.
-
-        Raises UsageError for another optimizer in the place of the wrapped one.
-        """
+        """Set what only the wrapped optimizer has there, as it is read from there; refuse another in its place."""
         wrapped = self.__dict__.get("wrapped")
         if name == "wrapped" and wrapped is not None and value is not wrapped:
             raise UsageError(REPLACED)

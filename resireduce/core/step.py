@@ -299,9 +299,7 @@ class Intake:
         """Take `slot`'s gradient of this step, which waits for the rest of its bucket, or for the ranks of the node."""
         slot.check_kind()
         try:
-            if slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST):
-                slot.is_absorbed = True
-            else:
+            if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
                 grad = self._gradient(slot)
                 if slot.slices is not None:
                     self.feedback.finiteness.check_(grad, slot.name)

@@ -26,11 +26,8 @@ EPS_CURE = "give eps=(1e-7, 1e-3), say, or make a group for each dtype"
 
 
 def shares_eps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` is an Adafactor that takes one number for parameters of several dtypes, by its default.
-
-    With `eps=(None, ...)`, it takes the dtype of the first parameter of a group that has a gradient, and uses the same
-    number for those after it.
-    """
+    """Whether `optimizer` is an Adafactor that takes one number, by the dtype of the first with a gradient, for
+    parameters of several dtypes: with its default, `eps=(None, ...)`."""
     if not isinstance(optimizer, torch.optim.Adafactor):
         return False
     groups = [group["params"] for group in optimizer.param_groups if group["eps"][0] is None]
@@ -49,10 +46,7 @@ MIB = 2**20
 
 
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` is one of SEPARABLE, or says so itself, and its `step` has not been replaced.
-
-    A subclass is looked up by its own name, since its `step` may do anything.
-    """
+    """Whether `optimizer` is one of SEPARABLE by its own name, or says so itself, and its `step` is its own."""
     kind, own = type(optimizer), vars(optimizer).get("step")
     if own is not None and (getattr(own, "__wrapped__", None) is not kind.step or not _is_of("torch", own)):
         return False  # another `step` than the one by which torch's schedulers count steps
@@ -74,10 +68,7 @@ def _is_of(package: str, function: Any) -> bool:
 
 
 class Tied:
-    """Finds two of some `parameters`, given by name, that share memory.
-
-    A script may give one the memory of another later, by `.data`.
-    """
+    """Finds two of some `parameters`, by name, that share memory, which a script may give them later by `.data`."""
 
     def __init__(self, parameters: Mapping[str, Tensor]):
         self._parameters = dict(parameters)
@@ -118,10 +109,8 @@ class WrappedStep:
         return not has_hooks and is_separable(self.optimizer)
 
     def some(self) -> None:
-        """Update the parameters that have a gradient, as a part of a step: without its hooks.
-
-        Hooks are removed meanwhile, since a `step` that calls its base class's would run them there.
-        """
+        """Update the parameters that have a gradient, as a part of a step: without its hooks, which are removed
+        meanwhile, since a `step` that calls its base class's would run them there."""
         step, optimizer = type(self.optimizer).step, self.optimizer
         bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
         hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
@@ -306,10 +295,8 @@ class Updater(Watcher):
         return None if self.max_grad_norm == math.inf else factor
 
     def look_for_ties(self) -> None:
-        """Hold all averages for one update, with a warning, if two parameters were given the same memory since.
-
-        Raises UsageError where one of them is updated before all uses of the other.
-        """
+        """Hold all averages for one update, with a warning, if two parameters were given the same memory since; it is
+        too late, an error, where averages are used in the backward pass."""
         if self._tied is None:
             return
         found = self._tied.look()
@@ -408,10 +395,7 @@ class Watch:
         self._updated: dict[Slot, tuple[object, object]] = {}  # updated early: parameter and state as they were then
 
     def note_use(self) -> bool:
-        """Remember the options, which are about to be used in the backward pass; return whether it is the first time.
-
-        Raises UsageError if a hook would miss it.
-        """
+        """Remember the options, which are about to be used in the backward pass; return whether it is the first use."""
         self._refuse_hooks()
         is_first, self._used = self._used is None, self._used or self._options()
         return is_first

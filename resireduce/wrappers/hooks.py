@@ -184,12 +184,8 @@ class FirstSteps:
     steps, but nothing is ever exchanged.
 
     If parameters have moved all the same, they count as dropped once optimizers of torch take the steps, and none has.
-
-    Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values.
-
-    Args:
-        parameters: functions that return the parameters whose averages are exchanged, or this rank's shards of them,
-            the smallest first.
+    Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values. `parameters` are
+    functions that return what is exchanged, or this rank's shards of it, the smallest first.
     """
 
     def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
