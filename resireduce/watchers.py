@@ -133,13 +133,11 @@ NOT_HELD = (
 class Outside(Watcher):
     """Watches for trained parameters of `model` that are not among `held`, given by name, and so are not averaged.
 
-    Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
-    there at the start, as an average of an earlier stage, counts only once something is added to it. A parameter that a
-    hook updates in the backward pass, and that has no gradient afterwards, is found by its version, or by its first
-    row, as fused optimizers leave the version. Steps of other optimizers than `wrapped` are looked at, too: where they
-    train a phase of their own, as an adapter that was added later, nothing of `held` has gradients, and nobody calls
-    `warn`. `reason`, for the warning, says why they are not averaged, and the cure. Those of which `passes_over` is
-    true, of a name and a parameter, are not looked at.
+    Parameters may be unfrozen, and layers added or replaced, at any time. A gradient that is there at the start, as an
+    average of an earlier stage, counts only once something is added to it. A parameter that a hook updates in the
+    backward pass is found by its version, or by its first row, as fused optimizers leave the version. Steps of other
+    optimizers than `wrapped` are looked at, too: they may train a phase of their own, as an adapter that was added
+    later. `reason`, for the warning, says why there is no average, and the cure.
     """
 
     def __init__(
@@ -469,7 +467,7 @@ class Resumed(Watcher):
         self._residual = residual
         state = getattr(optimizer, "state", {})
         own = state if parameters is None else {one: state[one] for one in parameters if one in state}
-        self._optimizer, self._residuals = has_stepped(own), False
+        self._optimizer, self._residuals = bool(_places(own)) and not _is_of_no_steps(own), False
         self._has_stepped = False
         self._end: Callable[[], object] = bool  # does nothing
         if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # one of another library may lack it
@@ -511,11 +509,6 @@ class Resumed(Watcher):
     def end(self) -> None:
         """Stop watching what is loaded."""
         self._end()
-
-
-def has_stepped(state: Mapping[Any, Any]) -> bool:
-    """Whether an optimizer's `state` comes from steps that it has taken, as far as its tensors show."""
-    return bool(_places(state)) and not _is_of_no_steps(state)
 
 
 def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:

@@ -314,9 +314,9 @@ def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[
 
 
 def sent_bytes(slot: Slot, feedback: ErrorFeedback) -> int:
-    """Return the bytes that the node's first rank sends of `slot`, by `feedback`, in the first step after warm-up."""
+    """Return the bytes that the node's first rank sends of a compressed `slot` in the first step after warm-up."""
     like = torch.empty(slot.shape_by_place, dtype=slot.template.dtype, device="meta")
-    return feedback.later_compressor_of(slot.name).compress(like, slot.name, feedback.warm_up_steps).nbytes
+    return feedback.compressor_at(feedback.warm_up_steps).compress(like, slot.name, feedback.warm_up_steps).nbytes
 
 
 def _alike(slots: Iterable[Slot]) -> Iterator[list[Slot]]:

@@ -61,7 +61,7 @@ class Finiteness:
         self.restart()
 
     def check_(self, grad: Tensor, name: str) -> None:
-        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it, and fill it with 0."""
+        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it and fill it with 0."""
         if not self.checks_at_once(grad):
             self.check_each_({name: grad})
         elif not is_finite(grad):
@@ -276,10 +276,6 @@ class ErrorFeedback:
     def compresses(self, name: str) -> bool:
         """Whether tensor `name` is compressed, once warm-up is over; otherwise it is sent dense, in its bucket."""
         return name not in self._dense
-
-    def later_compressor_of(self, name: str) -> Compressor:
-        """Return the compressor of tensor `name` once warm-up is over: NoCompression if it is sent dense."""
-        return self.compressor_at(self.warm_up_steps) if self.compresses(name) else self._dense_compressor
 
     def learns(self, name: str) -> bool:
         """Whether the compressor's state of tensor `name` changes by what all ranks send in this step."""

@@ -427,7 +427,7 @@ class ShardedCompressionHook(HookState):
         )
 
     def start_at(self, step: int) -> None:
-        """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
+        """Continue with step number `step`, counted from 0."""
         super().start_at(step)
         self._is_fresh = True
 
@@ -527,11 +527,7 @@ class ShardedCompressionHook(HookState):
     # --- saved states: residuals of the slices that this rank owns, named by shard ---
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals. They differ between ranks: save one file per rank, or give this object to
-        torch.distributed.checkpoint.
-
-        Raises UsageError within a backward pass, which has updated only some of them.
-        """
+        """Return this rank's residuals, and the number of its shard; torch.distributed.checkpoint takes this object."""
         self._refuse_within_pass("residual_state_dict()")
         self._end_step()
         place = (self._shards.rank, self._shards.world_size)
@@ -539,11 +535,7 @@ class ShardedCompressionHook(HookState):
         return super().residual_state_dict() | named
 
     def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number.
-
-        Raises ConfigError if they belong to another model, scheme, residual_dtype, shard or replica, and UsageError
-        within a backward pass.
-        """
+        """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number."""
         self._refuse_within_pass("load_residual_state_dict()")
         (own,) = self.of_this_shard([state])
         super().load_residual_state_dict(own)
