@@ -4,7 +4,7 @@ Many claims are tested at once, so some pass by chance: S. Holm, "A simple seque
 procedure", Scandinavian Journal of Statistics 6, 1979.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.analysis.claims.claim import (
@@ -239,20 +239,18 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
 def differing(results: Iterable[CellResult], bears: str) -> list[str]:
     """Return the facts of hardware, software and inputs that are not the same in all records.
 
-    bears: a key of `BEARING`, whose facts count too.
+    bears: a key of `BEARING`, whose facts count too. A training that diverged does not say all of them.
     """
     # Data and initial weights differ between models, but no comparison crosses models.
     by_model = grouped((one.cell.model, one) for one in results).values()
-    facts = dict.fromkeys((*NAMED, *NUMERIC, *BEARING[bears]))
-    return [key for key in facts if any(len(set(_values(those, key))) > 1 for those in by_model)]
-
-
-def _values(results: Iterable[CellResult], key: str) -> Iterator[str]:
-    """Yield the values of a fact; a training that diverged does not say all, such as the hash of its data."""
-    for one in results:
-        value = fact_of({**one.provenance, "steps": one.steps if one.status == "ok" else None}, key)
-        if value is not None or one.status == "ok":
-            yield str(value)
+    found = []
+    for key in dict.fromkeys((*NAMED, *NUMERIC, *BEARING[bears])):
+        for those in by_model:
+            values = [(one.steps if key == "steps" else fact_of(one.provenance, key), one.status) for one in those]
+            values = [pair for pair in values if pair[1] == "ok" or (pair[0] is not None and key != "steps")]
+            if len({str(value) for value, _ in values}) > 1 and key not in found:
+                found.append(key)
+    return found
 
 
 def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:

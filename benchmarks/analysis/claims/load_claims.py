@@ -162,8 +162,8 @@ def _one_gpu(entry: Mapping[str, Any], shared: Book) -> Iterator[Claim]:
         measure = choose("test: measure", test.get("measure"), MEASURES)
         limits = ("tolerance", "at_least") if measure == "saving" else ()
         known_keys("test", test, ("kind", "why", "measure", *MEASURES[measure][1], *limits))
-        for name in MEASURES[measure][1]:
-            test[name]  # it has to be there
+        if missing := [name for name in MEASURES[measure][1] if name not in test]:
+            raise ConfigError(f"test: {missing[0]}: missing")
         if "rung" in test:
             choose("test: rung", test["rung"], RUNGS)
         if (limits and ("tolerance" in test) == ("at_least" in test)) or ("tolerance" in test) != (one is not None):

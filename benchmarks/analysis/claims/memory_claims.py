@@ -136,13 +136,12 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
     Residuals larger than planned do not show it: they make a larger saving the published one.
     """
     published, limits = case.published(), case.limits
-    low, high = None, None
     if published is not None and "tolerance" in limits:
         low, high = published - limits["tolerance"], published + limits["tolerance"]
         says = f"{published:g} % within {limits['tolerance']:g} points"
     else:
-        low, high = limits.get("at_least"), limits.get("at_most")
-        ends = {"at least": low, "at most": high}
+        ends = {"at least": limits.get("at_least"), "at most": limits.get("at_most")}
+        low, high = ends.values()
         says = " and ".join(f"{word} {end:g} %" for word, end in ends.items() if end is not None)
     outside = [m for m, v in values.items() if (low is not None and v < low) or (high is not None and v > high)]
     text = ", ".join(f"{model} {number(one)} %" for model, one in values.items())

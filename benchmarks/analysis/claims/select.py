@@ -123,14 +123,13 @@ def _comparison(
 ) -> Comparison:
     results: dict[str, dict[int, CellResult]] = {role: {} for role in group}
     holes: dict[str, dict[int, Hole]] = {role: {} for role in group}
-    for role, cells in group.items():
-        for cell in cells:
-            if cell in evidence.holes:
-                holes[role][cell.seed] = evidence.holes[cell]
-            elif on_gpus and on_cpu(evidence.results[cell]):
-                holes[role][cell.seed] = Hole(cell.name, "measured on a CPU", "the claim is of GPUs", "")
-            else:
-                results[role][cell.seed] = evidence.results[cell]
+    for role, cell in ((role, cell) for role, cells in group.items() for cell in cells):
+        if cell in evidence.holes:
+            holes[role][cell.seed] = evidence.holes[cell]
+        elif on_gpus and on_cpu(evidence.results[cell]):
+            holes[role][cell.seed] = Hole(cell.name, "measured on a CPU", "the claim is of GPUs", "")
+        else:
+            results[role][cell.seed] = evidence.results[cell]
     return Comparison(model, results, holes, named)
 
 

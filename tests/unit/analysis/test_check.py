@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.check.compare import UNEVEN, Bands
-from benchmarks.analysis.check.reference import Reference, change_text
+from benchmarks.analysis.check.reference import Reference
 from benchmarks.analysis.claims.sound import fewer_than_planned, load_planned, setting_name
 from benchmarks.analysis.states import SETTINGS
 from benchmarks.core.cell import Cell
@@ -23,17 +23,16 @@ def test_an_equal_run_passes(check):
 
 
 def test_a_smaller_saving_fails_and_is_named(folder, check):
+    change(folder, residuals_bytes=residuals(folder) + 1)
+    said = check(status=1)
+    assert f"{LABEL}: saving" in said
+    assert "residuals 2,520,000 -> 2,520,001: 1 bytes more" in said
+    change(folder, residuals_bytes=residuals(folder) - 1)
     change(folder, residuals_bytes=residuals(folder) + 147_000)
     said = check(status=1)
     assert f"  {LABEL}: saving 17.5 % -> 17.1 %: 0.4 points less\n" in said
     assert "    residuals 2,520,000 -> 2,667,000: 147,000 bytes more (+5.83 %)\n" in said
     assert "Check FAILED: 9 settings, 1 worse" in said
-
-
-def test_one_byte_less_saved_is_seen(folder, check):
-    change(folder, residuals_bytes=residuals(folder) + 1)
-    said = check(status=1)
-    assert f"{LABEL}: saving" in said and "residuals 2,520,000 -> 2,520,001: 1 bytes more" in said
 
 
 def test_the_worst_comes_first(folder, check):
@@ -83,11 +82,9 @@ def test_all_schemes_and_precisions_are_planned(scheme, residual_dtype):
     ("planted", "named"),
     [
         ({"status": "oom", "reason": "out of memory in step 3"}, "oom: out of memory in step 3"),
-        ({"status": "timeout", "reason": "too slow"}, "timeout: too slow"),
         ({"schema_version": 99}, "broken: schema_version: 99 cannot be read"),
         ({"metric": float("nan")}, "broken: half written or not JSON (NaN is not strict JSON"),
         ({"total_bytes": 5}, "broken: total_bytes: 5 is not the sum"),
-        ({"residuals": 5}, "broken:"),
         ({"cell": {"model": "vgg-digits"}}, "broken: the record is of another cell"),
     ],
 )
@@ -99,28 +96,20 @@ def test_a_record_that_is_none_is_named(folder, check, planted, named):
     assert "Check FAILED" in said
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"a": 1, "a": 2}', "[" * 5000, "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1, "a": 2}', "[" * 5000, "\x00"])
 def test_no_text_in_place_of_a_record_crashes(folder, check, text):
     path_of(folder, VGG).write_text(text)
     assert f"{LABEL}: broken" in check(status=1)
 
 
-def test_a_missing_cell_is_named_with_its_command(folder, check):
-    path_of(folder, VGG).unlink()
-    said = check(status=1)
-    assert f"{LABEL}: not run: not run yet; to fill it: .venv/bin/snakemake" in said
-
-
-def test_a_missing_baseline_fails_what_is_measured_by_it(folder, check):
+def test_a_missing_record_is_named_and_fails_what_is_measured_by_it(folder, check):
     path_of(folder, Cell(model="vgg-digits")).unlink()
+    path_of(folder, Cell(model="vgg-digits", scheme="none", seed=1)).unlink()
     said = check(status=1)
+    assert "none (no residual), kept on vgg-digits, seed 1: not run" in said
+    assert "not run: not run yet; to fill it: .venv/bin/snakemake" in said
     assert "baseline, kept on vgg-digits: not run" in said
     assert f"{LABEL}: saving: the reference has it, the run has not: there is no record of its baseline" in said
-
-
-def test_a_missing_seed_is_named(folder, check):
-    path_of(folder, Cell(model="vgg-digits", scheme="none", seed=1)).unlink()
-    assert "none (no residual), kept on vgg-digits, seed 1: not run" in check(status=1)
 
 
 def test_cells_that_the_config_has_lost_or_gained_are_named(folder, check):
@@ -159,13 +148,6 @@ def test_a_record_that_contradicts_itself_fails_and_becomes_no_reference(folder,
     assert f"{LABEL}: {named}" in said and "delete it, and run its cell again" in said
     said = check("--accept", "why", status=2)
     assert f"cannot be a reference: {VGG.name}: {named}" in said and reference.read_text() == text
-
-
-def test_left_overs_of_another_matrix_do_not_count(folder, check):
-    other = Cell(model="resnet-digits", scheme="w")
-    make_result(other).save(path_of(folder, other))
-    (folder / "cells/old.json").write_text("{}")
-    check(status=0)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +198,6 @@ def test_a_seed_with_fewer_bytes_than_the_others_is_named(folder, check):
     cell = Cell(model="vgg-digits", scheme="none", seed=1)
     change(folder, cell, parameters_bytes=1)
     assert "parameters_bytes is 1, that of seed 0 8,400,000" in check(status=1)
-
-
-def test_a_metric_that_counts_the_other_way_is_named(folder, check):
-    change(folder, higher_is_better=False)
-    assert "higher_is_better was True and is False" in check(status=1)
 
 
 def test_speed_counts_as_a_ratio_to_the_baseline_within_a_band(folder, check):
@@ -340,19 +317,6 @@ def test_wrong_use_is_one_line(folder, reference, tmp_path, capsys):
     ):
         assert main(["check", *arguments]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("quantity", "old", "new", "text"),
-    [
-        ("saving", 0.164, 0.159, "saving 16.4 % -> 15.9 %: 0.5 points less"),
-        ("saving", 0.164, 0.16399, "saving 16.400 % -> 16.399 %: 0.001 points less"),
-        ("total_bytes", 0, 5, "total 0 -> 5: 5 bytes more"),
-        ("metric", 80.0, 76.0, "metric 80 -> 76 (-5 %)"),
-    ],
-)
-def test_changes_are_readable(quantity, old, new, text):
-    assert change_text(quantity, old, new) == text
 
 
 def test_measuring_leaves_records_that_a_report_can_read(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.check.reference import Reference
 from benchmarks.core.paths import ROOT
-from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, change_all, residuals
+from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, residuals
 from tests.records import path_of
 
 
@@ -83,22 +83,6 @@ def test_what_cannot_be_accepted_leaves_the_reference(folder, reference, check, 
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "{}",
-        '{"confidence": 0.95, "rows": []}',
-        '{"made_by": "python -m benchmarks check --accept", "format": 9}',
-    ],
-)
-def test_what_is_no_reference_is_refused(folder, reference, check, text):
-    reference.write_text(text)
-    assert check(status=2).startswith("error: reference: ")
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("total_bytes", 5),
@@ -106,15 +90,12 @@ def test_what_is_no_reference_is_refused(folder, reference, check, text):
         ("parameters_bytes", "8"),
         ("seeds", []),
         ("seeds", [0, 0]),
-        ("seeds", "0" * 6000),
         ("normalised", "1" * 6000),
         ("name", "x" * 6000),
         ("metric", "x"),
-        ("name", "other"),
         ("cell", {"model": "unknown"}),
         ("color", 1),
         ("baseline_total_bytes", None),
-        ("baseline_total_bytes", 0),
         ("baseline_total_bytes", 1),
         ("normalised", 0.5),
     ],
@@ -132,16 +113,14 @@ def test_a_reference_with_a_wrong_row_is_refused(reference, check, name, value):
     ("change", "named"),
     [
         ({"rows": []}, "rows: '[]' is not a list of at least one setting"),
-        ({"rows": {}}, "rows: '{}' is not a list"),
+        ({"rows": "twice"}, "is there twice"),
+        ({"history": [{"reason": float("nan")}]}, "NaN is not strict JSON"),
+        ({"made_by": "me"}, "holds none; give a file that --accept wrote"),
         ({"format": True}, "has format True"),
-        ({"format": "1"}, "has format '1'"),
         ({"more": 1}, "its keys differ by more"),
         ({"provenance": {}}, "provenance: '{}' is not a mapping of device, torch"),
-        ({"provenance": []}, "provenance: '[]' is not a mapping of device, torch"),
         ({"provenance": {"device": ["cpu"]}}, "provenance: device: ['cpu'] is not a text"),
-        ({"provenance": {"torch": 5}}, "provenance: torch: 5 is not a text"),
         ({"provenance": {"device": None}}, "provenance: device: None is not a text"),
-        ({"history": 5}, "history: '5' is not a list"),
         ({"history": []}, "history: '[]' is not a list of at least one"),
     ],
     ids=str,
@@ -150,21 +129,8 @@ def test_a_reference_with_a_gap_is_refused(reference, check, change, named):
     values = json.loads(reference.read_text())
     if change.get("provenance"):
         change = {"provenance": values["provenance"] | change["provenance"]}
+    if change.get("rows") == "twice":
+        change = {"rows": [*values["rows"], values["rows"][0]]}
     reference.write_text(json.dumps(values | change))
     said = check(status=2)
     assert said.startswith(f"error: reference: {reference}") and named in said and said.count("\n") == 1
-
-
-def test_records_that_do_not_say_their_device_are_not_accepted(folder, tmp_path, capsys):
-    change_all(folder, provenance=MEASURED | {"device": None})
-    assert main(["check", "--run", str(folder), "--reference", str(tmp_path / "new.json"), "--accept", "x"]) == 2
-    assert "provenance: device: missing" in capsys.readouterr().err
-
-
-def test_a_reference_with_a_row_twice_or_nan_is_refused(reference, check):
-    values = json.loads(reference.read_text())
-    reference.write_text(json.dumps(values | {"rows": [*values["rows"], values["rows"][0]]}))
-    assert "is there twice" in check(status=2)
-    values["rows"][0]["metric"] = float("nan")
-    reference.write_text(json.dumps(values))
-    assert "NaN is not strict JSON" in check(status=2)

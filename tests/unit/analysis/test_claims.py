@@ -60,6 +60,7 @@ CONTRARY: dict[str, Callable[[Cell], CellResult]] = {
 
 
 def test_every_kind_can_be_refuted() -> None:
+    assert {claim.kind for claim in BOOK.claims if claim.paper.command == ITSELF} == {CONSISTENCY}
     assert CONTRARY.keys() == KINDS.keys() == {claim.kind for claim in BOOK.claims} - {CONSISTENCY, ONE_GPU}
 
 
@@ -133,7 +134,3 @@ def test_the_command_line_prints_the_ledger(tmp_path: Path, capsys: pytest.Captu
         assert capsys.readouterr() == ("", f"error: run: {str(path)!r} is not a folder; {cure}\n")
         said = f"error: gpus: {str(path)!r} is not a folder; give one that holds a folder for each GPU\n"
         assert (main(["claims", "--gpus", str(path)]), capsys.readouterr().err) == (2, said)
-
-
-def test_claims_that_run_themselves_need_no_run() -> None:
-    assert {claim.kind for claim in BOOK.claims if claim.paper.command == ITSELF} == {CONSISTENCY}

@@ -36,25 +36,6 @@ def judged(records: dict[Cell, CellResult], claim: str) -> tuple[str, str]:
     return one.status, one.reason
 
 
-def test_residuals_of_one_size_are_not_the_same_in_all_schemes() -> None:
-    """In a model without specific layers `2d` is the baseline, but an average is not what weights give."""
-    assert copied_by("resnet50", "w", "a") and not copied_by("resnet50", "baseline", "2d")
-
-
-def copied_by(model: str, *schemes: str) -> bool:
-    one, other = ([make(Cell(model=model, scheme=scheme, seed=seed)) for seed in range(3)] for scheme in schemes)
-    return bool(doubled([*one, *(history_of(mine, theirs) for mine, theirs in zip(other, one, strict=True))]))
-
-
-def test_two_perplexities_are_enough() -> None:
-    """A training of two epochs has no more."""
-    pairs = [(scheme, seed) for scheme in ("baseline", "none", "w+2d") for seed in range(5)]
-    records = {one: make(Cell(model="gpt2-medium", scheme=one[0], seed=one[1], world_size=8)) for one in pairs}
-    records["w+2d", 0] = history_of(records["w+2d", 0], records["baseline", 0])
-    found = judged({one.cell: one for one in records.values()}, "exp2-accuracy-gpt2-medium")
-    assert found[0] == "inconclusive" and "have the same history: they are one" in found[1]
-
-
 @pytest.mark.parametrize(("change", "said"), [(history_of, "have the same history: "), (times_of, "took the same ")])
 def test_seeds_that_are_copies_of_one_are_one_training(change: Any, said: str) -> None:
     records = {cell: make(cell) for cell in cells("gpt2-bytes")}

@@ -12,7 +12,7 @@ from benchmarks.analysis.claims.ledger import adjusted, ledger
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.metric_claims import POWER, loss_between, margin_of, seeds_needed
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.statistics import Interval, interval, p_beyond, power
+from benchmarks.analysis.statistics import interval, p_beyond, power
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from tests.claim_records import distances, history, make, metric_name, role_cells, run_of, wasted
@@ -78,15 +78,6 @@ def test_one_seed_leaves_it_inconclusive(kind: str) -> None:
     found = judged(kind, run_of([make(cell) for role in scope.roles for cell in role_cells(scope, role, [5])]))
     assert (found.status, found.seeds, found.interval) == ("inconclusive", 1, None)
     assert "n = 1" in found.reason and found.value is not None
-
-
-@pytest.mark.parametrize("kind", ["throughput", "duration"])
-def test_other_hardware_leaves_times_inconclusive(kind: str) -> None:
-    results = records(claim_of(kind).paper)
-    results[0] = replace(results[0], provenance={**results[0].provenance, "device": "NVIDIA A100"})
-    found = judged(kind, run_of(results))
-    assert found.status == "inconclusive" and found.reason.endswith("; the cells compared differ in device")
-    assert found.hardware is not None and "NVIDIA A100" in found.hardware
 
 
 @pytest.mark.parametrize(
@@ -340,14 +331,6 @@ def test_a_claim_of_accuracy_says_how_many_it_needs() -> None:
     cells = [Cell(model="vgg-digits", scheme=s, seed=n) for s in ("baseline", "w+2d", "none") for n in range(3)]
     after = ledger(run_of([make(cell) for cell in cells]), book=book)[0]
     assert after.seeds_needed and after.seeds_needed <= 3 and after.status == after.holm == "reproduced"
-
-
-def test_a_p_value_is_small_where_an_interval_leaves_the_value_out() -> None:
-    found = interval([1.0, 2.0, 3.5, 1.5])
-    assert found is not None and found.half_width is not None
-    edge = p_beyond(found, found.mean - found.half_width)
-    assert edge == pytest.approx(0.05) and (p_beyond(found, 0.0) or 1) < 0.05 < (p_beyond(found, 1.9) or 0)
-    assert p_beyond(Interval(1.0, None, 1), 0.0) is None and p_beyond(Interval(1.0, 0.0, 3), 0.0) == 0.0
 
 
 @pytest.mark.parametrize("limit", [-0.2, 0.0, 1.0])

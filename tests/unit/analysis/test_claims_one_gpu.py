@@ -15,7 +15,7 @@ from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.one_gpu import MEASURES, ONE_GPU, RUNGS
 from benchmarks.analysis.gpu_records import read_devices
 from benchmarks.core.cell import Cell
-from tests.gpu_records import UUID, known_file, memory_file, save
+from tests.gpu_records import known_file, memory_file, save
 
 BOOK = load_claims()
 CLAIMS = tuple(claim for claim in BOOK.claims if claim.kind == ONE_GPU)
@@ -201,13 +201,6 @@ def test_a_file_that_is_of_no_gpu_does_not_count_and_says_why(
     assert capsys.readouterr().err.startswith("note: nvidia-h200: memory.json does not count: ")
 
 
-@pytest.mark.parametrize("result", [5, {"rung": "allocated"}], ids=str)
-def test_readings_that_are_no_list_are_none(tmp_path: Path, result: Any) -> None:
-    values = known_file()
-    values["cases"] = [{**values["cases"][0], "result": result}]
-    assert rows(save(tmp_path, memory_file([]), values))["ours-gpu-known"].status == "not run"
-
-
 @pytest.mark.parametrize("flag", ["foreign-process", "mig", "shared-device"])
 def test_a_flag_of_nvml_leaves_open_what_rests_on_it(tmp_path: Path, flag: str) -> None:
     values = memory_file()
@@ -215,15 +208,6 @@ def test_a_flag_of_nvml_leaves_open_what_rests_on_it(tmp_path: Path, flag: str) 
     found = rows(save(tmp_path, values))
     assert found["ours-gpu-nvml-vgg19"].status == "inconclusive" and flag in found["ours-gpu-nvml-vgg19"].reason
     assert found["ours-gpu-peak-vgg19"].status == "reproduced"
-
-
-@pytest.mark.parametrize("flags", [1.5, "mig"], ids=str)
-def test_flags_that_are_no_list_are_flags(tmp_path: Path, flags: Any) -> None:
-    values, readings = memory_file(), known_file()
-    rung(case(values, "w+2d.streamed"), "nvml_process")["flags"] = flags
-    readings["cases"][0]["result"][0]["flags"] = flags
-    found = rows(save(tmp_path, values, readings))
-    assert {found[name].status for name in ("ours-gpu-nvml-vgg19", "ours-gpu-known")} == {"inconclusive"}
 
 
 def renamed(values: dict[str, Any], device: str) -> dict[str, Any]:
@@ -241,12 +225,3 @@ def test_all_gpus_must_show_it(tmp_path: Path) -> None:
     save(tmp_path, other, device="nvidia-a100")
     found = rows(tmp_path)["ours-gpu-planned-vgg19"]
     assert found.status == "not reproduced" and "reproduced with nvidia-h200" in found.reason
-
-
-def test_the_command_marks_them_as_of_one_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert UUID.startswith("GPU-")
-    save(tmp_path, memory_file(), known_file())
-    assert main(["claims", "--gpus", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert said.err == "" and "On one GPU, by the records of its check" in said.out
-    assert "+ ours-gpu-known" in said.out and "make gpu" not in said.out

@@ -132,20 +132,9 @@ def test_what_tables_do_not_vouch_for_is_a_note(good, tmp_path, verify, monkeypa
     files = contents(good)
     changed = dict.fromkeys(("results/reference/memory-cpu.json", "constraints.txt", "containers/new.lock"), b"{}")
     files |= changed
-    said = verify(forge(tmp_path / "other.zip", files), 0)
+    said = verify(forge(tmp_path / "other.zip", of(files, {"commit": "f" * 40})), 0)
     assert all(f"Note: {name} is not " in said for name in changed), said
-
-
-@pytest.mark.parametrize("change", [{"commit": ["x"]}, {"date": {}}, {"dirty": "no"}, {"commit": 5}], ids=str)
-def test_a_manifest_of_wrong_values_is_refused(good, tmp_path, verify, change):
-    files = contents(good)
-    files["manifest.json"] = json.dumps(json.loads(files["manifest.json"]) | change).encode()
-    assert f"manifest.json: {next(iter(change))}: " in verify(write(tmp_path / "bad.zip", files), 1)
-
-
-def test_a_bundle_is_verified(good, verify):
-    said = verify(good, 0)
-    assert "Verified: " in said and "run x" in said
+    assert "Note: the bundle was made by commit ffff" in said
 
 
 def test_a_changed_number_in_a_table_is_found_by_file_and_line(good, tmp_path, verify):
@@ -164,18 +153,15 @@ def test_a_changed_record_is_found_by_the_tables(good, tmp_path, verify):
     assert "DIFFERS: tables/memory.csv, line 6:" in said
 
 
-def test_bytes_that_the_manifest_does_not_know_are_found(good, tmp_path, verify):
-    files = contents(good)
-    files["LICENSE"] += b" "
-    assert "DIFFERS: LICENSE: changed" in verify(write(tmp_path / "bad.zip", files), 1)
-
-
-def test_a_missing_and_an_added_file_are_found(good, tmp_path, verify):
+def test_what_the_manifest_does_not_know_is_found(good, tmp_path, verify):
+    assert "Verified: " in verify(good, 0)
     files = contents(good)
     del files[f"{RUN}/logs/{OOM.name}.log"]
-    said = verify(write(tmp_path / "bad.zip", files | {"more.txt": b"x"}), 1)
+    files |= {"LICENSE": files["LICENSE"] + b" ", f"{RUN}/cells/copy.json": files[CELL]}
+    said = verify(write(tmp_path / "bad.zip", files), 1)
+    assert "DIFFERS: LICENSE: changed" in said and "cells/copy.json: added, the manifest does not have it" in said
     assert f"{RUN}/logs/{OOM.name}.log: missing, though the manifest has it" in said
-    assert "more.txt: added, the manifest does not have it" in said
+    assert "DIFFERS: cells/copy.json: the record is of another cell" in said
 
 
 def test_a_table_left_out_and_one_invented_are_found(good, tmp_path, verify):
@@ -191,12 +177,6 @@ def test_a_record_that_is_none_is_found(good, tmp_path, verify, text):
     files = contents(good)
     files[CELL] = json.dumps(json.loads(files[CELL]) | {"status": "fine"}).encode() if text is None else text
     assert "DIFFERS: cells/vgg-digits.topk.w+2d.kept" in verify(forge(tmp_path / "bad.zip", files), 1)
-
-
-def test_a_record_under_another_name_is_found(good, tmp_path, verify):
-    files = contents(good)
-    files[f"{RUN}/cells/copy.json"] = files[CELL]
-    assert "DIFFERS: cells/copy.json: the record is of another cell" in verify(forge(tmp_path / "bad.zip", files), 1)
 
 
 @pytest.mark.parametrize("name", ["../out.txt", "/tmp/out.txt", "a/../../out.txt"])
@@ -228,7 +208,10 @@ def test_too_many_bytes_are_not_unpacked(good, verify, monkeypatch):
     assert "allowed are 1,000" in verify(good, 1)
 
 
-@pytest.mark.parametrize("text", [None, b"{", b"{}", b'{"format": 9}', b'{"format": 1, "run": "../x", "files": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [None, b"{", b"{}", b'{"format": 9}', b'{"format": 1, "run": "x", "date": {}}'],
+)
 def test_without_a_manifest_nothing_is_verified(good, tmp_path, verify, text):
     files = contents(good)
     files = files | {"manifest.json": text} if text else {k: v for k, v in files.items() if k != "manifest.json"}
@@ -245,22 +228,10 @@ def test_every_place_where_a_download_may_end_is_found(good, tmp_path, verify):
     assert "NOT verified" in verify(tmp_path / "bad.zip", 1)
 
 
-def test_wrong_use_is_one_line(tmp_path, verify):
-    assert verify(tmp_path / "none.zip", 2).count("\n") == 1
-    assert verify(tmp_path, 2).count("\n") == 1
-
-
 def test_nothing_in_a_bundle_moves_the_cursor(good, tmp_path, verify):
     files = contents(good)
     head = json.loads(files["manifest.json"]) | {"commit": "\x1b[2Jx"}
+    assert verify(tmp_path, 2).count("\n") == 1
     said = verify(write(tmp_path / "a.zip", files | {"manifest.json": json.dumps(head).encode(), "a\x1b[2J": b""}), 1)
     assert "\x1b" not in said
     assert "commit \\x1b[2Jx" in said and "a\\x1b[2J: added" in said
-
-
-def test_another_commit_is_a_note(good, tmp_path, verify):
-    files = contents(good)
-    head = json.loads(files["manifest.json"]) | {"commit": "f" * 40}
-    files["manifest.json"] = json.dumps(head).encode()
-    said = verify(forge(tmp_path / "other.zip", files), 0)
-    assert "Note: the bundle was made by commit ffff" in said
