@@ -150,12 +150,13 @@ def test_the_smoke_runs_page_is_short_begins_with_what_it_shows_and_folds_the_re
     assert troubles(browser) == []
 
 
-def test_legends_fit_a_phone_and_the_smoke_runs_page_few_sheets_of_paper(browser, smoke_page):
+def test_legends_and_ticks_fit_a_phone_and_the_smoke_runs_page_few_sheets_of_paper(browser, smoke_page):
     browser.open(smoke_page, 400)
     for name in ("trade-off", "memory", "accuracy", "throughput"):
-        words = f"[...document.querySelectorAll('{live(browser, name)} .role-legend-label text')]"
-        rights = browser.run(f"{words}.map(one => one.getBoundingClientRect().right)")
-        assert rights and max(rights) <= 400, name
+        for role in ("role-legend-label", "role-axis-label"):
+            words = f"[...document.querySelectorAll('{live(browser, name)} .{role} text')]"
+            rights = browser.run(f"{words}.map(one => one.getBoundingClientRect().right)")
+            assert rights and max(rights) <= 400, (name, role)
     browser.open(smoke_page, WIDE)
     browser.wait("document.querySelector('#figure-trade-off[data-ready]') !== null")
     assert 1 <= len(re.findall(rb"/Type /Page\b", browser.pdf())) < 15
