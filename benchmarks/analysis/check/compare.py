@@ -18,7 +18,6 @@ from benchmarks.analysis.check.reference import (
     rows_of,
     usual_of,
 )
-from benchmarks.analysis.claims.evidence import peaks_by_time
 from benchmarks.analysis.claims.sound import fewer_than_planned, unsound
 from benchmarks.analysis.labels import percent
 from benchmarks.analysis.load_run import Run, strays
@@ -75,7 +74,7 @@ class Bands:
 
         It is absolute for savings, else relative; None if the quantity is not compared.
         """
-        uneven = setting is not None and (setting.compressor in UNEVEN or peaks_by_time(setting))
+        uneven = setting is not None and setting.compressor in UNEVEN
         exact_peaks = self.exact_bytes and self.same_torch and not uneven
         if quantity == "saving":
             return 0.0 if self.exact_bytes else GPU_SAVING

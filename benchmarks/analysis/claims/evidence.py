@@ -225,10 +225,10 @@ def mixed(run: Run) -> Iterator[str]:
 def other_peaks(run: Run) -> Iterator[str]:
     """Yield a line if records of one setting and the same code, of other seeds, were fullest at other bytes.
 
-    Where lengths of messages are decided by values, or by time, that is as it should be.
+    Where lengths of messages are decided by values, that is as it should be.
     """
     for records in _of_one_start(run):
-        same = [one for one in records if one.cell.compressor in SAME_PEAKS and not peaks_by_time(one.cell)]
+        same = [one for one in records if one.cell.compressor in SAME_PEAKS and not _counts_what_goes(one.cell)]
         alike = grouped((replace(one.cell, seed=0), one) for one in same).values()
         others = [those for those in alike if len({one.peak_states_bytes for one in those}) > 1]
         if others and not _differing(records):
@@ -236,8 +236,8 @@ def other_peaks(run: Run) -> Iterator[str]:
             yield f"records of one setting and code differ in peak_states_bytes, which are arithmetic: {names}"
 
 
-def peaks_by_time(cell: Cell) -> bool:
-    """Return whether it is a matter of time which messages are under way at the fullest moment of a step."""
+def _counts_what_goes(cell: Cell) -> bool:
+    """Return whether older records of a cell count, at the fullest moment, what threads of Gloo were letting go of."""
     return cell.update == "in_backward" and cell.world_size > 1
 
 

@@ -268,13 +268,6 @@ def test_messages_of_uneven_length_are_those_of_the_compressors():
     assert bands.of("in_flight_bytes", topk) == bands.of("total_bytes", dgc) == 0 < bands.of("in_flight_bytes", dgc)
 
 
-def test_messages_under_way_when_several_ranks_update_in_the_backward_pass_are_a_matter_of_time():
-    bands = Bands.between({"device": "cpu", "torch": "2.13.0"}, {"device": "cpu", "torch": "2.13.0"})
-    values = {"model": "vgg-digits", "compressor": "none", "scheme": "none", "gradients": "streamed"}
-    one, two = Cell(**values, backend="local", world_size=1), Cell(**values)
-    assert bands.of("peak_states_bytes", one) == bands.of("total_bytes", two) == 0 < bands.of("peak_states_bytes", two)
-
-
 def test_the_junit_file_has_a_case_for_each_setting_and_quantity(folder, check, tmp_path):
     change(folder, residuals_bytes=residuals(folder) + 147_000)
     path_of(folder, Cell(model="gpt2-bytes", scheme="w+2d")).write_text('{"schema_version": 2, "\\u0000<&": 1}')

@@ -301,8 +301,8 @@ def test_a_fullest_moment_that_differs_between_seeds_is_told(folder: Path, capsy
     assert [said in text for text in told()] == [True] * len(commands)
 
 
-def test_a_fullest_moment_that_is_a_matter_of_time_is_not_told() -> None:
-    """Updates in the backward pass of several ranks take place when messages have come."""
+def test_a_fullest_moment_that_was_a_matter_of_time_is_not_told() -> None:
+    """Of updates in the backward pass of several ranks, older records count messages that were let go of."""
     plain: dict[str, Any] = {"compressor": "none", "scheme": "none", "gradients": "streamed"}
     cells = [Cell(model="vgg-digits", seed=seed, **plain) for seed in range(2)]
     assert cells[0].update == "in_backward"
