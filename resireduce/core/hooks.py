@@ -43,8 +43,7 @@ class _Hook:
 
     @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
     def __call__(self, given: Any) -> None:
-        owner: Any = self._owner()
-        if owner is not None:
+        if (owner := self._owner()) is not None:
             with owner.turn:
                 self._act(owner, owner.slots[self._index], given)
 

@@ -204,22 +204,19 @@ class Message:
 
     def wait(self) -> None:
         """Wait for the collective."""
-        if self._result is None:
-            if self.handle is not None:
-                self._result = self.handle.wait()
-            else:  # the sums that the rounds have found
-                self._result = [payload.known for payload in self.payloads if payload.known is not None]
+        if self._result is None and self.handle is not None:
+            self._result = self.handle.wait()
 
     def received(self) -> list[Sequence[Tensor]]:
         """Return, for each tensor, the buffers that have come: one of each rank, or the sum alone."""
+        if self.handle is None:  # rounds have found the sums
+            return [[payload.known] for payload in self.payloads if payload.known is not None]
         self.wait()
         if isinstance(self._result, Tensor):
             whole = self._result
             parts = whole.split([one.buffer.numel() for one in self.payloads]) if len(self.payloads) > 1 else [whole]
             return [[part] for part in parts]
         assert self._result is not None
-        if self.handle is None:
-            return [[known] for known in self._result]
         if len(self.payloads) == 1:
             return [self._result]
         return [*zip(*map(self._of_rank, self._result), strict=True)]
