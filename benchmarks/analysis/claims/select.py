@@ -172,12 +172,14 @@ def check_there(comparison: Comparison, *roles: str) -> None:
     """
     empty = [role for role in roles if not comparison.results.get(role)]
     holes = [hole for role in empty for hole in comparison.holes.get(role, {}).values()]
-    if failed := [hole for hole in holes if hole.status not in TO_COME]:
-        raise Undecided(f"{failed[0].name}: {failed[0].status}, {failed[0].why}")
-    if holes:
-        raise Undecided(f"{holes[0].name}: {holes[0].status}", NOT_RUN)
+    for hole in holes:
+        if hole.status not in TO_COME:
+            raise Undecided(f"{hole.name}: {hole.status}, {hole.why}")
     if empty:
-        raise Undecided(f"no cells of {comparison.model} for it ({empty[0]})", NOT_RUN)
+        missing = (
+            f"{holes[0].name}: {holes[0].status}" if holes else f"no cells of {comparison.model} for it ({empty[0]})"
+        )
+        raise Undecided(missing, NOT_RUN)
 
 
 def common_seeds(comparison: Comparison, *roles: str) -> list[int]:

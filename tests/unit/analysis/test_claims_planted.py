@@ -86,20 +86,6 @@ def test_true_records(folder: Path) -> None:
     assert before[ACCURACY].seeds == 3 and before[ACCURACY].hardware == "Example CPU, 2 ranks"
 
 
-def test_a_control_that_is_missing(folder: Path) -> None:
-    for seed in range(3):
-        path_of(folder, cell_of("none", seed)).unlink()
-    status, reason = said(found(folder)[ACCURACY])
-    assert status == "inconclusive"
-    assert "; control, no residuals: vgg-digits.topk.none.kept.d0.01.s0: not run; seed 0, 1, 2 of " in reason
-    config = json.loads((folder / "config.json").read_text())
-    config["matrix"][0]["scheme"].remove("none")
-    (folder / "config.json").write_text(json.dumps(config))
-    status, reason = said(found(folder)[ACCURACY])
-    assert status == "inconclusive"
-    assert reason.endswith("; the control, no residuals, is missing: make run RUN=mini PART=table")
-
-
 def test_a_missing_seed(folder: Path) -> None:
     """What is missing counts as failed: it may have been left out because it did."""
     path_of(folder, cell_of()).unlink()
@@ -183,19 +169,6 @@ def test_a_file_that_is_nested_deeply_ends_no_command(
         main([command[0], "--run", str(folder), *command[1:]])
         said = capsys.readouterr()
         assert "it is nested too deeply" in said.out + said.err, command
-
-
-@pytest.mark.parametrize("status", ["oom", "timeout", "node-fail", "error"])
-def test_cells_that_failed(folder: Path, status: str) -> None:
-    failed(cell_of(), status, "as planted").save(path_of(folder, cell_of()))
-    one = found(folder)[ACCURACY]
-    assert one.status == "inconclusive" and f"seed 1 of topk/w+2d/kept is missing ({status}: as planted)" in one.reason
-    for seed in range(3):
-        failed(cell_of(seed=seed), status, "as planted").save(path_of(folder, cell_of(seed=seed)))
-    now = found(folder)
-    for name in (ACCURACY, SAME, SPEED):
-        reason = f"vgg-digits.topk.w+2d.kept.d0.01.s0: {status}, as planted"
-        assert (now[name].status, now[name].reason) == ("inconclusive", reason)
 
 
 def test_a_diverged_cell_of_the_scheme_refutes_it(folder: Path) -> None:
