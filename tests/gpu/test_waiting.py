@@ -161,34 +161,6 @@ def test_nothing_else_waits(
         step(model, optimizer, third)
 
 
-@pytest.mark.parametrize("residual_dtype", [None, "int4"])
-def test_residuals_in_the_host_s_memory_are_not_waited_for(
-    device: torch.device, residual_dtype: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Finiteness, "failure", lambda self: None)
-    model = net(device)
-    optimizer = distributed(model, scheme="baseline", residual_device="cpu", residual_dtype=residual_dtype)
-    first, second, *_ = batches(device)
-    step(model, optimizer, first)
-    with refused(device):
-        step(model, optimizer, second)
-
-
-def test_a_scaler_is_asked_for_its_scale_alone(device: torch.device) -> None:
-    model = net(device)
-    scaler = resireduce.GradScaler(device.type)
-    optimizer = distributed(model, grad_scaler=scaler)
-    for number, (x, y) in enumerate(batches(device)):
-        optimizer.zero_grad()
-        asked = Asked(device)
-        with asked:
-            scaler.scale(torch.nn.functional.cross_entropy(model(x), y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        if number > 1:
-            assert asked.places <= {"inverse_scale", *BY_DESIGN["every"]}
-
-
 def test_a_graph_of_a_step_is_refused_or_works(device: torch.device) -> None:
     """One clear error, or a replay that trains: not a step that is recorded in part."""
     if device.type != "cuda":

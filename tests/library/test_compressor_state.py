@@ -15,10 +15,7 @@ from resireduce.compressors.thresholds import SIDCo
 from resireduce.compressors.topk import TopK
 from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.grouping import is_small
-from resireduce.plan import plan
-from resireduce.planning.memory import itemise_states, measure_states
+from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS
 from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, seeded, train, train_world
@@ -46,31 +43,6 @@ def stages(optimizer: DistributedOptimizer) -> list[Tensor]:
     return [tensor for name, tensor in optimizer.residual_state_dict().items() if name.endswith(".stages")]
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_it_is_planned_listed_and_counted_to_the_byte(gradients: str) -> None:
-    options = {"compressor": Rotating(0.05), "scheme": "w+2d", "gradients": gradients}
-    planned, without = (plan(Net, world_size=2, **options | more) for more in ({}, {"compressor": TopK(0.05)}))
-    for _, optimizer in train_world(2, seeded(Net), steps=2, **options):
-        states = measure_states(optimizer).as_dict()
-        assert states == {key: planned[key] for key in states}
-        listed = [item for item in itemise_states(optimizer) if item.part == "compressor.calls"]
-        assert {item.name for item in listed} == {
-            name for name, one in seeded(Net).named_parameters() if not is_small(one)
-        }
-        assert planned["residuals"] - without["residuals"] == 8 * len(listed)
-
-
-def test_a_gradient_that_is_not_finite_leaves_it_as_it_was() -> None:
-    model = seeded(Net)
-    optimizer = distributed(model, compressor=Rotating(0.05), gradients="streamed")
-    held = optimizer.residual_state_dict()  # the tensors themselves
-    model.first.weight.register_hook(lambda grad: grad * torch.inf)  # which comes last
-    loss_of(model, torch.Generator()).backward()
-    with pytest.raises(NonFiniteGradient):
-        optimizer.step()
-    assert not any(tensor.any() for name, tensor in held.items() if name.endswith(".calls"))
-
-
 def test_where_a_tensor_has_no_gradient_it_stays() -> None:
     """On all ranks of one that none has used, and on the rank that has not used what another one sends."""
     start = seeded(Net)
@@ -84,11 +56,6 @@ def test_where_a_tensor_has_no_gradient_it_stays() -> None:
         return {name: count for name, count in calls(optimizer).items() if count}
 
     assert LocalWorld(2).run(rank) == [{"compressor.first.weight.calls": 1}, {}]
-
-
-def test_steps_that_send_everything_as_it_is_are_not_calls() -> None:
-    _, optimizer = train(LocalCommunicator(), seeded(Net), steps=3, warm_up_steps=2, compressor=Rotating(0.05))
-    assert set(calls(optimizer).values()) == {1}
 
 
 def test_another_number_of_ranks_takes_it_from_the_first_that_it_inherits() -> None:

@@ -20,8 +20,7 @@ from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning import fullest
-from resireduce.planning.fullest import Held, OnGpu, as_bytes, count, hold, largest_batch, most_of, trace_passes
-from resireduce.planning.models import find_builder
+from resireduce.planning.fullest import Held, OnGpu, count, hold, largest_batch, most_of, trace_passes
 from resireduce.planning.optimizers import without_storage
 from resireduce.scheme import load
 from resireduce.settings import Settings
@@ -77,13 +76,6 @@ def whole(options: dict[str, Any], batch: int, optimizer: str = "adamw", **of_op
     order = [one for one, _, _ in passes.handed]
     given = Settings(backend=PretendCommunicator(2), **options)
     return most_of(passes, hold(model, given, order, optimizer, of_optimizer, {}))
-
-
-def test_what_a_builder_offers_is_a_step_of_its_recipe() -> None:
-    offered = {name: getattr(load(MODELS[name]), "inputs", None) for name in MODELS}
-    assert {name for name, found in offered.items() if found is not None} == WORKLOADS.keys()
-    assert all(found.args == (name,) for name, found in offered.items() if found is not None)
-    assert plan(find_builder("resnet-digits"), batch=3)["fullest_activations_bytes"] > 0
 
 
 CASES = sorted(json.loads(RECORD.read_text())["cases"], key=lambda case: str(case["name"]))
@@ -182,19 +174,6 @@ def test_two_halves_of_a_step_hold_what_the_whole_holds(options: dict[str, Any],
     )
 
 
-def test_attention_and_dropout_hold_what_a_gpu_s_do() -> None:
-    """Beside the input: no matrix of scores, but its logarithms of sums, and masks of a byte an element."""
-    batch, heads, length, width = 2, 4, 256, 64
-    query = torch.empty(batch, heads, length, width, device="meta", requires_grad=True)
-    alive = count([query])
-    with OnGpu(), alive:
-        out = nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=0.1, is_causal=True)
-        held = alive.current_bytes
-        dropped = nn.functional.dropout(out, 0.1)
-    assert held - query.nbytes == pytest.approx(out.nbytes + 4 * batch * heads * length, abs=4096)
-    assert alive.current_bytes - held == dropped.nbytes + dropped.numel()
-
-
 def test_checkpoints_keep_the_inputs_of_blocks_and_chunks_some_rows_of_logits() -> None:
     batch, model = 4000, built(partial(Net, 6))
     plain, anew = (trace_passes(model, inputs, batch, checkpointed) for checkpointed in (False, True))
@@ -250,14 +229,6 @@ def test_the_largest_batch_of_any_growth(limit: int) -> None:
     expected = 0 if memory < 700 else min(fullest.MOST, (memory - 100) // 3)
     assert largest_batch(of, 4, of(4), memory) == expected
     assert len(calls) < 40
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("24GB", 24 * 10**9), ("80GiB", 80 * 2**30), ("1.5 MB", 1_500_000), (7, 7), ("512", 512), ("3KiB", 3072)],
-)
-def test_a_memory_is_a_number_with_a_unit(text: object, expected: int) -> None:
-    assert as_bytes(text) == expected
 
 
 def nothing_of_the_model(model: nn.Module, batch: int) -> Tensor:

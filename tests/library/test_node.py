@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.comm.nodes import NodeSlices, find_nodes
+from resireduce.comm.nodes import find_nodes
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.scheme import COMPRESSORS, SCHEMES
@@ -21,25 +21,6 @@ from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, tra
 PAIRS = [[0, 1], [2, 3]]
 SHAPES = [[[0, 1], [2, 3]], [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2], [1, 3]]]
 """2 x 2, 4 x 2 and 2 x 4 ranks, and ranks that are dealt out to nodes in turn."""
-
-
-# --- slices ---
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-@pytest.mark.parametrize("shape", [(8, 3), (9, 3, 2), (2, 700), (5,), (1,), (), (16,), (0,), (9, 0, 2)])
-def test_slices_are_the_tensor_cut_in_order(shape: tuple[int, ...], count: int) -> None:
-    tensor = torch.randn(shape)
-    slices = NodeSlices(tensor.shape, count)
-    rows = slices.spread(tensor)
-    own = [slices.own(row, place) for place, row in enumerate(rows)]
-    assert rows.shape == (count, slices.width)
-    assert torch.equal(torch.cat([one.view(-1)[:n] for one, n in zip(own, slices.sizes, strict=True)]), tensor.view(-1))
-    assert torch.equal(slices.joined(torch.stack([slices.padded(one) for one in own])), tensor)
-    for one, size in zip(own, slices.sizes, strict=True):
-        assert one.numel() == max(1, size) and (size or not one.any()), "no padding but for a rank without an element"
-        assert one.shape[1:] == tensor.shape[1:] or shape[0] < count or 0 in shape, "rows stay whole if enough"
-    assert max(slices.sizes) - min(slices.sizes) <= (math.prod(shape[1:]) if shape and shape[0] >= count else 1)
 
 
 # --- what is trained, against the definition in NumPy ---

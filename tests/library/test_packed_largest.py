@@ -9,7 +9,6 @@ from resireduce.compressors.base import Sum
 from resireduce.compressors.topk import TopK
 from resireduce.kernels import ops
 from resireduce.kernels.ops import BYTES, NOT_FINITE, SWITCH, largest_each, library
-from resireduce.planning.memory import LiveBytes
 from tests.compiled import needs_compiler, values
 
 pytestmark = needs_compiler
@@ -49,14 +48,6 @@ def test_they_are_the_last_of_a_stable_sort(n: int, kind: str, adds: bool) -> No
             assert same(target, total.index_fill(0, places, 0.0) if takes else total)
 
 
-def test_several_tensors_are_one_call() -> None:
-    tensors, ks = [values(n, "normal") for n in (3, 70_001, 500)], [2, 700, 5]
-    expected = [packed_of(one.clone(), k) for one, k in zip(tensors, ks, strict=True)]
-    found = [torch.empty(BYTES * k, dtype=torch.uint8) for k in ks]
-    assert largest_each([(*one, None, to, "") for *one, to in zip(tensors, ks, found, strict=True)]) == [1, 1, 1]
-    assert all(map(torch.equal, found, expected))
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kind", ["normal", "zero", "uneven"])
 @pytest.mark.parametrize("n", [20, 10_240, 70_001])
@@ -76,20 +67,6 @@ def test_where_the_sample_misleads_all_elements_are_counted() -> None:
     places = flat.abs().sort(stable=True).indices[-1000:].sort().values
     expected, left = flat[places], flat.index_fill(0, places, 0.0)
     assert same(packed_of(flat, 1000)[:4000], expected) and same(flat, left)
-
-
-@pytest.mark.parametrize(
-    ("flat", "k"),
-    [
-        (torch.zeros(10_000, dtype=torch.float64), 10),
-        (torch.zeros(10_000, dtype=torch.bfloat16), 10),
-        (torch.zeros(20_000)[::2], 10),
-        (torch.zeros(0), 1),
-    ],
-)
-def test_nothing_is_done_to_what_it_is_not_for(flat: torch.Tensor, k: int) -> None:
-    packed = torch.empty(BYTES * k, dtype=torch.uint8)
-    assert largest_each([(flat, k, torch.ones_like(flat), packed, "")]) is None and not flat.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,18 +96,6 @@ def test_a_payload_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatc
 
     for one, other in zip(made("1"), made("0"), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
-
-
-@pytest.mark.parametrize("n", [10_240, 262_144, 1_000_000])
-@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
-def test_what_it_holds_is_what_a_plan_counts(n: int, density: float) -> None:
-    def held(device: str) -> int:
-        dense, added = (torch.zeros(n, device=device) for _ in range(2))
-        with LiveBytes(lambda tensor: True) as live:
-            TopK(density).take_from_sums_([Sum(dense, added)])
-        return live.peak_bytes
-
-    assert held("cpu") == held("meta")
 
 
 def test_it_takes_memory_of_the_host_whatever_the_default_device() -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
-from resireduce.__main__ import main
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
 from tests.worlds import Net, loss_of, seeded
@@ -86,12 +85,6 @@ def test_a_module_that_cannot_be_copied_is_planned_too() -> None:
             return nn.utils.weight_norm(nn.Linear(200, 100))
 
     assert plan(normed)["parameters"] == 4 * (200 * 100 + 2 * 100)
-
-
-def test_the_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "tests.library.test_plan_rows:Adapted", "--scheme", "baseline"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["frozen", "1.38", "MiB"] in lines and ["buffers", "0.00", "MiB"] in lines
 
 
 OPTIMIZERS = [f"torch.optim:{name}" for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "NAdam",

@@ -39,15 +39,6 @@ def test_a_message_with_a_place_that_is_not_there_is_refused(index: int) -> None
         compressor.add_(drawn(1), spoilt)
 
 
-@pytest.mark.parametrize(
-    "part", [torch.zeros(N, dtype=torch.float64), torch.zeros(2 * N)[::2], torch.zeros(N).to("meta")]
-)
-def test_nothing_is_done_to_what_it_is_not_for(part: torch.Tensor) -> None:
-    packed = TopK(0.01).compress(drawn(0), "w", 0).buffer
-    assert not add_sent_each_([(part, [(packed, N // 100)])], 1.0, zero=False)
-    assert part.is_meta or not part.any()
-
-
 def test_nothing_is_read_behind_the_end_of_a_message() -> None:
     packed = TopK(0.01).compress(drawn(0), "w", 0).buffer
     assert not add_sent_each_([(torch.zeros(N), [(packed[:-8], N // 100)])], 1.0, zero=False)

@@ -52,13 +52,6 @@ def test_a_model_is_given_its_arguments(capsys: pytest.CaptureFixture[str], func
     )
 
 
-def test_a_known_model_is_given_its_arguments_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offer(monkeypatch, suite=f"{HERE}:OFFERED")
-    assert planned(capsys, "--model", "mine", "--arg", "layers=4") == plan(lambda: stack(4))
-
-
 BAD_ARGUMENTS = [
     (("layerz=3",), f"arg of '{HERE}:stack': 'layerz' is not known (did you mean 'layers'?); allowed: bias, layers, "),
     (("layers",), "arg: 'layers' is not allowed; give NAME=VALUE, such as layers=12"),
@@ -112,14 +105,6 @@ def test_a_package_whose_models_cannot_be_loaded_is_passed_over_and_named(
     assert f"cannot be loaded: 'broken' ({target}): {reason}" in said
 
 
-def test_a_name_where_the_library_alone_is_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    offer(monkeypatch)
-    said = refused(capsys, "plan", "--model", "gpt2-bytes")
-    assert "model: 'gpt2-bytes' is not known: no installed package lists models by name; give " in said
-
-
 # --- optimizers by their import path ---
 
 
@@ -130,15 +115,6 @@ def many_arguments(parameters: list[nn.Parameter], *, rate: float, betas: list[f
 class Broken(torch.optim.SGD):
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         raise ValueError("no values here:\n the second line")
-
-
-class ReadsValues(torch.optim.SGD):
-    """Takes a step that depends on values."""
-
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        for parameter in self.param_groups[0]["params"]:
-            if parameter.grad is not None and parameter.norm().item() > 0 and bool(parameter.sum() != 0):
-                self.state[parameter]["seen"] = torch.zeros_like(parameter)
 
 
 def test_an_optimizer_is_found_by_its_import_path(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,10 +134,6 @@ def test_arguments_of_the_known_optimizers_count(capsys: pytest.CaptureFixture[s
     assert planned(capsys, *model, "--compressor", "dgc-momentum")["optimizer_states"] > 0
     said = refused(capsys, "plan", *model, "--compressor", "dgc-momentum", "--optimizer-arg", "momentum=0.9")
     assert "corrects momentum and is not allowed" in said
-
-
-def test_what_an_optimizer_reads_of_values_is_one() -> None:
-    assert plan(stack, optimizer=f"{HERE}:ReadsValues")["optimizer_states"] == plan(stack)["parameters"]
 
 
 BAD_OPTIMIZERS = [

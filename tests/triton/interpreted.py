@@ -209,17 +209,6 @@ def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["add a crossing"]["same"] is False and found["cut a crossing"]["same"] is True
 
 
-@pytest.mark.usefixtures("used")
-def test_only_what_they_were_made_for_is_given_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat = drawn(1000)
-    assert ops.in_triton(flat) and ops.in_triton(flat, flat.half())
-    for other in (flat.double(), flat[::2], flat.to("meta"), torch.nn.Parameter(flat), flat[:0]):
-        assert not ops.in_triton(other)
-    assert not ops.in_triton(flat, flat[::2])
-    monkeypatch.setenv(ops.GPU_SWITCH, "0")
-    assert not ops.in_triton(flat)
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype) -> None:
     numel = 304 if dtype == torch.float32 else 300  # a multiple of 16, or not: two sizes
