@@ -1,4 +1,4 @@
-"""The ways of training that `distribute` offers, on the device, against plain torch or the usual way of the library."""
+"""Going on from a file, and passes in a stream beside the usual one, on the device."""
 
 import io
 from contextlib import nullcontext
@@ -10,52 +10,9 @@ from torch import Tensor, nn
 
 from resireduce.core.optimizer import DistributedOptimizer
 from tests.gpu.loops import batches, distributed, net, step, stream_beside, trained
-from tests.worlds import OPTIMIZERS, Net, same, seeded
+from tests.worlds import Net, same, seeded
 
 NONE: dict[str, Any] = {"compressor": "none", "scheme": "none"}
-
-
-def plain(device: torch.device, name: str = "momentum", passes: int = 1) -> nn.Module:
-    """Return the network that torch alone has trained; `passes` batches are added up for each step."""
-    model = net(device)
-    optimizer = OPTIMIZERS[name](list(model.parameters()))
-    made = batches(device, steps=4 * passes)
-    for number in range(4):
-        optimizer.zero_grad()
-        for x, y in made[passes * number : passes * (number + 1)]:
-            nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return model
-
-
-# --- when gradients leave, and when parameters change ---
-
-
-@pytest.mark.parametrize("name", ["momentum", "adamw", "fused-adamw"])
-def test_an_update_in_the_backward_pass_is_that_of_plain_torch(device: torch.device, name: str) -> None:
-    assert same(trained(device, update="in_backward", optimizer=OPTIMIZERS[name], **NONE), plain(device, name))
-
-
-# --- accumulation ---
-
-
-def accumulated(device: torch.device, **options: Any) -> nn.Module:
-    """Train with two passes for each step."""
-    model = net(device)
-    optimizer = distributed(model, backward_passes_per_step=2, **options)
-    made = iter(batches(device, steps=8))
-    for _ in range(4):
-        optimizer.zero_grad()
-        for _ in range(2):
-            x, y = next(made)
-            nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return model
-
-
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_passes_are_added_up_as_in_plain_torch(device: torch.device, gradients: str) -> None:
-    assert same(accumulated(device, gradients=gradients, **NONE), plain(device, passes=2))
 
 
 # --- saving ---

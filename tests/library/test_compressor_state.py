@@ -1,7 +1,6 @@
-"""What a compressor remembers of a tensor: counted, saved, and as it was after a step that was not taken."""
+"""What a compressor remembers of a tensor: shared out among other ranks, refused where it does not fit, loaded."""
 
 import copy
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,52 +9,15 @@ from torch import Tensor
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.compressors.base import State
 from resireduce.compressors.thresholds import SIDCo
-from resireduce.compressors.topk import TopK
-from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from resireduce.scheme import COMPRESSORS
 from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, seeded, train, train_world
 
 
-@dataclass(frozen=True)
-class Rotating(TopK):
-    """Top-k of one half of the tensor after the other: what is sent depends on how often it was called."""
-
-    def state(self, shape: torch.Size, like: Tensor) -> State:
-        return {"calls": torch.zeros((), dtype=torch.int64, device=like.device)}
-
-    def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        first = 0 if grad.is_meta or state["calls"] % 2 == 0 else grad.numel() // 2
-        state["calls"].add_(1)
-        return self.packed(grad, self.select(grad.view(-1)[first:], name, step) + first)
-
-
-def calls(optimizer: DistributedOptimizer) -> dict[str, int]:
-    held = optimizer.residual_state_dict()
-    return {name: int(tensor) for name, tensor in held.items() if name.endswith(".calls")}
-
-
 def stages(optimizer: DistributedOptimizer) -> list[Tensor]:
     return [tensor for name, tensor in optimizer.residual_state_dict().items() if name.endswith(".stages")]
-
-
-def test_where_a_tensor_has_no_gradient_it_stays() -> None:
-    """On all ranks of one that none has used, and on the rank that has not used what another one sends."""
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> dict[str, int]:
-        model = copy.deepcopy(start)
-        optimizer = distributed(model, backend=communicator, compressor=Rotating(0.05))
-        used = [model.head.weight, model.first.weight][: 2 - communicator.rank]
-        sum(one.square().sum() for one in used).backward()
-        optimizer.step()
-        return {name: count for name, count in calls(optimizer).items() if count}
-
-    assert LocalWorld(2).run(rank) == [{"compressor.first.weight.calls": 1}, {}]
 
 
 def test_another_number_of_ranks_takes_it_from_the_first_that_it_inherits() -> None:
@@ -84,12 +46,6 @@ def test_the_state_of_a_compressor_that_has_none_does_not_fit() -> None:
     for one, state in ((plain, other.residual_state_dict()), (other, plain.residual_state_dict())):
         with pytest.raises(ConfigError, match=r"residual state: 'compressor\..*\.stages' does not fit"):
             one.load_residual_state_dict(state)
-
-
-@pytest.mark.parametrize("compressor", COMPRESSORS)
-def test_a_state_from_before_the_first_step_can_be_loaded(compressor: str) -> None:
-    one, other = (distributed(seeded(Net), compressor=compressor) for _ in range(2))
-    other.load_residual_state_dict(one.residual_state_dict())
 
 
 def test_a_state_whose_tensors_are_filled_in_place_is_loaded() -> None:

@@ -6,6 +6,7 @@ from torch import nn
 
 from benchmarks.core.registry import MODELS
 from resireduce.grouping import compressible, find_groups, match_groups
+from resireduce.plan import plan
 from resireduce.scheme import build_residual, load
 
 # Elements, counted from the paper's architectures: parameters, those with a residual, those in groups; groups, their
@@ -28,6 +29,12 @@ SPECIFIC = {
 }
 
 
+# The optimizer, and the model states with w+2d in per cent of those with full residuals: (copies x T + R) / (copies x T
+# + R0), where copies of all T parameters are parameters, gradients and the optimizer's states.
+NORMALISED = {"resnet50": ("sgd", 85.1), "vgg19": ("sgd", 84.3), "bert-base": ("adamw", 86.4)}
+COPIES = {"sgd": 3, "adamw": 4}
+
+
 def on_meta(name: str) -> nn.Module:
     with torch.device("meta"):
         return load(MODELS[name])()
@@ -48,6 +55,20 @@ def test_the_papers_models_have_its_groups_and_savings(name: str) -> None:
         for tensor, parameter in parameters.items():
             residual.of(tensor).register(tensor, parameter)
         assert residual.nbytes() == 4 * (with_residual - saved)
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_plan_is_the_papers_arithmetic(name: str) -> None:
+    elements, with_residual, *_, saved_w, saved_2d = PAPER[name]
+    optimizer, percentage = NORMALISED[name]
+    planned = plan(load(MODELS[name]), optimizer=optimizer, scheme="w+2d", gradients="kept", world_size=1)
+    assert planned["parameters"] == planned["gradients"] == 4 * elements
+    assert planned["residuals"] == 4 * (with_residual - saved_w - saved_2d)
+    counters = planned["optimizer_states"] - 4 * (COPIES[optimizer] - 2) * elements
+    assert 0 <= counters <= 4 * 1000, "AdamW counts the steps of each tensor"
+    assert planned["baseline_total"] - counters == 4 * (COPIES[optimizer] * elements + with_residual)
+    assert round(100 * planned["total"] / planned["baseline_total"], 1) == percentage
+    assert planned["normalised"] == planned["total"] / planned["baseline_total"]
 
 
 def test_the_exemption_of_the_papers_code_is_the_models_and_can_be_replaced() -> None:

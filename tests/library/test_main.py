@@ -18,7 +18,6 @@ from resireduce.scheme import SCHEMES
 
 BAD_MODELS = [
     ("vgg-digit", "model: 'vgg-digit' is not known (did you mean 'vgg-digits'?); allowed: "),
-    (":x", "model: ':x' is not allowed; give a known name, module:callable "),
     ("a:b:c", "model: 'a:b:c' is not allowed; give "),
     ("no_such_module:x", "model: 'no_such_module:x' cannot be loaded: ModuleNotFoundError: "),
     ("torch:no_such_name", "model: 'torch:no_such_name' cannot be loaded: AttributeError: "),
@@ -44,7 +43,6 @@ BAD_OPTIONS = [
         "model: 'weight' has no shape yet; run one batch through the model first",
     ),
     (("--model", "tests.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
-    (("--world-size", "abc"), "world_size: 'abc' is not allowed; give the number of ranks"),
     (
         ("--backward-passes-per-step", "x"),
         "backward_passes_per_step: 'x' is not allowed; give a number of passes, 1 or more",

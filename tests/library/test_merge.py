@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError
-from resireduce.merging.rules import TIMED, Costs, line_through
+from resireduce.merging.rules import TIMED, Costs
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS
 from tests.threads import LocalWorld
@@ -119,18 +118,6 @@ def test_messages_are_those_that_were_asked_for() -> None:
     asked = [["first.weight", "norm.bias"], ["blocks.0.up.weight", "head.weight"]]
     found = messages(merge=asked)
     assert found == [*[[name] for name in LARGE[1:-2]], ["blocks.0.up.weight", "head.weight"], ["first.weight"]]
-
-
-def test_a_merged_message_is_one_collective_of_all_payloads() -> None:
-    counts = {}
-    for merge in (None, "one"):
-        communicator = Watched()
-        train(communicator, seeded(Wide), steps=2, scheme="baseline", merge=merge, loss=loss_of)
-        counts[merge] = communicator.gathers, communicator.sums
-    alone, together = counts[None][0], counts["one"][0]
-    assert len(alone) == 2 * len(LARGE) and len(together) == 2
-    assert sum(nbytes for _, nbytes in together) == sum(nbytes for _, nbytes in alone)
-    assert counts[None][1] == counts["one"][1], "small dense tensors travel as ever"
 
 
 def test_hybrid_is_one_gather_and_one_sum() -> None:
@@ -257,24 +244,6 @@ def test_omgs_waits_for_the_backward_pass_alone() -> None:
     made = (Costs(1.5, 0.0, compress_seconds=[one, 2 * one], **costs) for one in (1.0, 0.0))  # type: ignore[arg-type]
     long, none = made
     assert long.messages("omgs") == [["b", "a"]] and none.messages("omgs") == [["b"], ["a"]]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "seconds", "line"),
-    [
-        ([1.0, 2.0, 4.0], [3.0, 5.0, 9.0], (1.0, 2.0)),
-        ([1.0, 2.0, 4.0], [2.0, 4.0, 8.0], (0.0, 2.0)),
-        ([1.0, 2.0, 3.0], [3.0, 3.0, 3.0], (3.0, 0.0)),
-        ([4.0], [8.0], None),
-        ([1.0, 2.0], [0.0, 0.0], (0.0, 0.0)),
-        ([1.0, 2.0, 3.0], [0.5, 2.0, 4.0], None),
-    ],
-)
-def test_a_line_through_times(sizes: list[float], seconds: list[float], line: tuple[float, float] | None) -> None:
-    start, each = line_through(np.array(sizes), np.array(seconds))
-    assert start >= 0 and each >= 0
-    if line is not None:
-        np.testing.assert_allclose((start, each), line, atol=1e-9)
 
 
 def test_what_is_not_known_before_training_is_not_planned() -> None:

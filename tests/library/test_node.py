@@ -121,42 +121,6 @@ def test_every_scheme_on_slices_keeps_ranks_alike_and_streamed_as_kept(scheme: s
 # --- gradients that are missing, or cannot be used ---
 
 
-class Branches(nn.Module):
-    """Three layers, of which a batch uses those that it names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(120, 120) for _ in range(3))
-
-    def forward(self, used: tuple[int, ...]) -> Tensor:
-        x = torch.linspace(-1, 1, 240).view(2, 120)
-        for number in used:
-            x = self.layers[number](x)
-        return x.square().mean()
-
-
-def test_a_residual_stays_where_no_rank_of_the_node_has_a_gradient_and_a_layer_that_none_uses() -> None:
-    """With momentum and weight decay."""
-    start = seeded(Branches)
-
-    def rank(communicator: Communicator) -> dict[str, Tensor]:
-        model = copy.deepcopy(start)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-        optimizer = distributed(model, wrapped, backend=communicator, hierarchy=PAIRS)
-        model((0, 1)).backward()
-        optimizer.step()
-        before = copy.deepcopy(optimizer.residual_state_dict())
-        model((0, 1) if communicator.rank == 3 else (0,)).backward()
-        optimizer.step()
-        after = optimizer.residual_state_dict()
-        assert same(model.layers[2], start.layers[2]) and not same(model.layers[1], start.layers[1])
-        return {name: after[name] - before[name] for name in after if name.startswith("full.")}
-
-    changes = LocalWorld(4).run(rank)
-    assert [bool(change["full.layers.1.weight"].any()) for change in changes] == [False, False, True, True]
-    assert all(change["full.layers.0.weight"].any() for change in changes)
-
-
 @pytest.mark.parametrize(("gradients", "bad"), [("kept", 0), ("kept", 3), ("streamed", 1), ("streamed", 2)])
 def test_nan_on_one_rank_is_told_to_all(gradients: str, bad: int) -> None:
     start = seeded(Net)

@@ -61,14 +61,6 @@ def test_what_the_model_would_still_be_moved_by_is_conserved(
     assert all(optimizer.steps == 3 for optimizer in optimizers)
 
 
-def test_velocities_are_conserved() -> None:
-    options = {"compressor": "dgc-momentum", "scheme": "baseline"}
-    states = saved(4, hierarchy=PAIRS, **options)
-    found = mean([one.residual_state_dict() for one in loaded(6, states, hierarchy=THREES, **options)])
-    for name, expected in mean(states).items():
-        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
-
-
 def test_the_state_of_another_place_or_hierarchy_is_refused() -> None:
     paired, flat = saved(4, hierarchy=PAIRS), saved(4)
     start = seeded(Net)
@@ -94,7 +86,7 @@ def test_the_state_of_another_place_or_hierarchy_is_refused() -> None:
         loaded(2, [*paired[:2], *flat[2:]], hierarchy="flat")
 
 
-# --- plan, and the fullest moment ---
+# --- plan ---
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])

@@ -1,6 +1,5 @@
 """Ok-Topk: what ranks exchange, keep and remember, against its definition; what it sends, and when it is refused."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from tests.threads import LocalWorld
-from tests.worlds import Given, averages, distribute_given, reloaded, same
+from tests.worlds import Given, averages, distribute_given
 
 SIZE = 12_000
 OFTEN = {"local_every": 5, "global_every": 7, "regions_every": 4}
@@ -137,43 +136,6 @@ def test_ranks_do_as_it_is_defined(ranks: int) -> None:
             assert one["starts"][:-1].tolist() == definition.starts, where
     wanted = {"few", "raised", "too many", "fewer"} | ({"many", "more", "none"} if ranks > 1 else set())
     assert wanted <= set(definition.seen), "the gradients must lead through all that is defined"
-
-
-def test_a_tensor_that_no_rank_has_a_gradient_of_is_forgotten_by_none() -> None:
-    def rank(communicator: Communicator) -> None:
-        model, optimizer = distributed(communicator)
-        average(model, optimizer, drawn(communicator.rank, 0))
-        before = copy.deepcopy(optimizer.residual_state_dict())
-        for _ in range(4):
-            assert not average(model, optimizer, None).any()
-        after = optimizer.residual_state_dict()
-        assert all(torch.equal(before[name], after[name]) for name in before if name != "steps")
-        average(model, optimizer, drawn(communicator.rank, 5))
-        assert held(optimizer, "mine")[2] == held(optimizer, "starts")[-1] == 6, "what was due meanwhile is made up for"
-
-    LocalWorld(2).run(rank)
-
-
-# --- what it remembers ---
-
-
-@pytest.mark.parametrize("stop", [3, 5, 7, 8])
-def test_it_goes_on_bit_for_bit_before_a_step_in_which_things_are_found_and_after_it(stop: int) -> None:
-    def rank(communicator: Communicator) -> None:
-        model, optimizer = distributed(communicator)
-        other, again = distributed(communicator)
-        for step in range(stop):
-            average(model, optimizer, drawn(communicator.rank, step))
-        other.load_state_dict(reloaded(model.state_dict()))
-        again.load_residual_state_dict(reloaded(optimizer.residual_state_dict()))
-        for step in range(stop, stop + 8):
-            average(model, optimizer, drawn(communicator.rank, step))
-            average(other, again, drawn(communicator.rank, step))
-        assert same(model, other)
-        ours, theirs = optimizer.residual_state_dict(), again.residual_state_dict()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-    LocalWorld(3).run(rank)
 
 
 # --- what it sends ---

@@ -61,11 +61,6 @@ def test_one_shard_is_the_plan_of_kept_gradients(build: type[nn.Module], options
     assert "itemised" not in options or any(item.members for item in sharded["items"])
 
 
-def test_a_dense_parameter_may_have_brackets_in_its_name() -> None:
-    found = plan(Wide, shards=2, dense=["more.w*"], scheme="baseline")
-    assert found["residuals"] == 3 * 2 * 5000 * 4 and found["normalised"] == 1
-
-
 def test_a_compressor_that_knows_the_ranks_knows_the_replicas_alone() -> None:
     """Ok-Topk remembers where the region of each rank begins: of eight ranks in fours, two hold the same slices."""
     given = {"scheme": "none", "compressor": "ok-topk"}

@@ -68,18 +68,12 @@ def test_a_module_instance_is_told_what_to_give_instead(capsys: pytest.CaptureFi
     for command in ("plan", "groups"):
         said = refused(capsys, command, "--model", f"{HERE}:net")
         assert f"model: '{HERE}:net' is a model itself" in said and cure in said
-    with pytest.raises(ConfigError, match=r"^build: the Linear given is a model itself") as error:
-        plan(net)
-    assert cure in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [("gpt2", r"^build: 'gpt2' cannot be called"), (lambda: 3, r"^build: it returns an object of type int; give one")],
-)
-def test_what_builds_no_model_is_refused(build: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan(build)  # type: ignore[arg-type]
+    for build, message in (
+        (net, "the Linear given is a model itself"), ("gpt2", "'gpt2' cannot be called"),
+        (lambda: 3, "it returns an object of type int; give one"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"^build: {message}"):
+            plan(build)  # type: ignore[arg-type]
 
 
 # --- packages that offer models ---
@@ -89,9 +83,7 @@ def test_what_builds_no_model_is_refused(build: object, message: str) -> None:
     ("target", "reason"),
     [
         ("no_such_package.models:MODELS", "ModuleNotFoundError: No module named 'no_such_package'"),
-        (f"{HERE}:MISSING", "AttributeError: "),
         (f"{HERE}:NO_DICT", 'it is no dict of names to "module:callable"'),
-        (f"{HERE}:BAD_ARGUMENTS", "it is no dict"),
     ],
 )
 def test_a_package_whose_models_cannot_be_loaded_is_passed_over_and_named(
@@ -125,15 +117,6 @@ def test_an_optimizer_is_found_by_its_import_path(capsys: pytest.CaptureFixture[
     assert adam == plan(stack, optimizer="torch.optim:Adam") == plan(stack, optimizer="adamw")
     amsgrad = plan(stack, optimizer="adamw", optimizer_args={"amsgrad": True})
     assert amsgrad["optimizer_states"] > 1.4 * adam["optimizer_states"]
-
-
-def test_arguments_of_the_known_optimizers_count(capsys: pytest.CaptureFixture[str]) -> None:
-    model = ("--model", f"{HERE}:stack")
-    assert planned(capsys, *model, "--optimizer-arg", "momentum=0")["optimizer_states"] == 0
-    assert planned(capsys, *model)["optimizer_states"] == planned(capsys, *model)["parameters"]
-    assert planned(capsys, *model, "--compressor", "dgc-momentum")["optimizer_states"] > 0
-    said = refused(capsys, "plan", *model, "--compressor", "dgc-momentum", "--optimizer-arg", "momentum=0.9")
-    assert "corrects momentum and is not allowed" in said
 
 
 BAD_OPTIMIZERS = [

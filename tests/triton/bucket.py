@@ -85,16 +85,6 @@ def test_each_tensor_of_a_bucket_has_its_own_largest_taken_out(dtype: torch.dtyp
     assert all(map(same_bits, residuals, left))
 
 
-def test_a_bucket_of_bfloat16() -> None:
-    """The numbers are whole and small: the interpreter rounds no sum of bfloat16 as it should."""
-    sizes = [700, 3, 130]
-    residuals, gradients = ([drawn(n, seed=seed).mul(8).round().bfloat16() for n in sizes] for seed in (1, 2))
-    ks = [35, 3, 9]
-    message, left = expected([one + more for one, more in zip(residuals, gradients, strict=True)], ks)
-    assert compressed([*gradients], residuals, ks)[1].tolist() == message.tolist()
-    assert all(map(same_bits, residuals, left))
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients_that_are_not_finite_are_zeros(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
@@ -124,17 +114,3 @@ def test_what_has_come_is_added_to_its_places() -> None:
 def test_a_selection_is_the_end_of_a_stable_sort(kind: str) -> None:
     flat = kinds(401, torch.float32)[kind]
     assert select(flat, 131).tolist() == last_of_a_stable_sort(flat, 131)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("k", [1, 130, 699])
-def test_a_selection_in_half_precision(k: int, dtype: torch.dtype) -> None:
-    flat = drawn(700, dtype)
-    assert select(flat, k).tolist() == last_of_a_stable_sort(flat, k)
-
-
-@pytest.mark.parametrize("n", [2, 127, 128, 129, 256, 257])
-def test_sizes_at_the_borders_of_chunks(n: int) -> None:
-    flat = drawn(n, torch.float16).mul_(4).round_()
-    for k in {1, n - 1, n}:
-        assert select(flat, k).tolist() == last_of_a_stable_sort(flat, k)
