@@ -1,19 +1,78 @@
-"""Buckets: their borders, and how few files of the library a plain step passes."""
+"""Buckets: their borders, and that what a step does does not grow with the number of their tensors."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import resireduce
 from resireduce import watchers
 from tests.worlds import distributed
 
+MIB = 2**20
 MOST_FILES = 12
 """So many files a reader of a plain step opens: one weight, top-k, full residuals, streamed, torch.distributed."""
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Plain(torch.optim.SGD):
+    """An optimizer whose steps dispatch nothing."""
+
+    step_is_separable = True
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        return
+
+
+def operations(tensors: int, gradients: str, **options: object) -> Counter[str]:
+    """What the library dispatches in the third step of one bucket, the backward pass of the model not counted."""
+    model = nn.ParameterList(torch.zeros(110, 100) for _ in range(tensors))
+    wrapped = Plain(model.parameters(), lr=0.1)
+    optimizer = distributed(model, wrapped, merge="one", density=0.01, gradients=gradients, **options)
+    factors = [torch.randn(110, 100, generator=torch.Generator().manual_seed(i)) for i in range(tensors)]
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses = [(one * factor).sum() for one, factor in zip(model, factors, strict=True)]
+        with Operations() as seen:
+            for loss in reversed(losses):
+                loss.backward()
+            optimizer.step()
+    assert len(optimizer.messages) == 1
+    for name in ("ones_like", "expand", "mul"):  # autograd's
+        seen.counts[f"aten.{name}.default" if name != "mul" else "aten.mul.Tensor"] -= tensors
+    seen.counts["aten.detach.default"] -= tensors
+    return +seen.counts
+
+
+@pytest.mark.parametrize("options", [{}, {"residual_dtype": "int4"}], ids=str)
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_what_is_dispatched_does_not_grow_with_the_tensors_of_a_bucket(
+    gradients: str, options: dict[str, object]
+) -> None:
+    few, many = (operations(tensors, gradients, **options) for tensors in (3, 40))
+    # Streamed: memory for the average of each, which is its `.grad`; few bits are written where they were.
+    alone = {"aten.empty.memory_format", "aten.view.default"}
+    if torch.__version__.startswith("2.9."):
+        alone.add("aten.detach.default")  # later ones detach without dispatching it
+    assert {name: count for name, count in many.items() if few[name] != count}.keys() <= alone
+    assert sum(few.values()) <= 12 + 3 * len(alone)
 
 
 def test_a_plain_step_passes_few_files_of_the_library(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:

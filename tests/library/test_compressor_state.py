@@ -1,6 +1,7 @@
-"""What a compressor remembers of a tensor: shared out among other ranks, refused where it does not fit, loaded."""
+"""What a compressor remembers of a tensor: counted, saved, and as it was after a step that was not taken."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,15 +10,85 @@ from torch import Tensor
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
+from resireduce.compressors.base import State
 from resireduce.compressors.thresholds import SIDCo
+from resireduce.compressors.topk import TopK
+from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, NonFiniteGradient
+from resireduce.grouping import is_small
+from resireduce.plan import plan
+from resireduce.planning.memory import itemise_states, measure_states
+from resireduce.scheme import COMPRESSORS
 from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, seeded, train, train_world
 
 
+@dataclass(frozen=True)
+class Rotating(TopK):
+    """Top-k of one half of the tensor after the other: what is sent depends on how often it was called."""
+
+    def state(self, shape: torch.Size, like: Tensor) -> State:
+        return {"calls": torch.zeros((), dtype=torch.int64, device=like.device)}
+
+    def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
+        first = 0 if grad.is_meta or state["calls"] % 2 == 0 else grad.numel() // 2
+        state["calls"].add_(1)
+        return self.packed(grad, self.select(grad.view(-1)[first:], name, step) + first)
+
+
+def calls(optimizer: DistributedOptimizer) -> dict[str, int]:
+    held = optimizer.residual_state_dict()
+    return {name: int(tensor) for name, tensor in held.items() if name.endswith(".calls")}
+
+
 def stages(optimizer: DistributedOptimizer) -> list[Tensor]:
     return [tensor for name, tensor in optimizer.residual_state_dict().items() if name.endswith(".stages")]
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_it_is_planned_listed_and_counted_to_the_byte(gradients: str) -> None:
+    options = {"compressor": Rotating(0.05), "scheme": "w+2d", "gradients": gradients}
+    planned, without = (plan(Net, world_size=2, **options | more) for more in ({}, {"compressor": TopK(0.05)}))
+    for _, optimizer in train_world(2, seeded(Net), steps=2, **options):
+        states = measure_states(optimizer).as_dict()
+        assert states == {key: planned[key] for key in states}
+        listed = [item for item in itemise_states(optimizer) if item.part == "compressor.calls"]
+        assert {item.name for item in listed} == {
+            name for name, one in seeded(Net).named_parameters() if not is_small(one)
+        }
+        assert planned["residuals"] - without["residuals"] == 8 * len(listed)
+
+
+def test_a_gradient_that_is_not_finite_leaves_it_as_it_was() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, compressor=Rotating(0.05), gradients="streamed")
+    held = optimizer.residual_state_dict()  # the tensors themselves
+    model.first.weight.register_hook(lambda grad: grad * torch.inf)  # which comes last
+    loss_of(model, torch.Generator()).backward()
+    with pytest.raises(NonFiniteGradient):
+        optimizer.step()
+    assert not any(tensor.any() for name, tensor in held.items() if name.endswith(".calls"))
+
+
+def test_where_a_tensor_has_no_gradient_it_stays() -> None:
+    """On all ranks of one that none has used, and on the rank that has not used what another one sends."""
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> dict[str, int]:
+        model = copy.deepcopy(start)
+        optimizer = distributed(model, backend=communicator, compressor=Rotating(0.05))
+        used = [model.head.weight, model.first.weight][: 2 - communicator.rank]
+        sum(one.square().sum() for one in used).backward()
+        optimizer.step()
+        return {name: count for name, count in calls(optimizer).items() if count}
+
+    assert LocalWorld(2).run(rank) == [{"compressor.first.weight.calls": 1}, {}]
+
+
+def test_steps_that_send_everything_as_it_is_are_not_calls() -> None:
+    _, optimizer = train(LocalCommunicator(), seeded(Net), steps=3, warm_up_steps=2, compressor=Rotating(0.05))
+    assert set(calls(optimizer).values()) == {1}
 
 
 def test_another_number_of_ranks_takes_it_from_the_first_that_it_inherits() -> None:
@@ -46,6 +117,12 @@ def test_the_state_of_a_compressor_that_has_none_does_not_fit() -> None:
     for one, state in ((plain, other.residual_state_dict()), (other, plain.residual_state_dict())):
         with pytest.raises(ConfigError, match=r"residual state: 'compressor\..*\.stages' does not fit"):
             one.load_residual_state_dict(state)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_a_state_from_before_the_first_step_can_be_loaded(compressor: str) -> None:
+    one, other = (distributed(seeded(Net), compressor=compressor) for _ in range(2))
+    other.load_residual_state_dict(one.residual_state_dict())
 
 
 def test_a_state_whose_tensors_are_filled_in_place_is_loaded() -> None:

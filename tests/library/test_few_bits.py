@@ -6,15 +6,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import resireduce
+from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.quantized import Block4, Block8, Natural, TernGrad
-from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD
+from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD, Signum
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient
+from tests.threads import LocalWorld
 
 NUMELS = (1, 7, 8, 9, 64, 65, 1000, 40_001)
+BITS = {"signsgd": 1, "signum": 1, "ef-signsgd": 1, "onebit": 1, "terngrad": 2, "block4": 4, "natural": 8, "block8": 8}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 UNBIASED = [name for name in COMPRESSORS if build_compressor(name, 0.1).unbiased]
 
@@ -89,6 +93,13 @@ def test_what_is_said_to_be_unbiased_is(name: str) -> None:
     assert ((draws.mean(0) - grad).abs() <= error + 0.01 * grad.abs().max() * (draws.std(0) == 0)).all()
 
 
+def test_which_are_unbiased() -> None:
+    assert UNBIASED == ["none", "qsgd", "qsgd-max", "natural"]
+    assert TernGrad(clip=None).unbiased and not TernGrad().unbiased
+    draws = torch.stack([sent_by(TernGrad(clip=None), gradient(500), step) for step in range(300)])
+    assert ((draws.mean(0) - gradient(500)).abs() <= 5 * draws.std(0) / math.sqrt(300) + 0.05).all()
+
+
 # --- votes ---
 
 
@@ -102,7 +113,28 @@ def test_the_majority_decides_and_a_tie_is_positive(world_size: int, dtype: torc
     assert torch.equal(SignSGD().combine_(torch.empty_like(expected), payloads, 1 / world_size), expected)
 
 
+def test_signum_without_a_factor_is_signsgd() -> None:
+    assert Signum(0).momentum is None and build_compressor("signum", 0.1) == Signum(0.9)
+
+
+def test_a_tensor_of_zeros_does_not_vote() -> None:
+    grads = (torch.zeros(20), gradient(20), torch.zeros(20))
+    payloads = [SignSGD().compress(grad, "w", 0) for grad in grads]
+    voted = SignSGD().combine_(torch.empty(20), payloads, 1 / 3)
+    assert torch.equal(voted, grads[1].sign())
+    assert not SignSGD().combine_(torch.empty(20), payloads[::2], 1 / 2).any()
+
+
 # --- sizes and extremes ---
+
+
+@pytest.mark.parametrize("numel", NUMELS)
+@pytest.mark.parametrize("name", BITS)
+def test_bits_are_packed(name: str, numel: int) -> None:
+    payload = build_compressor(name, 0.1).compress(gradient(numel), "w", 0)
+    beside = {"signsgd": 1, "signum": 1, "onebit": 8, **dict.fromkeys(("block4", "block8"), 4 * -(-numel // 256))}
+    exact = -(-numel // 8) * BITS[name] if BITS[name] < 8 else numel
+    assert payload.nbytes == -(-(exact + beside.get(name, 4)) // 8) * 8
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
@@ -116,3 +148,18 @@ def test_the_largest_and_the_smallest_values_stay_finite(dtype: torch.dtype, nam
             payload = compressor.compress(grad.contiguous(), "w", 0)
             assert compressor.decompress(payload).isfinite().all()
             assert compressor.error_(grad.clone(), payload).isfinite().all()
+
+
+def test_ranks_round_independently_of_one_another() -> None:
+    def work(communicator: Communicator) -> Tensor:
+        model = nn.Linear(100, 100, bias=False)
+        nn.init.zeros_(model.weight)
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = resireduce.distribute(model, sgd, scheme="none", compressor="natural", backend=communicator)
+        (1.5 * model.weight).sum().backward()
+        optimizer.step()
+        return -model.weight.detach()
+
+    one, other = LocalWorld(2).run(work)
+    assert torch.equal(one, other)
+    assert set(one.unique().tolist()) == {1.0, 1.5, 2.0}  # 1.5 is 1 on one rank, and 2 on the other

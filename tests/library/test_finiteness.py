@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator
 from resireduce.core import feedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient, UsageError
@@ -106,6 +107,22 @@ def test_it_is_named_on_all_ranks_at_the_end_of_the_step_and_spoils_nothing(
     first, second = LocalWorld(2).run(rank)
     assert "that rank says which" in first
     assert f"{name!r} holds NaN or infinity; nothing of it was sent" in second
+
+
+def test_a_step_that_is_given_up_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_a_device(monkeypatch)
+    model, optimizer = train(LocalCommunicator(), seeded(Net), steps=1, gradients="kept")
+
+    def spoil(grad: Tensor) -> Tensor:
+        return grad * torch.nan
+
+    handle = model.first.weight.register_hook(spoil)
+    loss_of(model, torch.Generator().manual_seed(1)).backward()
+    handle.remove()
+    optimizer.zero_grad()
+    loss_of(model, torch.Generator().manual_seed(1)).backward()
+    optimizer.step()
+    assert optimizer.steps == 2
 
 
 SUMS = [

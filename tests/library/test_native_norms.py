@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from resireduce.kernels import ops
-from resireduce.kernels.ops import l1_and_l2_norm, l1_norms, mean_norm
+from resireduce.kernels.ops import SWITCH, l1_and_l2_norm, l1_norms, mean_norm
+from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.matrix import add_crossing_, cut_crossing
 from tests.compiled import bits, both, needs_compiler, values
 
@@ -61,6 +62,42 @@ def test_weights_of_norms_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPat
     for one, other in both(monkeypatch, lambda: [mean_norm(row, phi) for row in x]):
         assert torch.equal(bits(one), bits(other))
         assert torch.equal(bits(one), bits(expected.pop(0))) and (one.dtype, one.shape) == (torch.float32, ())
+
+
+@needs_compiler
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_norms_are_the_same_in_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
+    monkeypatch.setenv(SWITCH, switch)
+    x = values(9 * 65_536 + 1003, "normal")
+    whole = [float(norm) for norm in l1_and_l2_norm(x)]
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        assert [float(norm) for norm in l1_and_l2_norm(x)] == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_norms_are_those_of_exact_sums(dtype: torch.dtype) -> None:
+    x = values(70_007, "normal").to(dtype)
+    before = x.clone()
+    l1, l2 = l1_and_l2_norm(x.view(7, -1))
+    assert torch.equal(x, before)
+    magnitudes = [abs(value) for value in x.tolist()]
+    expected = math.fsum(magnitudes), math.sqrt(math.fsum(value * value for value in magnitudes))
+    assert l1.dtype == torch.promote_types(dtype, torch.float32)
+    assert [float(l1), float(l2)] == pytest.approx(expected, rel=1e-7 if dtype != torch.float64 else 1e-14)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_norms_hold_the_memory_that_is_planned(dtype: torch.dtype) -> None:
+    peaks = []
+    for device in ("cpu", "meta"):
+        x = torch.zeros(200_000, dtype=dtype, device=device)
+        with LiveBytes(lambda tensor: True) as alive:
+            l1_and_l2_norm(x)
+        peaks.append(alive.peak_bytes)
+    assert peaks[0] == peaks[1] and (dtype != torch.float32 or peaks[0] < 1000)
 
 
 def test_many_elements_have_the_norm_that_they_have() -> None:

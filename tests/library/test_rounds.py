@@ -9,16 +9,20 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.chunked import L1Chunks
-from resireduce.compressors.powersgd import PowerSGD
+from resireduce.compressors.powersgd import PowerSGD, orthonormal
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient
+from resireduce.plan import plan
+from tests.tensors import tensors
 from tests.threads import LocalWorld
 from tests.worlds import Given, Net, averages, distribute_given, same, seeded, train
 
@@ -112,6 +116,27 @@ def test_three_ranks_do_as_it_is_defined(compressor: Compressor, definition: Cal
                 np.testing.assert_allclose(left[name], kept[name][i], atol=1e-9)
 
 
+@given(grad=tensors((torch.float64,)), rank=st.integers(1, 5))
+def test_what_powersgd_sends_is_an_orthogonal_projection(grad: Tensor, rank: int) -> None:
+    payload = PowerSGD(rank).compress(grad, "w", 0)
+    sent, error = PowerSGD(rank).decompress(payload), PowerSGD(rank).error_(grad.clone(), payload)
+    size = float(grad.norm())
+    assert abs(float((sent * error).sum())) <= 1e-9 * size**2
+    assert float(sent.norm()) <= size * (1 + 1e-9)
+    if rank >= min(grad.shape):
+        assert float(error.norm()) <= 1e-6 * size, "nothing is left of what has no more dimensions"
+
+
+@given(rows=tensors((torch.float32, torch.float64), 6, 30), scale=st.sampled_from([1e-30, 1.0, 1e30]))
+def test_rows_become_orthonormal_or_zero(rows: Tensor, scale: float) -> None:
+    rows = rows * scale
+    basis, wanted = orthonormal(rows).double(), rows.double() / scale
+    lengths = basis.norm(dim=1)
+    assert ((lengths == 0) | ((lengths - 1).abs() < 1e-5)).all()
+    assert (basis @ basis.T - torch.diag(lengths**2)).abs().max() < 1e-5
+    assert float((wanted - wanted @ basis.T @ basis).norm()) <= 1e-4 * float(wanted.norm()), "they span the same"
+
+
 # --- what PowerSGD remembers ---
 
 
@@ -135,6 +160,26 @@ def test_what_would_not_shrink_is_sent_as_it_is_and_has_no_residual() -> None:
         assert {name for name in SHAPES if not torch.equal(found[name], grads[name])} == set(shrinks)
 
 
+# --- bytes ---
+
+
+def test_bytes_that_are_sent_are_those_of_all_rounds() -> None:
+    grad = torch.randn(300, 40, generator=torch.Generator().manual_seed(0))
+    assert PowerSGD(3).compress(grad, "w", 0).nbytes == 4 * 3 * (300 + 40)
+    assert PowerSGD(3).compress(grad.bfloat16(), "w", 0).nbytes == 4 * 3 * (300 + 40), "summed in float32"
+    chunks = -(-12_000 // 256)
+    assert L1Chunks(0.1).compress(grad, "w", 0).nbytes == 4 * (256 * (chunks // 10) + chunks)
+    for compressor in ALL.values():
+        planned = compressor.compress(torch.empty(300, 40, device="meta"), "w", 0)
+        assert planned.nbytes == compressor.compress(grad, "w", 0).nbytes
+
+
+def test_a_gradient_that_no_residual_takes_up_is_planned_to_wait() -> None:
+    flight = {scheme: plan(Net, compressor="powersgd", scheme=scheme)["in_flight"] for scheme in ("baseline", "w+2d")}
+    held = sum(p.nbytes for name, p in Net().named_parameters() if p.dim() > 1 and "head" not in name)
+    assert flight["baseline"] < held < flight["w+2d"]
+
+
 # --- steps that do not go as they should ---
 
 
@@ -154,6 +199,23 @@ def test_a_rank_without_a_gradient_keeps_its_residual_and_learns_what_the_others
     assert all(torch.equal(state[name], learnt[name]) for name in state if not name.endswith(".mine"))
     assert torch.equal(left["b"], one["b"]) and found["b"].any(), "rank 1 alone had a gradient of it"
     assert torch.equal(left["c"], one["c"]) and not found["c"].any(), "none had"
+
+
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
+def test_nothing_is_lost_between_the_ranks(compressor: Compressor) -> None:
+    """Also where one has no gradient: what all hold and have found is what came back, as often as there are ranks."""
+
+    def rank(communicator: Communicator) -> list[Gradients]:
+        model, optimizer = distributed(communicator, compressor=compressor)
+        averages(model, optimizer, drawn(communicator.rank, 0))
+        before, mine = residuals(optimizer), drawn(communicator.rank, 1, "abc" if communicator.rank else "bc")
+        return [before, mine, averages(model, optimizer, mine), residuals(optimizer)]
+
+    ranks = LocalWorld(3).run(rank)
+    for name in SHAPES:
+        had = sum(before[name] + mine[name] if name in mine else before[name] for before, mine, _, _ in ranks)
+        has = 3 * ranks[0][2][name] + sum(left[name] for *_, left in ranks)
+        torch.testing.assert_close(has, had)
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
