@@ -160,10 +160,11 @@ def test_fixed_order_repeats_the_first_epochs_and_what_is_drawn_depends_on_the_s
 
     def drawn(communicator, seed: int = 0):
         trainer = build(small("gpt2-medium", seed=seed, **options), communicator, None, Path("data"))
-        return torch.rand(3).tolist(), trainer.indices()
+        return torch.rand(3).tolist(), trainer
 
     with torch.random.fork_rng(devices=[]):
-        (first, batches), (again, _), (other, _) = (drawn(LocalCommunicator(), seed) for seed in (0, 0, 1))
+        (first, trainer), (again, _), (other, _) = (drawn(LocalCommunicator(), seed) for seed in (0, 0, 1))
+    batches = trainer.indices()
     assert first == again != other
     assert len({rank_seed(seed, rank) % 2**32 for seed in range(5) for rank in range(64)}) == 5 * 64
     one, two = (torch.cat([next(batches), next(batches)]) for _ in range(2))
