@@ -10,12 +10,12 @@ import pytest
 from benchmarks.analysis.claims.claim import Book, Claim, LedgerRow, Scope
 from benchmarks.analysis.claims.ledger import adjusted, ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.metric_claims import POWER, loss_between, margin_of, seeds_needed
+from benchmarks.analysis.claims.metric_claims import POWER, seeds_needed
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.statistics import interval, p_beyond, power
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
-from tests.claim_records import distances, history, make, metric_name, role_cells, run_of, wasted
+from tests.claim_records import history, make, metric_name, role_cells, run_of
 
 BOOK = load_claims()
 IDS = {
@@ -44,15 +44,6 @@ def records(scope: Scope, **tested: float) -> list[CellResult]:
 
 
 @pytest.mark.parametrize("kind", IDS)
-def test_without_cells_it_is_not_run(kind: str) -> None:
-    scope = claim_of(kind).paper
-    cells = [cell for role in scope.roles for cell in role_cells(scope, role)]
-    found = judged(kind, run_of([], [(cell, "not run", "not run yet") for cell in cells]))
-    assert (found.status, found.scope, found.value) == ("not run", "none", None)
-    assert found.reason.startswith(f"{role_cells(scope, 'tested')[0].name}: not run")
-
-
-@pytest.mark.parametrize("kind", IDS)
 def test_cells_that_failed_leave_it_inconclusive(kind: str) -> None:
     scope = claim_of(kind).paper
     failed = [(cell, "oom", "8 GiB asked, 2 GiB free") for cell in role_cells(scope, "tested")]
@@ -62,31 +53,12 @@ def test_cells_that_failed_leave_it_inconclusive(kind: str) -> None:
     assert found.reason == f"{failed[0][0].name}: oom, 8 GiB asked, 2 GiB free"
 
 
-@pytest.mark.parametrize("kind", ["share", "saving", "maximum"])
-def test_bytes_that_differ_between_seeds_leave_it_inconclusive(kind: str) -> None:
-    scope = claim_of(kind).paper
-    results = records(scope)
-    one = results[0]
-    results[0] = make(one.cell, **wasted(one.cell, 0.1))
-    found = judged(kind, run_of(results))
-    assert found.status == "inconclusive" and found.reason.startswith("residuals_bytes differs between seeds: ")
-
-
-@pytest.mark.parametrize("kind", ["not_worse", "better", "duration"])
-def test_one_seed_leaves_it_inconclusive(kind: str) -> None:
-    scope = claim_of(kind).paper
-    found = judged(kind, run_of([make(cell) for role in scope.roles for cell in role_cells(scope, role, [5])]))
-    assert (found.status, found.seeds, found.interval) == ("inconclusive", 1, None)
-    assert "n = 1" in found.reason and found.value is not None
-
-
 @pytest.mark.parametrize(
     ("worse", "spread", "status"),
     [
         (0.0, 0.0, "reproduced"),
         (0.0, 0.5, "reproduced"),
         (0.0, 0.7, "inconclusive"),
-        (1.5, 0.1, "inconclusive"),
         (3.0, 0.7, "inconclusive"),
         (3.5, 0.7, "not reproduced"),
         (1.7, 0.0, "not reproduced"),
@@ -108,9 +80,6 @@ def test_a_metric_of_the_papers_models_needs_its_control_measured() -> None:
     found = judged("not_worse", run_of(some))
     assert found.status == "inconclusive"
     assert found.reason.endswith(f"the control, no residuals, is missing: {scope.command}")
-    one = [make(cell) for cell in role_cells(scope, "control", [0])]
-    found = judged("not_worse", run_of([*some, *one]))
-    assert found.status == "inconclusive" and "; control, no residuals: n = 1: seed 0 alone has no" in found.reason
     good = [make(cell, worse=-6) for cell in role_cells(scope, "control")]
     found = judged("not_worse", run_of([*some, *good]))
     assert found.status == "inconclusive" and found.reason.endswith("these records cannot tell")
@@ -122,7 +91,6 @@ def test_a_metric_of_the_papers_models_needs_its_control_measured() -> None:
 @pytest.mark.parametrize(
     ("worse", "spread", "status", "says"),
     [
-        (0.0, 0.0, "reproduced", ""),
         (0.0, 1.3, "reproduced", ""),
         (2.5, 0.3, "reproduced", ""),
         (0.0, 1.7, "inconclusive", ""),
@@ -137,19 +105,6 @@ def test_better_is_above_zero_and_as_published(worse: float, spread: float, stat
     assert "published 1.50 to 5.50" in found.reason and found.unit == "%"
 
 
-@pytest.mark.parametrize(
-    ("worse", "status", "says"),
-    [(0.0, "reproduced", ""), (4.0, "not reproduced", "by more than"), (-2.0, "not reproduced", "not by as much as")],
-)
-def test_better_by_a_stated_value_is_within_its_tolerance(worse: float, status: str, says: str) -> None:
-    """The paper states 3.2 %, as the records have it where nothing is `worse`; a point of difference is allowed."""
-    claim = next(claim for claim in BOOK.claims if claim.id == "sec4-d-drop-vgg19")
-    cells = {role: role_cells(claim.paper, role) for role in claim.paper.roles}
-    results = [make(cell, worse=worse * (role == "against")) for role, those in cells.items() for cell in those]
-    found = ledger(run_of(results), book=replace(BOOK, claims=(claim,)))[0]
-    assert found.status == status and says in found.reason and "published 2.20 to 4.20" in found.reason
-
-
 def test_identical_compares_every_digit_of_every_seed() -> None:
     scope = claim_of("identical").paper
     results = records(scope)
@@ -160,9 +115,6 @@ def test_identical_compares_every_digit_of_every_seed() -> None:
     found = judged("identical", run_of(changed))
     assert found.status == "not reproduced"
     assert found.reason.startswith(f"1 of 3 seeds differ; seed 0: metric_history differs: [{step}, ")
-    apart = [one for one in results if (one.cell.seed == 0) == (one.cell.gradients == "kept")]
-    found = judged("identical", run_of(apart))
-    assert (found.status, found.reason) == ("inconclusive", "no seed in common")
 
 
 @pytest.mark.parametrize(("slower", "status"), [(1.0, "reproduced"), (1.0293, "inconclusive"), (1.2, "not reproduced")])
@@ -181,58 +133,11 @@ def test_throughput_of_one_run_each_is_judged_by_blocks_of_steps(slower: float, 
     assert (found.status, found.interval) == ("inconclusive", None) and found.reason.endswith("n = 1: no interval")
 
 
-def test_throughput_over_seeds_has_their_interval() -> None:
-    found = judged("throughput", run_of(records(claim_of("throughput").paper, slower=1.2)))
-    assert found.status == "not reproduced" and found.reason.endswith("; over 3 seeds") and found.seeds == 3
-
-
-@pytest.mark.parametrize(
-    ("within", "between", "status"),
-    [
-        (0.02, 0.1, "reproduced"),
-        (0.02, 0.024, "inconclusive"),
-        (0.02, 0.02, "not reproduced"),
-        (0.2, 0.9, "not reproduced"),
-    ],
-)
-def test_distributions_overlap_within_groups_and_less_between_them(within: float, between: float, status: str) -> None:
-    cell = role_cells(claim_of("overlap").paper, "tested", [0])[0]
-    near, far = ({"wasserstein": one, "jensen_shannon": one} for one in (within, between))
-    found = judged("overlap", run_of([make(cell, observations={"distributions": distances(near, far)})]))
-    assert (found.status, found.value) == (status, within)
-    nothing = judged("overlap", run_of([make(cell, observations={})]))
-    assert nothing.status == "inconclusive" and "holds no distances" in nothing.reason
-
-
-def test_at_full_size_two_steps_of_one_scheme_are_enough_for_savings() -> None:
-    """config/full-size.yaml has w+2d, streamed, alone: the baseline follows by arithmetic, and the reason says so."""
-    claim = next(claim for claim in BOOK.claims if claim.id == "ours-saving-bert-large")
-    book = replace(BOOK, claims=(claim,))
-    fields = {"data": "synthetic", "backend": "local", "world_size": 1, "steps": 2, "batch_per_rank": 1}
-    cell = Cell(model="bert-large", scheme="w+2d", gradients="streamed", length=32, **fields)
-    found = ledger(run_of([make(cell)]), book=book)[0]
-    assert (found.status, found.scope, round(found.value or 0, 2)) == ("reproduced", "paper", 13.46)
-    assert found.reason == (
-        "bert-large 13.46 %, at least 13 % and at most 16 % (kept gradients by arithmetic, as large as the parameters; "
-        "full residuals by arithmetic, 1,335,099,392 bytes)"
-    )
-
-
-def test_that_streamed_cells_hold_no_gradients_is_never_assumed() -> None:
-    claim = next(claim for claim in BOOK.claims if claim.id == "ours-streamed-sgd-vgg19")
-    run = run_of([make(cell) for cell in role_cells(claim.paper, "against")])
-    assert ledger(run, book=replace(BOOK, claims=(claim,)))[0].status == "not run"
-
-
-# --- Tables 2 to 4 as the paper prints them: planted with seeds and controls, each of their claims is reproduced ---
-
-
 SPREAD = 0.3
 """Standard deviation between seeds of the differences of two sides, in points or per cent of perplexity."""
 TABLES = [
     claim for claim in BOOK.claims if claim.id.startswith(("exp2-cloud-acc", "exp4-qsgd", "exp4-dgc", "exp5-loss"))
 ]
-SAME_SIGN = [claim for claim in BOOK.claims if claim.kind == "not_worse" and len(claim.published) == 2]
 STEPS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 """What seeds are off by: five whose standard deviation is that of `UNIT` steps."""
 UNIT = SPREAD / 2.5**0.5
@@ -262,11 +167,6 @@ def as_printed(claim: Claim, worse: float = 0.0) -> list[CellResult]:
     return records
 
 
-def test_all_of_three_tables_are_claims() -> None:
-    """Two rows of four columns in Table 2, four in Table 3, four in Table 4: a claim for each pair."""
-    assert len(TABLES) == 4 + 2 * 4 + 3 * 4
-
-
 @pytest.mark.parametrize("claim", TABLES, ids=lambda claim: claim.id)
 def test_what_the_paper_prints_is_reproduced(claim: Claim) -> None:
     """Once not: 73.0 against 74.0 is 1.3514 %, and the margin was the 1.35 % of the text."""
@@ -278,59 +178,16 @@ def test_what_the_paper_prints_is_reproduced(claim: Claim) -> None:
     assert ledger(run_of(as_printed(claim, worse=4)), book=book)[0].status == "not reproduced"
 
 
-@pytest.mark.parametrize("claim", SAME_SIGN, ids=lambda claim: claim.id)
-def test_no_claim_states_a_larger_loss_than_its_margin_is_derived_from(claim: Claim) -> None:
-    name, level = metric_name(claim.paper.models[0]), claim.published["against"].value
-    margin = margin_of(BOOK, claim.paper.limits, name, level)
-    relative = bool(claim.paper.limits.get("relative"))
-    printed = loss_between(claim.published["against"], claim.published["tested"], relative)[0]
-    assert printed + 0.99 * BOOK.noise * (level / 100 if name == "perplexity" and not relative else 1) <= margin.value
-
-
-def test_a_margin_is_what_is_called_kept_with_rounding_and_noise_in_the_unit_of_the_loss() -> None:
-    points, percent = BOOK.margins["accuracy"], BOOK.margins["perplexity"]
-    most = points.against.value - points.tested.value + points.against.rounding + points.tested.rounding + BOOK.noise
-    assert margin_of(BOOK, {}, "accuracy", 80.0).value == pytest.approx(most)
-    assert margin_of(BOOK, {"relative": True}, "accuracy", 80.0).value == pytest.approx(100 * most / 80)
-    worse = percent.tested.value - percent.against.value + percent.against.rounding + percent.tested.rounding
-    printed = 100 * (percent.tested.value - percent.against.value) / percent.against.value
-    assert loss_between(percent.against, percent.tested, True)[0] == pytest.approx(printed)
-    most = 100 * worse / (percent.against.value - percent.against.rounding) + BOOK.noise
-    assert margin_of(BOOK, {"relative": True}, "perplexity", 5.0).value == pytest.approx(most)
-    assert margin_of(BOOK, {}, "perplexity", 5.0).value == pytest.approx(most * 5 / 100)
-
-
-# --- How many seeds a claim takes, and what is left of many claims at once ---
-
-
-@pytest.mark.parametrize(("seeds", "room"), [(3, 1.2), (5, 1.2), (8, 1.2)])
-def test_power_is_how_often_the_test_passes(seeds: int, room: float) -> None:
+def test_power_is_how_often_the_test_passes_and_the_seeds_needed_are_the_fewest() -> None:
+    seeds, room = 5, 1.2
     random, passed, rounds = Random(seeds), 0, 4000
     for _ in range(rounds):
         found = interval([random.gauss(0.0, 1.0) for _ in range(seeds)])
         assert found is not None and found.half_width is not None
         passed += found.mean + found.half_width < room
     assert power(seeds, room) == pytest.approx(passed / rounds, abs=0.03)
-
-
-def test_the_seeds_needed_are_the_fewest() -> None:
     needed = seeds_needed(1.0, 0.8)
     assert needed is not None and power(needed, 1.25) >= POWER > power(needed - 1, 1.25)
-    assert seeds_needed(1.0, 40.0) is None and seeds_needed(0.0, 1.0) is None
-    assert [seeds_needed(one, 1.0) for one in (0.5, 1.0, 2.0)] == sorted(
-        (seeds_needed(one, 1.0) or 0 for one in (0.5, 1.0, 2.0)), reverse=True
-    )
-
-
-def test_a_claim_of_accuracy_says_how_many_it_needs() -> None:
-    """By the spread of its records; before there are any by that of the small models."""
-    claim = next(claim for claim in BOOK.claims if claim.id == "exp2-accuracy-vgg19")
-    book = replace(BOOK, claims=(claim,))
-    before = ledger(book=book)[0]
-    assert before.seeds_needed and before.seeds_needed > 3 and before.p_value is None
-    cells = [Cell(model="vgg-digits", scheme=s, seed=n) for s in ("baseline", "w+2d", "none") for n in range(3)]
-    after = ledger(run_of([make(cell) for cell in cells]), book=book)[0]
-    assert after.seeds_needed and after.seeds_needed <= 3 and after.status == after.holm == "reproduced"
 
 
 @pytest.mark.parametrize("limit", [-0.2, 0.0, 1.0])
