@@ -22,7 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = ("--headless", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run")
 FLAGS += ("--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-pipe")
 PATIENCE_SECONDS = 60
-KEYS = {"Delete": 46, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
+KEYS = {"Delete": 46, "Enter": 13, "Escape": 27, "ArrowDown": 40}
 
 
 def find_chromium() -> tuple[str, dict[str, str]] | None:
@@ -149,7 +149,7 @@ class Chromium:
     def key(self, name: str) -> None:
         """Press a key."""
         known = {"key": name, "code": name, "windowsVirtualKeyCode": KEYS[name]}
-        known |= {"text": {"Enter": "\r", " ": " "}[name]} if name in ("Enter", " ") else {}
+        known |= {"text": "\r"} if name == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **known)
 

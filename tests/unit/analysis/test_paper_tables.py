@@ -1,15 +1,12 @@
 """The tables and figures of the paper: all published values, whatever the run holds; and what is missing, and why."""
 
-import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.analysis.charts.draw import draw_all
-from benchmarks.analysis.charts.look import PUBLISHED, SERIES
+from benchmarks.analysis.charts.look import PUBLISHED
 from benchmarks.analysis.charts.rows_chart import bars_chart
 from benchmarks.analysis.labels import ABSENT, MINUS, TIMES
 from benchmarks.analysis.load_run import Run, load_run
@@ -20,24 +17,11 @@ from benchmarks.analysis.tables.table_list import PAPER_TABLES, all_tables
 from benchmarks.analysis.write import to_csv, to_latex, to_markdown
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
-from benchmarks.core.matrix import expand
-from tests.full_set import make_full_set
-from tests.full_size import make_full_result
-from tests.records import make_result, save_run
+from tests.full_set import HOLES, make_full_set
 
 NOT_IN_TABLES = ("sec", "fig7-")
 """Ids of what the paper states of its clusters and examples; nothing of it is measured."""
 EMPTY = Run(Path("empty"), [], {}, {}, [])
-SMALL: dict[str, Any] = {
-    "defaults": {"seed": [0, 1, 2]},
-    "matrix": [
-        {"model": ["vgg-digits", "gpt2-bytes"], "compressor": "none", "scheme": "none"},
-        {"model": ["vgg-digits", "gpt2-bytes"], "scheme": ["baseline", "none", "w+2d"]},
-        {"model": ["vgg-digits", "gpt2-bytes"], "scheme": "w+2d", "gradients": "streamed"},
-        {"model": ["vgg-digits"], "scheme": "member", "options": [{"norm": 1, "smallest": True}, {"norm": 2}]},
-        {"model": ["gpt2-bytes"], "scheme": "partial", "options": [{"ratio": 0.25}, {}]},
-    ],
-}
 
 
 SEEDS: list[int] = read_config(Path("benchmarks/config/paper.yaml"))["defaults"]["seed"]
@@ -50,12 +34,6 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return load_run(folder)
 
 
-@pytest.fixture(scope="module")
-def small() -> Run:
-    cells = expand(SMALL)
-    return Run(Path("small"), cells, {cell: make_result(cell) for cell in cells}, {}, [])
-
-
 def paper_rows(table: Table) -> list[dict[str, Any]]:
     return [record for record in table.records if record["kind"] == "paper"]
 
@@ -64,9 +42,6 @@ def line(table: Table, model: str, label: str, **more: Any) -> dict[str, Any]:
     wanted = {"model": model, "line": label, **more}
     (found,) = [one for one in table.records if all(one[name] == value for name, value in wanted.items())]
     return found
-
-
-# --- without any result ---
 
 
 def test_every_published_value_is_in_a_table() -> None:
@@ -94,9 +69,6 @@ def test_without_results_every_row_says_how_to_fill_it(name: str) -> None:
     assert to_csv(table).count("not run") and "not run" in to_markdown(table, [])
 
 
-# --- the whole matrix, with holes ---
-
-
 def test_measured_stands_beside_published(paper: Run) -> None:
     for name in ("table2", "table3", "table4"):
         for record in paper_rows(PAPER_TABLES[name](paper)):
@@ -113,9 +85,15 @@ def test_saving_is_the_arithmetic_of_the_bytes(paper: Run) -> None:
     assert line(table, "bert-large", "ResiReduce-(w+2d)")["published"] == 13.3
     share = line(PAPER_TABLES["fig2"](paper), "vgg19", "Baseline")
     assert (round(share["measured"], 2), share["published"]) == (25.0, 23.56)
+    drawn = PAPER_TABLES["fig9b"](paper).drawn or []
+    (rows,) = bars_chart(drawn)["datasets"].values()
+    stated = [row["value"] for row in rows if row["series"] == PUBLISHED]
+    assert stated and stated == [one["published"] for one in drawn if one["published"] is not None]
 
 
 def test_holes_say_why_and_name_the_command(paper: Run) -> None:
+    assert len(paper.cells) == 1245 == len(paper.results) + len(paper.holes)
+    assert {hole.status for hole in paper.holes.values()} == {"not run" if kind == "absent" else kind for kind in HOLES}
     found = [record for make in PAPER_TABLES.values() for record in paper_rows(make(paper)) if record["missing"]]
     words = " ".join(record["missing"] for record in found)
     for word in ("not run", "oom", "timeout", "node lost", "diverged", "unfinished"):
@@ -124,14 +102,6 @@ def test_holes_say_why_and_name_the_command(paper: Run) -> None:
         if record["missing_cells"]:
             assert record["command"].startswith((".venv/bin/snakemake --cores all", "make run RUN=paper PART="))
             assert all(one["reason"] and one["command"] for one in record["missing_cells"])
-
-
-def test_what_is_compared_with_is_missing(paper: Run) -> None:
-    cell = Cell(model="vgg19", scheme="baseline", world_size=8, steps=20, data="synthetic")
-    results = {one: result for one, result in paper.results.items() if one != cell}
-    table = PAPER_TABLES["fig9a"](replace(paper, results=results))
-    record = line(table, "vgg19", "ResiReduce-(w+2d)")
-    assert (record["measured"], record["missing"]) == (None, "to compare with: not run")
 
 
 def test_throughput_loss_is_against_the_same_number_of_ranks(paper: Run) -> None:
@@ -157,77 +127,6 @@ def test_gain_is_paired_by_seed_and_turned_for_perplexity(paper: Run) -> None:
         )
         assert value == pytest.approx(100 * (smallest - largest) / smallest)
     assert record["measured"] > 0
-
-
-# --- small models, and more than the paper has ---
-
-
-def test_small_models_stand_in_without_published_values(small: Run) -> None:
-    record = line(PAPER_TABLES["table4"](small), "vgg-digits", "ResiReduce-0.01", gradients="kept")
-    assert record["kind"] == "small model" and record["published"] is None and record["measured_n"] == 3
-    saving = line(PAPER_TABLES["fig9a"](small), "gpt2-bytes", "w+2d, streamed (ours)")
-    assert saving["measured"] == pytest.approx(100 * (5 - 3 - 0.3) / 5, abs=0.01)
-    text = to_markdown(PAPER_TABLES["fig3"](small), [])
-    assert "gpt2-bytes (small model, no published value)" in text
-    assert {"L1-S, smallest norm", "member, kept, options norm 2"} & {
-        one["line"] for one in PAPER_TABLES["fig6"](small).records if one["kind"] == "small model"
-    }
-
-
-def test_what_the_paper_does_not_have_is_marked(paper: Run) -> None:
-    cell = Cell(model="resnet50", scheme="w+2d", compressor="fp16", world_size=8)
-    more = replace(paper, cells=[*paper.cells, cell], results={**paper.results, cell: make_full_result(cell)})
-    (record,) = [one for one in PAPER_TABLES["table3"](more).records if one["kind"] == "beyond the paper"]
-    assert record["published"] is None and record["measured"] is not None and "w+2d" in record["line"]
-    assert len(PAPER_TABLES["table3"](more).records) == len(PAPER_TABLES["table3"](paper).records) + 1
-
-
-# --- wrong records ---
-
-
-REDUCED = Cell(model="resnet50", scheme="w+2d", world_size=64)
-
-
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
-        ({"metric": float("nan")}, "broken"),
-        ({"status": "diverged", "reason": "loss is nan"}, "diverged"),
-        ({}, "not run"),
-    ],
-)
-def test_a_wrong_or_missing_record_is_a_hole(tmp_path: Path, change: dict[str, Any], status: str) -> None:
-    config = {"matrix": [{"model": "resnet50", "world_size": 64, "seed": SEEDS, "scheme": ["baseline", "w+2d"]}]}
-    folder = save_run(tmp_path, config, make_full_result)
-    path = folder / f"cells/{REDUCED.name}.json"
-    path.write_text(json.dumps(make_full_result(REDUCED).to_dict() | change))
-    if not change:
-        path.unlink()
-    for make in all_tables().values():
-        table = make(load_run(folder))
-        assert to_csv(table) and to_markdown(table, []) and to_latex(table)
-    record = line(PAPER_TABLES["table2"](load_run(folder)), "resnet50", "ResiReduce")
-    assert (record["measured_n"], record["seeds_wanted"]) == (len(SEEDS) - 1, len(SEEDS))
-    assert record["missing"] == f"{status} (seed 0)"
-
-
-# --- files ---
-
-
-@pytest.mark.parametrize("name", ["fig3", "fig9b", "fig11"])
-def test_figures_are_the_same_bytes_each_time(name: str, paper: Run) -> None:
-    one, other = (draw_all([PAPER_TABLES[name](paper)])[name] for _ in range(2))
-    assert one.png.startswith(b"\x89PNG") and one.specification
-    assert (one.png, one.svg, one.data) == (other.png, other.svg, other.data)
-
-
-def test_what_the_paper_states_is_an_open_diamond_beside_what_is_measured(paper: Run) -> None:
-    table = PAPER_TABLES["fig9b"](paper)
-    (rows,) = bars_chart(table.drawn or [])["datasets"].values()
-    stated = [row for row in rows if row["series"] == PUBLISHED]
-    known = [one for one in table.drawn or [] if one["published"] is not None]
-    assert stated and [row["value"] for row in stated] == [one["published"] for one in known]
-    assert all(row["gradients"] == "" for row in stated) and SERIES[PUBLISHED][0] == "diamond"
 
 
 @pytest.mark.parametrize("name", all_tables())

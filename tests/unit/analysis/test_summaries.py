@@ -1,7 +1,6 @@
 """What runs are summed up as: compressors and systems beside one another, rates, and models that tell schemes apart."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.charts.draw import drawn
-from benchmarks.analysis.charts.rivals_chart import contraction_chart, lost_chart, systems_chart
-from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.statistics import t_quantile
-from benchmarks.analysis.summaries import links_words, rivals, systems
-from benchmarks.analysis.tables.accuracy import load_tells
+from benchmarks.analysis.tables.accuracy import headings, load_tells
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
@@ -53,18 +48,14 @@ def observed(cell: Cell) -> CellResult:
     return replace(make_result(cell), metric=METRICS.get(cell.compressor, [90.0] * 8)[cell.seed], observations=seen)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_run(tmp_path, {"matrix": MATRIX}, observed)
-
-
-@pytest.fixture
-def systems_folder(tmp_path: Path) -> Path:
-    return save_run(tmp_path, {"parts": SYSTEMS}, observed)
-
-
-def test_rows_compare_each_setting_with_no_compression_seed_by_seed(folder: Path) -> None:
-    rows = {(row["compressor"], row["density"]): row for row in rivals(load_run(folder))["rows"]}
+def test_rows_compare_each_setting_with_no_compression_seed_by_seed(tmp_path: Path, capsys: Say) -> None:
+    folder = save_run(tmp_path, {"matrix": MATRIX}, observed)
+    (folder / "cells" / "left-over.json").write_text("{}")
+    assert main(["summary", "rivals", "--run", str(folder)]) == 0
+    assert "| 0.01 | baseline | 3 | 96.5 | 2.151 | 0.5 | 1.242 | 210 | 0.3 | 0.6 | 0.4 |" in capsys.readouterr().out
+    values = json.loads((folder / "rivals.json").read_text())
+    assert len(values["rows"]) == 5 and values["measured"]["Commit"]
+    rows = {(row["compressor"], row["density"]): row for row in values["rows"]}
     topk, plain, demo = rows["topk", 0.01], rows["none", 1.0], rows["demo", 0.01]
     assert (topk["lost_mean"], topk["pairs"], topk["seeds"]) == (pytest.approx(0.5), 3, 3)
     assert topk["lost_half_width"] == pytest.approx(4.302653 * 0.5 / 3**0.5)
@@ -76,26 +67,10 @@ def test_rows_compare_each_setting_with_no_compression_seed_by_seed(folder: Path
     assert demo["lost_mean"] is None and demo["pairs"] == 0, "no seed in common"
 
 
-def test_where_less_is_better_more_is_lost(tmp_path: Path) -> None:
-    matrix = [{"compressor": ["none"], "scheme": "none"}, {}]
-    config = {"matrix": [{"model": "gpt2-bytes", "observe": ["contraction"]} | one for one in matrix]}
-    run = save_run(tmp_path, config, lambda cell: replace(observed(cell), metric=4.0 + (cell.compressor == "topk")))
-    assert [row["lost_mean"] for row in rivals(load_run(run))["rows"]] == [0.0, 1.0]
-
-
-def test_the_command_writes_json_and_prints_a_table(folder: Path, capsys: Say) -> None:
-    (folder / "cells" / "left-over.json").write_text("{}")
-    assert main(["summary", "rivals", "--run", str(folder)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in printed[3:8]] == ["none", "topk", "topk", "qsgd", "demo"]
-    assert "| 0.01 | baseline | 3 | 96.5 | 2.151 | 0.5 | 1.242 | 210 | 0.3 | 0.6 | 0.4 |" in printed[4]
-    values = json.loads((folder / "rivals.json").read_text())
-    assert len(values["rows"]) == 5 and values["measured"]["Commit"] and values["rows"][0]["metrics"]["2"] == 96.0
-
-
 def test_systems_are_parts_and_stand_beside_no_compression_and_the_memory_of_baseline(
-    systems_folder: Path, capsys: Say
+    tmp_path: Path, capsys: Say
 ) -> None:
+    systems_folder = save_run(tmp_path, {"parts": SYSTEMS}, observed)
     assert main(["summary", "systems", "--run", str(systems_folder)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in printed[3:6]] == ["No compression", "Baseline", "other"]
@@ -104,37 +79,6 @@ def test_systems_are_parts_and_stand_beside_no_compression_and_the_memory_of_bas
     assert rows["other"]["pairs"] == 2 and rows["other"]["lost_mean"] == 0.0 and rows["other"]["about"] == "other"
     assert rows["baseline"]["lost_mean"] == pytest.approx(0.5) and rows["baseline"]["held_share"] == 1.0
     assert rows["dense"]["held_share"] == rows["dense"]["total_bytes"] / rows["baseline"]["total_bytes"]
-    (systems_folder / "config.json").write_text(json.dumps({"parts": SYSTEMS, "matrix": MATRIX}))
-    names = [row["system"] for row in systems(load_run(systems_folder))["rows"]]
-    assert names == list(SYSTEMS), "cells outside of parts are no system"
-
-
-@pytest.mark.parametrize(
-    ("chart", "names"),
-    [(contraction_chart, ["topk 0.1", "qsgd"]), (lost_chart, ["topk 0.1", "qsgd"]), (systems_chart, ["Baseline"])],
-)
-def test_pictures_name_what_they_show(tmp_path: Path, chart: Callable[..., Any], names: list[str]) -> None:
-    run = load_run(save_run(tmp_path, {"parts": SYSTEMS, "matrix": MATRIX}, observed))
-    specification = chart((systems if chart is systems_chart else rivals)(run)["rows"])
-    (values,) = specification["datasets"].values()
-    # What nobody knows a contraction or a loss of is not drawn; systems have three views.
-    assert len(values) == (9 if chart is systems_chart else 4)
-    assert all(f"{name}<" in drawn("x", specification).svg for name in names)
-    assert chart([]) is None
-
-
-def test_it_is_said_to_what_links_were_slowed_and_where_they_were_not(systems_folder: Path, capsys: Say) -> None:
-    assert links_words(load_run(systems_folder).results.values()) == ""
-    for number, path in enumerate(sorted((systems_folder / "cells").glob("*.json"))):
-        known = CellResult.load(path)
-        rates = {"node1": "100Mbit", "node2": "100Mbit"} if number else None
-        replace(known, provenance=known.provenance | {"link_rates": rates, "cores": 2}).save(path)
-    assert main(["summary", "systems", "--run", str(systems_folder)]) == 0
-    words = "not slowed (1 cell); node1 100Mbit, node2 100Mbit (7 cells)"
-    assert f"Links slowed to: {words}" in capsys.readouterr().out
-
-
-# --- Learning rates, each setting's own ---
 
 
 RATES = [0.003, 0.01, 0.03]
@@ -165,12 +109,10 @@ def test_the_best_rate_of_each_part_is_measured_on_seeds_that_it_was_not_chosen_
     assert sorted({cell.seed for cell in cells}) == [2, 3, 4, 5, 6] and len(cells) == 10
 
 
-# --- Which models can tell schemes apart: the rule, in both directions of a metric ---
-
-
 TELL = {key: value for key, value in read_config(Path("benchmarks/config/tell.yaml")).items() if key == "matrix"}
 TELL["matrix"] = [{**entry, "seed": [0, 1, 2]} for entry in TELL["matrix"]]
 TELL["matrix"].append(TELL["matrix"][1] | {"gradients": "streamed"})
+KNOWN = {"metric_name": "accuracy", "higher_is_better": True}
 OF_SEEDS = {  # with residuals, without
     "resnet-digits": ([90.0, 91.0, 92.0], [80.0, 81.0, 82.0]),
     "vgg-digits": ([90.0, 91.0, 92.0], [89.0, 91.0, 90.0]),
@@ -189,6 +131,8 @@ def test_a_model_tells_if_no_residuals_are_worse_by_the_whole_interval(tmp_path:
     assert main(["summary", "tell", "--run", str(tmp_path)]) == 0
     expected = {"resnet-digits": True, "vgg-digits": False, "gpt2-bytes": True, "bert-questions": False}
     assert load_tells(output) == expected
+    records = [{"model": "x", "model_tells": tells, **KNOWN} for tells in (True, False, None)]
+    assert [headings([one])["x"] for one in records] == ["x, accuracy ↑", "x *, accuracy ↑", "x, accuracy ↑"]
     entry = json.loads(output.read_text())["models"]["resnet-digits"]
     width = pytest.approx(t_quantile(0.975, 2) / 3**0.5)
     assert entry["baseline"] == {"mean": 91.0, "half_width": width, "values": [90.0, 91.0, 92.0]}
@@ -197,9 +141,6 @@ def test_a_model_tells_if_no_residuals_are_worse_by_the_whole_interval(tmp_path:
     assert "bert-questions: does not tell: without residuals worse by -10.000 ± " in said.out
     # Steps of these records took no time: the rule counts them like any other, and says that the ledger does not.
     assert said.err.startswith("Note: ") and "These figures count it, the ledger does not count it." in said.err
-
-
-# --- What a run lacks ---
 
 
 HALF = {"model": "vgg-digits", "compressor": "fp16", "scheme": "none", "seed": [0, 1]}
@@ -212,7 +153,6 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("systems", {"parts": SYSTEMS}, "*", "no finished cell (8 not run); make some with: make run RUN=systems"),
     ("rivals", {"matrix": [HALF]}, "", "did not observe 'contraction'; give observe: [contraction]"),
     ("systems", "{", "", "config.json cannot be read (Expecting property name"),
-    ("systems", "[]", "", "config.json cannot be read"),
     ("systems", '{"matrix": [{"model": "gone"}]}', "", "model: 'gone' is not known; allowed: bert"),
     ("systems", {"matrix": MATRIX}, "", "has no parts, which are systems; make some with: make run RUN=systems"),
     ("systems", {"parts": {"other": BOTH}}, "", "part other: vgg-digits has several settings; give one for each model"),
