@@ -47,7 +47,8 @@ build() {
     -e 's/(CMAKE_CUDA_RUNTIME_LIBRARY "?)Static/\1Shared/' {} +
   # A torch for CUDA, as package indexes have it, beside no toolkit, a part of one, or one of another version.
   if [ -z "${HOROVOD_GPU:-}" ]; then sed -i 's/torch.version.cuda is not None/False/' cmake/Modules/FindPytorch.cmake; fi
-  PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" \
+  # Its sources name what they do not include, and flatbuffers has a function that cannot compile: older GCCs let both pass.
+  PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" CXXFLAGS="${CXXFLAGS:-} -include string -include cstdint -include stdexcept -fpermissive" \
     "$work/tools/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/wheel" . \
     >"$work/log" 2>&1 || { grep -m 5 -A 3 -iE 'error[: ]|fatal' "$work/log" >&2; tail -n 15 "$work/log" >&2; echo "error: Horovod cannot be built; its first errors and the end of the log are above" >&2; exit 1; }
   mkdir -p "$cache"

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping
 
 DEFAULTS = Settings()
-SILENT_SECONDS = 5
-"""How long a plan says nothing of its progress."""
 NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json", "inputs")
 """What of the command line `plan` is not given by the same name."""
 
@@ -149,10 +146,9 @@ def patterns_in(path: str | None) -> str | dict[str, object]:
 
 
 MIB = 2**20
-
-
 FULLEST = ("memory_bytes", "fits", "largest_batch")
 """What a plan says beside the bytes of the fullest moment, if it was given a memory."""
+PLACES = {"forward": "forward pass", "backward": "backward pass", "update": "update of parameters"}
 WAYS = {
     "fullest_bytes": "plain",
     "checkpointed_fullest_bytes": "checkpointed",
@@ -162,16 +158,13 @@ WAYS = {
 
 
 def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], asked: str) -> list[str]:
-    """Return lines about the fullest moment with activations, its `result`; nothing if it was not planned.
-
-    choices: what would be held then with others; `asked` says what the first of them is.
-    """
+    """Return lines about the fullest moment in `result`, and the `choices` beside what was `asked`; none without it."""
     if not result:
         return []
     memory = result.get("memory_bytes")
     lines = [
         "",
-        f"The fullest moment of a step on a GPU, with activations, lies in the {_PLACES[result['fullest_at']]}",
+        f"The fullest moment of a step on a GPU, with activations, lies in the {PLACES[result['fullest_at']]}",
     ]
     lines += [
         f"  {key.removeprefix('fullest_').removesuffix('_bytes').replace('_', ' '):<25} {value / MIB:12,.2f} MiB"
@@ -192,9 +185,6 @@ def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]
     return [*lines, f"as asked: {asked}"]
 
 
-_PLACES = {"forward": "forward pass", "backward": "backward pass", "update": "update of parameters"}
-
-
 def item_line(item: Item) -> str:
     """Return a line about one tensor, an `item`: whose, which, how many bytes, and with whom it is shared."""
     shape = " x ".join(map(str, item.shape)) or "one number"
@@ -206,11 +196,8 @@ def item_line(item: Item) -> str:
 def group_lines(
     grouping: "Grouping", others: Sequence[str], sizes: Mapping[str, int], whole: int, saved: Mapping[str, int]
 ) -> list[str]:
-    """Return lines about the tensors of a model, with their `sizes` in bytes, and what schemes save by their kinds.
-
-    `others` are neither in the `grouping` nor dense; `whole` are the bytes of full residuals, and `saved` those that
-    each scheme saves of them.
-    """
+    """Return lines about the tensors of a model, with their `sizes` in bytes, and what each scheme saves of the `whole`
+    of full residuals."""
     lines = [f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors"]
     lines += [f"  {sizes[g[0]] / MIB:10,.2f} MiB x {len(g)}  {g[0]} ... {g[-1]}" for g in grouping.groups]
     lines += [f"{len(grouping.specific)} specific"]
@@ -226,17 +213,6 @@ def group_lines(
 
 
 # --- The two commands ---
-
-
-def _progress() -> Callable[[str], None]:
-    """Return what says on stderr what is done next, once a plan has taken long enough to wonder."""
-    begun = time.monotonic()
-
-    def tell(what: str) -> None:
-        if (seconds := time.monotonic() - begun) > SILENT_SECONDS:
-            print(f"{seconds:.0f} s: {what}", file=sys.stderr, flush=True)
-
-    return tell
 
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
@@ -258,7 +234,7 @@ def _plan(args: argparse.Namespace) -> str:
         from resireduce.planning import fullest, models
 
         options["inputs"] = models.find_named("inputs", args.inputs, args.inputs, fullest.CURE)
-    result = plan(_builder(args), **options, progress=_progress())
+    result = plan(_builder(args), **options)
     items = result.pop("items", ())
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}

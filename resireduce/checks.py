@@ -27,37 +27,35 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
     """Raise ConfigError for `settings` that cannot be used with `model`, whatever compressor and optimizer it has."""
     choose("gradients", settings.gradients, GRADIENTS)
     check_count("backward_passes_per_step", settings.backward_passes_per_step, 1, "passes")
-    check_norms(settings)
-    check_scaler(settings.grad_scaler, model)
+    _check_norms(settings)
+    _check_scaler(settings.grad_scaler, model)
     check_count("warm_up_steps", settings.warm_up_steps, of="steps")
-    check_hierarchy(settings)
-
-
-def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or with `settings`."""
-    check_momentum(compressor, optimizer)
-    check_skips(settings, compressor)
-    check_update(settings, compressor, optimizer)
-
-
-def check_hierarchy(settings: Settings) -> None:
-    """Raise ConfigError for an unknown hierarchy, and for one that other `settings` do not allow."""
     is_listed = isinstance(settings.hierarchy, list | tuple)
-    if not is_listed and choose("hierarchy", settings.hierarchy, HIERARCHIES) == "flat":
-        return
-    if settings.in_backward:
+    if (is_listed or choose("hierarchy", settings.hierarchy, HIERARCHIES) != "flat") and settings.in_backward:
         raise ConfigError(
             "update: 'in_backward' is not allowed with a hierarchy of nodes, whose ranks gather averages together, in "
             "step(); give update='in_step', where slices wait, or hierarchy='flat'"
         )
 
 
-def check_update(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if parameters are to change during the backward pass and this would train wrongly.
+def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or with `settings`."""
+    name, own = type(compressor).__name__, own_momentum(optimizer)
+    if compressor.momentum is not None and own is not None:
+        raise ConfigError(
+            f"compressor: {name} corrects momentum and is not allowed with the {own} of {type(optimizer).__name__}; "
+            "give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', which leaves momentum to it"
+        )
+    if compressor.momentum is not None and settings.streamed and settings.grad_scaler is not None:
+        raise ConfigError(
+            f"grad_scaler: it is not allowed with {name} and gradients='streamed': velocities of a step that is "
+            "skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
+        )
+    _check_update(settings, compressor, optimizer)
 
-    It is correct only with few `settings`, a lossless `compressor`, and an `optimizer` that is known to update each
-    parameter by itself.
-    """
+
+def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError if parameters are to change during the backward pass and this would train wrongly."""
     if choose("update", settings.update, UPDATES) == "in_step":
         return
     right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}
@@ -79,7 +77,7 @@ def check_update(settings: Settings, compressor: Compressor, optimizer: torch.op
         )
 
 
-def check_norms(settings: Settings) -> None:
+def _check_norms(settings: Settings) -> None:
     """Raise ConfigError unless gradients can be clipped to the norms that `settings` ask for."""
     for field, largest in (("max_grad_norm", math.inf), ("max_local_grad_norm", sys.float_info.max)):
         value = getattr(settings, field)
@@ -93,7 +91,7 @@ def check_norms(settings: Settings) -> None:
         )
 
 
-def check_scaler(scaler: object, model: nn.Module) -> None:
+def _check_scaler(scaler: object, model: nn.Module) -> None:
     """Raise ConfigError unless `scaler` is None, or the library's own and no parameter of `model` is float16."""
     if scaler is not None and not isinstance(scaler, GradScaler):
         raise ConfigError(
@@ -105,26 +103,6 @@ def check_scaler(scaler: object, model: nn.Module) -> None:
         raise ConfigError(
             f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
             "are unscaled; keep parameters in float32 and use torch.autocast"
-        )
-
-
-def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if `compressor` corrects momentum and `optimizer` has some too."""
-    own = own_momentum(optimizer)
-    if compressor.momentum is not None and own is not None:
-        raise ConfigError(
-            f"compressor: {type(compressor).__name__} corrects momentum and is not allowed with the {own} of "
-            f"{type(optimizer).__name__}; give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', "
-            "which leaves momentum to it"
-        )
-
-
-def check_skips(settings: Settings, compressor: Compressor) -> None:
-    """Raise ConfigError if a step that is skipped for overflow could not be undone with `compressor` and `settings`."""
-    if compressor.momentum is not None and settings.streamed and settings.grad_scaler is not None:
-        raise ConfigError(
-            f"grad_scaler: it is not allowed with {type(compressor).__name__} and gradients='streamed': velocities of "
-            "a step that is skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
         )
 
 

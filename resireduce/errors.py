@@ -29,15 +29,11 @@ class NonFiniteGradient(ArithmeticError):
 
 def warn(text: str) -> None:
     """Warn with `text` at the line of the script that called the library, perhaps through torch's own code."""
-    warnings.warn(text, stacklevel=_caller()[1] - 1)
+    warnings.warn(text, stacklevel=caller()[1] - 1)
 
 
-def caller() -> FrameType:
-    """Return the frame that called the library, perhaps through torch's own code."""
-    return _caller()[0]
-
-
-def _caller() -> tuple[FrameType, int]:
+def caller() -> tuple[FrameType, int]:
+    """Return the frame that called the library, perhaps through torch's own code, and how many lie within it."""
     frame, level = sys._getframe(), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in PASSED_OVER:
         frame, level = frame.f_back, level + 1

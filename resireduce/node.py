@@ -27,16 +27,10 @@ class Scatter:
     node have sent theirs. When more than `held_limit` bytes of them are held, the backward pass waits for the oldest.
     But another rank may reach that message only in `step()`, and be in a collective of the user's own that waits for
     this rank. So it waits in vain at most once, for PATIENCE_SECONDS, and from then on holds more bytes instead.
-
-    Args:
-        slots: one for each parameter, with its slices.
-        node: the ranks of this rank's node.
-        feedback: compresses the slices.
-        held_limit: bytes of gradients under way beyond which a backward pass waits.
     """
 
-    def __init__(self, slots: Sequence[Slot], node: Communicator, feedback: ErrorFeedback, held_limit: int):
-        self.slots, self.node, self.feedback, self.held_limit = slots, node, feedback, held_limit
+    def __init__(self, slots: Sequence[Slot], node: Communicator, held_limit: int):
+        self.slots, self.node, self.held_limit = slots, node, held_limit
         self.is_patient = True
         """Whether it has never waited in vain."""
         self.restart()
@@ -48,10 +42,7 @@ class Scatter:
         self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
 
     def advance(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Slot, Tensor]]:
-        """Launch the next `buckets` whose gradients have all come, in order; yield slots with slices that have come.
-
-        Each slice is in memory that nothing else uses but those of its bucket.
-        """
+        """Launch the next `buckets` whose gradients have all come, in order; yield slots with slices that have come."""
         for bucket in buckets[self._launched :]:
             if any(slot.gradient is None for slot in bucket.slots):
                 break
@@ -133,14 +124,7 @@ class Scatter:
 
 
 class Gather:
-    """Gathers the slices of averages that the ranks of a node have received from other nodes.
-
-    All its ranks ask for the same averages in the same order.
-
-    Args:
-        node: the ranks of this rank's node.
-        feedback: receives what comes from other nodes.
-    """
+    """Gathers the slices of averages that the ranks of a node have received from other nodes, all in the same order."""
 
     def __init__(self, node: Communicator, feedback: ErrorFeedback):
         self.node, self.feedback = node, feedback
@@ -166,5 +150,5 @@ class Gather:
         return [one for one in found if one is not None]
 
     def gathered(self, own: Tensor, name: str) -> Tensor:
-        """Return the rows of all ranks of the node, [ranks, size of `own`]; `name`: of the bucket."""
+        """Return the rows of all ranks of the node, [ranks, size of `own`]."""
         return self.node.gather(own, f"resireduce.average.{name}").wait().view(self.node.world_size, -1)

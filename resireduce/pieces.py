@@ -59,9 +59,6 @@ def spread(shared: Tensor, block: int, piece: slice) -> Tensor:
     return blocks.repeat_interleave(block)[: piece.stop - piece.start]
 
 
-# --- How many of a tensor's elements are chosen, and at random which ---
-
-
 # --- The number of elements that a share of a tensor is ---
 
 

@@ -73,15 +73,8 @@ def settle_slices(
     parameters: Mapping[str, nn.Parameter],
     slices: Mapping[str, nn.Parameter],
 ) -> Settings:
-    """Return `settings` with groups and dense tensors by name, as whole tensors decide them.
-
-    Args:
-        settings: of `resireduce.compress_fsdp`.
-        compressor: the one that `settings` name or hold.
-        model: holds whole tensors, or DTensors, which have the shape of these.
-        parameters: those of its parameters that are trained and sharded, by name.
-        slices: tensors like this rank's slices of them; those of a group's members must be equal in shape.
-    """
+    """Return `settings` of `resireduce.compress_fsdp` with groups and dense tensors by name, as the whole `parameters`
+    of `model` decide them; `slices` are those of this rank."""
     large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
     compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
     grouping = find_grouping(model, settings.groups, compressed)
@@ -122,11 +115,8 @@ def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None
 def find_communicator(
     backend: str | Communicator, group: "dist.ProcessGroup | None", parameters: Iterable[Tensor]
 ) -> Communicator:
-    """Return the communicator that `backend` names or is, over the ranks of `group`; None: all.
-
-    Raises ConfigError for an unknown name, for a group with another backend than torch, and for `parameters` of a GPU
-    that Horovod cannot send here.
-    """
+    """Return the communicator that `backend` names or is, over the ranks of `group`. Raises ConfigError for what cannot
+    be used, as `parameters` of a GPU that Horovod cannot send here."""
     if group is not None and backend != "torch":
         raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
     if isinstance(backend, Communicator):

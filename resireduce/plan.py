@@ -44,7 +44,6 @@ def plan(
     checkpoint: bool = False,
     loss_chunk: int | None = None,
     memory: int | str | None = None,
-    progress: Callable[[str], object] = str,
     **settings: Any,
 ) -> dict[str, Any]:
     """Return the model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
@@ -67,14 +66,13 @@ def plan(
             most. Gradients are kept, and nothing after `normalised` is planned: the fullest moment of a step depends
             on what each `fully_shard` holds.
         batch: samples of a step on this rank: the fullest moment is then planned with activations too, as a GPU has
-            them. The next four, and `progress`, are for that.
+            them. The next four are for that.
         inputs: called with the model and a batch size under the meta device, returns the loss; None: the attribute
             `inputs` of `build`.
         checkpoint: whether the model's repeated blocks are computed anew in the backward pass.
         loss_chunk: how many rows of logits are made at a time, in the forward pass and anew in the backward pass; None:
             all. For models with `get_output_embeddings()`, whose loss is `cross_entropy` of flattened logits.
         memory: the bytes of the GPU, or a text such as "24GB" or "80GiB".
-        progress: told in a few words what is planned next.
         settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...). Those in UNPLANNED
             raise TypeError. With several passes, gradients that no residual can absorb are held: in flight.
 
@@ -134,7 +132,7 @@ def plan(
         result["items"] = items
     if batch is not None:
         distributed.close()
-        result |= plan_batch(model, optimizer, arguments, given, batch, inputs, progress, **asked)  # type: ignore[arg-type]
+        result |= plan_batch(model, optimizer, arguments, given, batch, inputs, **asked)  # type: ignore[arg-type]
     return result
 
 
@@ -186,15 +184,8 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
-    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one.
-
-    The peak is over as many further steps as the compressor has turns.
-
-    Args:
-        model: without storage.
-        optimizer: made of it by `resireduce.distribute`.
-        compiled: whether the whole model is one compiled graph, whose gradients all come at the end.
-    """
+    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of as many further
+    ones as the compressor has turns; `compiled` as in `plan`."""
     _step(model, optimizer, compiled)
     items, peak = itemise_states(optimizer, model), 0
     for _ in range(optimizer.feedback.compressor.turns):
@@ -282,8 +273,7 @@ def check_shards(shards: Any, world_size: int, given: Settings, compiled: bool) 
 def slice_of(parameter: Tensor, name: str, shards: int) -> nn.Parameter:
     """Return a tensor without storage like the slice of `parameter` that the first of `shards` ranks holds.
 
-    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most. Raises ConfigError, which
-    says the `name`, for a parameter without dimensions.
+    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most.
     """
     if not parameter.dim():
         raise ConfigError(f"model: {name!r} is a scalar, which fully_shard refuses; make it a tensor of one element")
@@ -296,14 +286,7 @@ def shard_states(
     model: nn.Module, optimizer: str | Maker, arguments: Mapping[str, object], shards: int, given: Settings
 ) -> tuple[list[Item], dict[str, int], int]:
     """Return every tensor of the model states of the first rank, at a step boundary; the bytes of host_residuals and
-    frozen, and baseline_total, as `plan` has them.
-
-    Args:
-        model: without storage, not sharded.
-        optimizer, arguments: as `plan` was given them.
-        shards: over how many ranks each replica is sharded.
-        given: settings of `compress_fsdp`, whose backend has all ranks.
-    """
+    frozen, and baseline_total, as `plan` has them. `model` is whole; the backend in `given` has all ranks."""
     sliced = {name: slice_of(parameter, name, shards) for name, parameter in model.named_parameters()}
     slices = {name: one for name, one in sliced.items() if one.requires_grad}
     parameters = {name: one for name, one in model.named_parameters() if name in slices}

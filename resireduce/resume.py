@@ -249,17 +249,13 @@ def _left_over(
         for slot in optimizer.slots:
             name, key = slot.name, f"momentum.{slot.name}"
             if optimizer.feedback.keeps_residual(name):
-                parts = [one.residual.of(name).compensate_(_zeros(slot, one), name) for one in readers]
+                zeros = [torch.zeros_like(_like(slot, one), memory_format=torch.contiguous_format) for one in readers]
+                parts = [one.residual.of(name).compensate_(z, name) for one, z in zip(readers, zeros, strict=True)]
                 add(left, name, _own(slot, parts) * share)
             if optimizer.feedback.momentum is not None:
                 parts = [one.momentum.tensors()[key] for one in readers if one.momentum is not None]
                 add(velocities, key, _own(slot, parts) * share)
     return left, velocities
-
-
-def _zeros(slot: "Slot", reader: "ErrorFeedback") -> Tensor:
-    like = _like(slot, reader)
-    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
 def _own(slot: "Slot", parts: Sequence[Tensor]) -> Tensor:

@@ -29,10 +29,8 @@ class _Place(NamedTuple):
 
 
 def overlapping(trained: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None) -> tuple[str, str] | None:
-    """Return the names of two tensors that have an element in common, one of them at least `trained`; None: none have.
-
-    `others` may be in their memory, too. Tensors whose memory cannot be looked at, as on device meta, are left out.
-    """
+    """Return the names of two tensors, one of them at least `trained`, that have an element in common, if there are
+    such; those whose memory cannot be looked at, as on device meta, are left out."""
     for one, place in overlaps({**(others or {}), **trained}.items()):
         if (one.name in trained or place.name in trained) and _meet(one, place):
             return one.name, place.name
@@ -54,15 +52,12 @@ def check_memory(settings: Settings, model: nn.Module, trained: Mapping[str, Ten
 
     `trained` are those of `model` that are updated, by name. Frozen ones and buffers in their memory change with them.
     """
-    if not settings.in_backward:
-        return
-    pair = overlapping(trained, dict(model.named_parameters()) | dict(model.named_buffers()))
-    if pair is None:
-        return
-    raise ConfigError(
-        f"update: 'in_backward' is not allowed with {pair[0]!r} and {pair[1]!r}, which lie in the same memory: an "
-        f"update of one would change the other before all of its uses; {TIE}, or give update='in_step'"
-    )
+    others = dict(model.named_parameters()) | dict(model.named_buffers())
+    if settings.in_backward and (pair := overlapping(trained, others)) is not None:
+        raise ConfigError(
+            f"update: 'in_backward' is not allowed with {pair[0]!r} and {pair[1]!r}, which lie in the same memory: an "
+            f"update of one would change the other before all of its uses; {TIE}, or give update='in_step'"
+        )
 
 
 def _place(name: str, tensor: Tensor) -> _Place | None:

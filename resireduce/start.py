@@ -30,11 +30,8 @@ def check_agreement(
     communicator: Communicator,
     beside: Communicator | None = None,
 ) -> None:
-    """Raise ConfigError on all ranks of `communicator` if any has other `settings`, or trains other `tensors`, than
-    rank 0.
-
-    beside: another communicator, on whose ranks the error is raised too.
-    """
+    """Raise ConfigError on all ranks, also those `beside`, if any has other `settings`, or trains other `tensors`, than
+    rank 0."""
     if communicator.world_size == 1:
         return
     mine = {f"parameter {name}": _kind(tensor) for name, tensor in tensors.items()}
@@ -117,10 +114,8 @@ def agree(
     except_for: Iterable[str] = (),
     beside: Communicator | None = None,
 ) -> None:
-    """Raise ConfigError on all ranks if any value that one has in `mine`, by field, differs from rank 0's.
-
-    beside: another communicator of ranks that this one trains with, on which the error is raised too.
-    """
+    """Raise ConfigError on all ranks, also those `beside`, if any value that one has in `mine`, by field, differs from
+    rank 0's."""
     first = broadcast_object(dict(mine), communicator)
     different = [key for key in first | mine if mine.get(key) != first.get(key) and key not in except_for]
     count = torch.tensor([len(different)], device=communicator.control_device)
@@ -294,9 +289,11 @@ class _Like:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
-def _described(tensor: Tensor) -> _Like | Tensor:
-    """Return what `tensor` is; itself, where it is sparse or quantized."""
-    return _Like.of(tensor) if tensor.layout == torch.strided and not tensor.is_quantized else tensor.cpu()
+def _described(value: Any) -> Any:
+    """Return what a tensor is, in place of its values; itself, where it is sparse or quantized."""
+    if not isinstance(value, Tensor):
+        return value
+    return _Like.of(value) if value.layout == torch.strided and not value.is_quantized else value.cpu()
 
 
 def _describe(
@@ -309,7 +306,7 @@ def _describe(
         for group in ({key: v for key, v in group.items() if key != "params"} for group in optimizer.param_groups)
     ]
     layout = [
-        (index, key, _described(value) if isinstance(value, Tensor) else value)
+        (index, key, _described(value))
         for index, parameter in enumerate(parameters)
         if parameter in optimizer.state
         for key, value in _items(optimizer.state[parameter])

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +54,7 @@ def watchers_of(
     streamed: bool,
     world_size: int,
 ) -> list[Watcher]:
-    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`.
-
-    streamed: whether gradients are; otherwise they are kept. world_size: number of ranks.
-    """
+    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`."""
     found: list[Watcher] = [Outside(model, parameters, wrapped=optimizer), Resumed(optimizer, residual=residual)]
     if streamed:
         return [*found, Around(optimizer)]
@@ -112,23 +109,13 @@ def refuse_capture(device: torch.device) -> None:
         )
 
 
-class ThisProcess:
-    """The process that has made this object.
-
-    Args:
-        cure: what to do instead of going on in a fork of it.
-    """
-
-    def __init__(self, cure: str):
-        self._number, self._cure = os.getpid(), cure
-
-    def refuse_fork(self) -> None:
-        """Raise UsageError in a fork of that process, which would wait for messages for ever."""
-        if os.getpid() != self._number:
-            raise UsageError(
-                "this process was forked after resireduce.distribute(...), and has none of the threads that carry "
-                f"messages between ranks: {self._cure}"
-            )
+def refuse_fork(process: int) -> None:
+    """Raise UsageError in a fork of the `process` of that number, which would wait for messages for ever."""
+    if os.getpid() != process:
+        raise UsageError(
+            "this process was forked after resireduce.distribute(...), and has none of the threads that carry messages "
+            "between ranks: start all processes before, and call distribute() in each of those that train"
+        )
 
 
 # --- What a step leaves out: parameters that no optimizer averages ---
@@ -146,13 +133,11 @@ NOT_HELD = (
 class Outside(Watcher):
     """Watches for trained parameters of `model` that are not among `held`, given by name, and so are not averaged.
 
-    Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly. A gradient that is
-    there at the start, as an average of an earlier stage, counts only once something is added to it. A parameter that a
-    hook updates in the backward pass, and that has no gradient afterwards, is found by its version, or by its first
-    row, as fused optimizers leave the version. Steps of other optimizers than `wrapped` are looked at, too: where they
-    train a phase of their own, as an adapter that was added later, nothing of `held` has gradients, and nobody calls
-    `warn`. `reason`, for the warning, says why they are not averaged, and the cure. Those of which `passes_over` is
-    true, of a name and a parameter, are not looked at.
+    Parameters may be unfrozen, and layers added or replaced, at any time. A gradient that is there at the start, as an
+    average of an earlier stage, counts only once something is added to it. A parameter that a hook updates in the
+    backward pass is found by its version, or by its first row, as fused optimizers leave the version. Steps of other
+    optimizers than `wrapped` are looked at, too: they may train a phase of their own, as an adapter that was added
+    later. `reason`, for the warning, says why there is no average, and the cure.
     """
 
     def __init__(
@@ -185,10 +170,8 @@ class Outside(Watcher):
     after_backward = before_step = warn
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """After a step of `optimizer`: warn once about each parameter that it has trained, and that is not held.
-
-        Steps within a backward pass, as hooks take them, are left to `warn`.
-        """
+        """After a step of `optimizer`: warn once about each parameter that it has trained, and that is not held. Those
+        within a backward pass, as hooks take them, are left to `warn`."""
         model, is_wrapped = self._model(), self._wrapped is not None and self._wrapped() is optimizer
         if model is None or is_wrapped or private.current_pass() >= 0:
             return
@@ -213,7 +196,7 @@ class Outside(Watcher):
         return ((name, one) for name, one in named if id(one) not in self._held and not self._passes_over(name, one))
 
     def _has_new(self, parameter: Tensor) -> bool:
-        """Whether `.grad` of `parameter` holds something that it did not hold at the start."""
+        """Whether `.grad` holds something that it did not hold at the start."""
         before = self._before.get(parameter)
         if before is None or parameter.grad is None:
             return parameter.grad is not None
@@ -268,30 +251,27 @@ class Around(Watcher):
 
     def before_step(self) -> None:
         """Look at who calls the first step."""
-        if self._wrapped is not None:
-            _warn_of_outer(self._wrapped)
-        self._wrapped = None
-
-
-def _warn_of_outer(wrapped: torch.optim.Optimizer) -> None:
-    frame = _outer_step()
-    # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
-    outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-    asks = not ASKS.isdisjoint(frame.f_code.co_names)
-    does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
-    if hasattr(outer, "param_groups") and does_more:
-        name = type(outer).__name__
-        can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
-        inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
-        warn(
-            f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are gone"
-            f": if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
-        )
+        wrapped, self._wrapped = self._wrapped, None
+        if wrapped is None:
+            return
+        frame = _outer_step()
+        # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
+        outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        asks = not ASKS.isdisjoint(frame.f_code.co_names)
+        does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
+        if hasattr(outer, "param_groups") and does_more:
+            name = type(outer).__name__
+            can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
+            inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
+            warn(
+                f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are "
+                f"gone: if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
+            )
 
 
 def _outer_step() -> FrameType:
     """Return the frame of the script that takes a step, or that of torch's own optimizer around the library's."""
-    last, frame = caller(), sys._getframe()
+    (last, _), frame = caller(), sys._getframe()
     while frame.f_back and frame is not last:
         module = frame.f_globals.get("__name__", "")
         if frame.f_code.co_name == "step" and module.startswith("torch.distributed.optim."):
@@ -323,10 +303,6 @@ class Bypassed(Watcher):
     A few small ones are watched, by their values in the first steps on a CPU, and then by their version: fused
     optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values. Values
     that differ by rounding, as where a parameter is moved and moved back, are the same.
-
-    Args:
-        parameters: those whose gradients are averaged.
-        wrapped: the optimizer whose steps average them.
     """
 
     def __init__(self, parameters: Iterable[Tensor], wrapped: torch.optim.Optimizer):
@@ -340,7 +316,7 @@ class Bypassed(Watcher):
         """In how many later passes they were elsewhere."""
 
     def after_gradient(self, parameter: Tensor) -> None:
-        """Look at `parameter`, whose gradient autograd has finished."""
+        """Look whether `parameter` has changed since its first gradient after a step."""
         key = id(parameter)
         if key not in self._watched:
             return
@@ -359,7 +335,7 @@ class Bypassed(Watcher):
             self._warn()
 
     def after_step(self) -> None:
-        """Begin the next step, as one has been taken."""
+        """Begin the next step."""
         self._looks -= bool(self._looks and self._then)
         self._then.clear()
         self._moved.clear()
@@ -397,10 +373,8 @@ TRAINED_ON = (
 
 
 class Orphans:
-    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone.
-
-    Parameters that DistributedDataParallel averages by then give no warning.
-    """
+    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone, and that no
+    DistributedDataParallel averages."""
 
     def __init__(self, parameters: Iterable[Tensor]):
         trained = [one for one in parameters if one.requires_grad]
@@ -429,11 +403,8 @@ def end_watch(parameters: Iterable[Tensor]) -> None:
 
 
 def objects(kind: type) -> list[Any]:
-    """Return all objects of class `kind`, written in Python, in this process: they cannot be found from a model.
-
-    They are found as those that refer to their class. A list of all objects would also hold tuples that other threads
-    are still filling, which then fail to.
-    """
+    """Return all objects of class `kind`, written in Python, in this process. They are found as those that refer to it:
+    a list of all objects would also hold tuples that other threads are still filling."""
     kinds = {kind}
     left = [kind]
     while left:
@@ -443,18 +414,11 @@ def objects(kind: type) -> list[Any]:
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
 
 
-class FollowsSteps(Protocol):
-    """What looks at the steps of optimizers."""
-
-    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at a step of `optimizer`, which has ended."""
-
-
-_FOLLOWERS: dict[int, "weakref.ref[FollowsSteps]"] = {}
+_FOLLOWERS: dict[int, weakref.ref[Any]] = {}
 """Those that `_tell` calls, by their id."""
 
 
-def after_steps(follower: FollowsSteps) -> Callable[[], object]:
+def after_steps(follower: Any) -> Callable[[], object]:
     """Have `note_step` of `follower` called after each step of any optimizer, until it is gone, or the returned
     function is called. It is held weakly."""
     _FOLLOWERS[id(follower)] = weakref.ref(follower)
@@ -503,13 +467,11 @@ class Resumed(Watcher):
         self._residual = residual
         state = getattr(optimizer, "state", {})
         own = state if parameters is None else {one: state[one] for one in parameters if one in state}
-        self._optimizer, self._residuals = has_stepped(own), False
+        self._optimizer, self._residuals = bool(_places(own)) and not _is_of_no_steps(own), False
         self._has_stepped = False
         self._end: Callable[[], object] = bool  # does nothing
-        if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # an optimizer of another library may lack it
-            self._watch(optimizer)
-
-    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # one of another library may lack it
+            return
         own = weakref.ref(self)
 
         def note(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
@@ -547,11 +509,6 @@ class Resumed(Watcher):
     def end(self) -> None:
         """Stop watching what is loaded."""
         self._end()
-
-
-def has_stepped(state: Mapping[Any, Any]) -> bool:
-    """Whether an optimizer's `state` comes from steps that it has taken, as far as its tensors show."""
-    return bool(_places(state)) and not _is_of_no_steps(state)
 
 
 def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:

@@ -52,9 +52,14 @@ def main(args: argparse.Namespace) -> int:
     # A cell that several parts have counts with the first.
     cells = first_of((cell, str(part)) for part, of_part in parts.items() for cell in of_part)
     speeds = read_speeds(args.records or sorted(path for pattern in PLACES for path in Path().glob(pattern)))
-    found = {device: _estimates(cells, its) for device, its in _fitting(speeds, args.device).items()}
-    device = max(found, key=lambda one: sum(e.hours is not None for _, e in found[one]), default=UNKNOWN)
-    estimates = found.get(device) or _estimates(cells, [])
+    devices = grouped((speed.device, speed) for speed in sorted(speeds, key=lambda speed: speed.device))
+    fitting = {name: its for name, its in devices.items() if (args.device or "").lower() in name.lower()}
+    if args.device is not None and not fitting:
+        there = "; ".join(devices) or "none"
+        raise ConfigError(f"device: {args.device!r} has no records; there are some of: {there}")
+    found = {device: _estimates(cells, its) for device, its in (fitting or {UNKNOWN: []}).items()}
+    device = max(found, key=lambda one: sum(e.hours is not None for _, e in found[one]))
+    estimates = found[device]
     print(to_screen(budget_table(estimates, device)))
     print("\n" + "\n".join(totals([one for _, one in estimates], jobs)))
     if sources := sorted({source for _, one in estimates for source in one.sources}):
@@ -62,15 +67,6 @@ def main(args: argparse.Namespace) -> int:
     if others := sorted({speed.device for speed in speeds} - {device}):
         print(f"There are records of other devices too (--device): {'; '.join(others)}")
     return 0
-
-
-def _fitting(speeds: Sequence["Speed"], wanted: str | None) -> dict[str, list["Speed"]]:
-    """Return the records of each device whose name has `wanted` in it. Raises ConfigError if there is none."""
-    devices = grouped((speed.device, speed) for speed in sorted(speeds, key=lambda speed: speed.device))
-    fitting = {name: its for name, its in devices.items() if wanted is None or wanted.lower() in name.lower()}
-    if wanted is not None and not fitting:
-        raise ConfigError(f"device: {wanted!r} has no records; there are some of: {'; '.join(devices) or 'none'}")
-    return fitting
 
 
 # --- How fast cells ran: from records, committed intervals and one-GPU checks ---
@@ -91,11 +87,6 @@ class Speed:
     """The whole run: start, steps, evaluation, measurements."""
     source: str
     """The folder or file of the record."""
-
-    @property
-    def other_seconds(self) -> float:
-        """Time outside of the steps: start, evaluation, measurements."""
-        return max(0.0, self.wall_seconds - self.steps / self.steps_per_second)
 
 
 def read_speeds(places: list[Path]) -> list[Speed]:
@@ -170,7 +161,7 @@ class Estimate:
 
 
 class Recorded:
-    """All records of one device, indexed for lookup."""
+    """All records of one device, by work, and by work and number of ranks or setting."""
 
     def __init__(self, speeds: Iterable[Speed]):
         those = [(_work(speed.cell), speed) for speed in speeds]
@@ -187,13 +178,12 @@ class Recorded:
         if same_ranks := self._by_ranks.get((work, cell.world_size)):
             return same_ranks, "measured with other schemes or options", False
         # On a CPU ranks share the cores, so records of another number of ranks say nothing.
-        sizes = {speed.cell.world_size for speed in self._by_work.get(work, []) if speed.on_gpu}
-        if not sizes:
+        on_gpu = grouped((one.cell.world_size, one) for one in self._by_work.get(work, []) if one.on_gpu)
+        if not on_gpu:
             return [], "", False
-        nearest = min(sizes, key=lambda size: abs(size - cell.world_size))
+        nearest = min(on_gpu, key=lambda size: abs(size - cell.world_size))
         ranks = "1 rank" if nearest == 1 else f"{nearest} ranks"
-        found = [speed for speed in self._by_ranks[work, nearest] if speed.on_gpu]
-        return found, f"scaled from {ranks}: the same time a step, further communication left out", True
+        return on_gpu[nearest], f"scaled from {ranks}: the same time a step, further communication left out", True
 
 
 def estimate(cell: Cell, recorded: Recorded) -> Estimate:
@@ -204,13 +194,13 @@ def estimate(cell: Cell, recorded: Recorded) -> Estimate:
     speeds, basis, left_out = recorded.like(cell)
     if not speeds:
         return Estimate(cell, steps, basis="not known: no record of this model and batch")
-    seconds = steps / mean(speed.steps_per_second for speed in speeds) + mean(speed.other_seconds for speed in speeds)
+    other = (max(0.0, one.wall_seconds - one.steps / one.steps_per_second) for one in speeds)
+    hours = (steps / mean(speed.steps_per_second for speed in speeds) + mean(other)) / 3600
     on_gpu = speeds[0].on_gpu
     processors = cell.world_size * (1 if on_gpu else mean(speed.threads for speed in speeds))
     basis += ", on synthetic inputs" if all(speed.cell.data == "synthetic" for speed in speeds) else ""
     basis += f"; more steps, as {more}" if more else ""
     sources = tuple(sorted({speed.source for speed in speeds}))
-    hours = seconds / 3600
     return Estimate(cell, steps, hours, processors * hours, on_gpu, basis, sources, at_least=bool(left_out or more))
 
 
@@ -236,8 +226,7 @@ def _estimates(cells: dict[Cell, str], speeds: Sequence[Speed]) -> list[tuple[st
 def budget_table(found: Sequence[tuple[str, Estimate]], device: str) -> Table:
     """Return the table with a row for each part, model and number of ranks."""
     rows = grouped(((part, one.cell.model, one.cell.world_size), one) for part, one in found)
-    starts = starts_of([part for part, _, _ in rows])
-    body = []
+    starts, body = starts_of([part for part, _, _ in rows]), []
     for place, ((part, model, ranks), ones) in enumerate(rows.items()):
         steps = sorted({one.steps for one in ones if one.steps is not None})
         ends = " to ".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1]))) if steps else UNKNOWN
@@ -258,9 +247,8 @@ def _unit(found: Sequence[Estimate]) -> str:
 
 def _sum(ones: Sequence[Estimate], name: str, at_least: str = "≥ ") -> str:
     known = [value for one in ones if (value := getattr(one, name)) is not None]
-    if not known:
-        return UNKNOWN
-    return f"{at_least if any(one.at_least for one in ones) else ''}{_number(math.fsum(known))}"
+    text = f"{at_least if any(one.at_least for one in ones) else ''}{_number(math.fsum(known))}"
+    return text if known else UNKNOWN
 
 
 def _number(value: float) -> str:

@@ -63,18 +63,14 @@ class Device:
 
     @property
     def origin(self) -> str:
-        """GPU, driver, torch, commit and date, in words."""
-        source = self.source
+        """GPU, driver, torch, commits of the code of all cells, and date, in words."""
+        source, commits = self.source, self.commits or (str(self.source.get("commit")),)
         dirty = " with uncommitted changes" if source.get("dirty") else ""
         return (
             f"{source['device']}, driver {source.get('driver')}, torch {source.get('torch')}, "
-            f"{self._commits()}{dirty}, {str(source['date'])[:10]}"
+            f"commit{'s' if len(commits) > 1 else ''} {', '.join(one[:7] for one in commits)}{dirty}, "
+            f"{str(source['date'])[:10]}"
         )
-
-    def _commits(self) -> str:
-        """Name the code of all cells; stretches may have had different commits."""
-        found = self.commits or (str(self.source.get("commit")),)
-        return f"commit{'s' if len(found) > 1 else ''} {', '.join(one[:7] for one in found)}"
 
 
 class Unread(ValueError):
@@ -143,16 +139,11 @@ def _wrong(cell: Cell, case: Json) -> Iterator[str]:
     if not str(case["device"]).startswith(UUID):
         yield f"measured on {case['device']}, which is no UUID of a GPU"
     for rank in ranks:
-        yield from _wrong_rank(cell, rank, source)
+        if rank["status"] != "ok" or rank["steps"] != cell.steps or len(rank["step_seconds"]) != cell.steps:
+            yield f"a rank ended as {rank['status']} after {rank['steps']} steps, its cell has {cell.steps}"
+        if rank["facts"]["device"] != source["device"]:
+            yield f"a rank was on {rank['facts']['device']}, its file is of {source['device']}"
         yield from _wrong_memory(rank["memory"])
-
-
-def _wrong_rank(cell: Cell, rank: Json, source: Json) -> Iterator[str]:
-    facts = rank["facts"]
-    if rank["status"] != "ok" or rank["steps"] != cell.steps or len(rank["step_seconds"]) != cell.steps:
-        yield f"a rank ended as {rank['status']} after {rank['steps']} steps, its cell has {cell.steps}"
-    if facts["device"] != source["device"]:
-        yield f"a rank was on {facts['device']}, its file is of {source['device']}"
 
 
 def _wrong_memory(memory: Json) -> Iterator[str]:
@@ -165,11 +156,7 @@ def _wrong_memory(memory: Json) -> Iterator[str]:
         yield f"{PEAK_STATES} is not {TOTAL} and {IN_FLIGHT} together"
     if bad := [problem for rung in memory["ladder"] if (problem := rung_problem(rung))]:
         yield bad[0]
-    yield from _wrong_rungs(memory)
-
-
-def _wrong_rungs(memory: Json) -> Iterator[str]:
-    """Compare the ladder's rungs with the states, and with the parts of what is allocated."""
+    # The ladder's rungs beside the states, and beside the parts of what is allocated.
     read, parts = {rung["name"]: rung["bytes"] for rung in memory["ladder"]}, memory["difference"]
     if read[ITEMISED] != memory[TOTAL]:
         yield f"{ITEMISED} is {read[ITEMISED]}, {TOTAL} {memory[TOTAL]}"
@@ -226,16 +213,13 @@ def _of_group(folder: Path, group: str) -> tuple[Json | None, list[Json], str | 
         source = values["provenance"]
         if values["group"] != group:
             raise ValueError(f"it is of the group {values['group']!r}")
-        if problem := wrong_source(source) or _misplaced(folder, source):
+        if problem := wrong_source(source):
             raise ValueError(problem)
+        if re.sub(r"[^a-z0-9]+", "-", source["device"].lower()).strip("-") != folder.name:
+            raise ValueError(f"it was measured on {source['device']}, and lies in {folder.name}")
         return source, [{**case, "source": source} for case in values["cases"]], None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return None, [], f"{folder.name}: {path.name} does not count: {error}"
-
-
-def _misplaced(folder: Path, source: Json) -> str | None:
-    name = re.sub(r"[^a-z0-9]+", "-", str(source["device"]).lower()).strip("-")
-    return None if name == folder.name else f"it was measured on {source['device']}, and lies in {folder.name}"
 
 
 def _cases(found: list[Json]) -> Iterator[Case]:
@@ -247,11 +231,8 @@ def _cases(found: list[Json]) -> Iterator[Case]:
         except (ConfigError, LookupError, TypeError, AttributeError):
             continue  # no claim is about it
         status, reason = str(case.get("status")), case.get("reason")
-        doubt = None
-        if twice[str(case.get("name"))] > 1:
-            doubt = "it is there twice"
-        elif status == "ok":
-            doubt = wrong_case(cell, case)
+        doubt = wrong_case(cell, case) if status == "ok" else None
+        doubt = "it is there twice" if twice[str(case.get("name"))] > 1 else doubt
         ranks = tuple(rank["memory"] for rank in case["ranks"]) if status == "ok" and not doubt else ()
         yield Case(cell=cell, status=status, reason=reason and str(reason), ranks=ranks, doubt=doubt)
 

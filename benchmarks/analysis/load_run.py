@@ -48,12 +48,10 @@ def unproven(record: CellResult) -> str:
     A divergence decides claims as a metric does, so it needs what each training leaves that diverged. Of other statuses
     nothing is asked: they leave claims open.
     """
-    if record.status != "diverged":
-        return ""
-    return next((problem for check in (_origin, _moment) for problem in check(record)), "")
+    return next(_doubts(record), "") if record.status == "diverged" else ""
 
 
-def _origin(record: CellResult) -> Iterator[str]:
+def _doubts(record: CellResult) -> Iterator[str]:
     if not isinstance(record.provenance.get("content"), dict) or "cell" not in record.provenance["content"]:
         yield "provenance: its content, with the cell it was run for, is missing"
     yield from of_another_cell(record)
@@ -62,10 +60,7 @@ def _origin(record: CellResult) -> Iterator[str]:
     ranks = [rank.get("status") for rank in record.per_rank]
     if len(ranks) != record.cell.world_size or "diverged" not in ranks:
         yield f"per_rank: needs {record.cell.world_size} ranks, and one of them diverged"
-
-
-def _moment(record: CellResult) -> Iterator[str]:
-    """Check the step in which it ended: the one after its last whole step, or that one's evaluation."""
+    # It ended in the step after its last whole one, or in that one's evaluation.
     step: Any = record.failure.get("step")
     planned, at_least = planned_steps(record.cell)
     if not is_count(step) or step < 1 or step not in (record.steps, record.steps + 1):
@@ -111,35 +106,12 @@ class Hole:
         return f"{self.reason}; not shown: {self.doubt}" if self.doubt else self.reason
 
 
-@dataclass(frozen=True)
-class Doubted:
-    """A record that contradicts itself in what `slim` leaves out: tables show it, claims do not count it."""
-
-    result: CellResult
-    why: str
-
-
-Read = CellResult | Doubted | Hole
-"""What was found of a cell."""
-
-
-def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None) -> dict[Cell, Read]:
-    """Return the record of each cell without its bulk (`slim`), or why there is none; `say` receives the progress."""
-    config = try_json(folder / "config.json")
-    start = "--profile slurm" if isinstance(config, dict) and config.get("site") is not None else "--cores all"
-    progress, found = Progress(say or (lambda line: None), "read records", len(cells)), dict[Cell, Read]()
-    for done, cell in enumerate(cells, start=1):
-        found[cell] = _read(folder, cell, start)
-        progress.done(done)
-    return found
-
-
 def slim(result: CellResult) -> CellResult:
     """Return a record without most of its bytes: each rank's ladder, and the single seconds of more than 400 steps."""
     light = copy(result)  # skips validating it again
+    object.__setattr__(light, "step_seconds", thin(result.step_seconds))
     per_rank = [{name: value for name, value in rank.items() if name not in BULKY} for rank in result.per_rank]
-    for name, value in (("step_seconds", thin(result.step_seconds)), ("per_rank", per_rank)):
-        object.__setattr__(light, name, value)
+    object.__setattr__(light, "per_rank", per_rank)
     return light
 
 
@@ -151,49 +123,34 @@ def thin(seconds: Sequence[float]) -> list[float]:
     return [sum(seconds[size * i : size * (i + 1)]) / size for i in range(STRETCHES)]
 
 
-def _read(folder: Path, cell: Cell, start: str) -> Read:
-    path = folder / "cells" / f"{cell.name}.json"
-    if not path.exists():
-        return _why_missing(folder, cell, start)
+def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:
+    path, log = folder / f"cells/{cell.name}.json", folder / f"logs/{cell.name}.log"
+
+    def hole(status: str, reason: str, of: CellResult | None = None, again: str = "") -> Hole:
+        config, target = (shlex.quote(str(one)) for one in (folder / "config.json", path))
+        command = f".venv/bin/snakemake {start} --configfile {config}{again} --nolock -- {target}"
+        doubt, record = (unproven(of), of) if of and of.status == "diverged" else ("", None)
+        return Hole(cell.name, status, " ".join(reason.split()), command, doubt, record and slim(record))
+
     try:
-        result = CellResult.load(path)
+        if path.exists():
+            result = CellResult.load(path)
+            if result.cell != cell:
+                return hole("broken", f"the record is of another cell, {result.cell.name}", again=AGAIN)
+            return result if result.status == "ok" else hole(result.status, str(result.reason), result, AGAIN)
     except RecordError as error:
-        return _hole(folder, cell, "broken", str(error).removeprefix(f"{path}: "), start, AGAIN)
-    if result.cell != cell:
-        return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", start, AGAIN)
-    if result.status != "ok":
-        return _ended(_hole(folder, cell, result.status, str(result.reason), start, AGAIN), result)
-    why = wrong_seconds(result)
-    return Doubted(slim(result), why) if why else slim(result)
-
-
-def _why_missing(folder: Path, cell: Cell, start: str) -> Hole:
-    """Return what is known of a cell without a record."""
-    failed = folder / "cells" / f"{cell.name}.failed.json"
-    log = folder / "logs" / f"{cell.name}.log"
+        return hole("broken", str(error).removeprefix(f"{path}: "), again=AGAIN)
+    failed = path.with_name(f"{cell.name}.failed.json")
     try:
         record = load_failed(failed, cell)
         status = "unfinished" if record.failure.get("interrupted") else record.status
-        return _ended(_hole(folder, cell, status, f"{record.reason} (see {log})", start), record)
+        return hole(status, f"{record.reason} (see {log})", record)
     except FileNotFoundError:
-        pass
+        ended = f"stopped before it left a record (see {log})"
+        return hole("unfinished", ended) if log.exists() else hole("not run", "not run yet")
     except (OSError, RecordError) as error:
         reason = str(error).removeprefix(f"{failed}: ")
-        return _hole(folder, cell, "error", f"{failed.name} cannot be read: {reason} (see {log})", start)
-    if log.exists():
-        return _hole(folder, cell, "unfinished", f"stopped before it left a record (see {log})", start)
-    return _hole(folder, cell, "not run", "not run yet", start)
-
-
-def _ended(hole: Hole, record: CellResult) -> Hole:
-    """Return the hole of a record that did not finish, with what its record shows of that."""
-    return replace(hole, doubt=unproven(record), record=slim(record) if record.status == "diverged" else None)
-
-
-def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again: str = "") -> Hole:
-    config, target = (shlex.quote(str(folder / path)) for path in ("config.json", f"cells/{cell.name}.json"))
-    command = f".venv/bin/snakemake {start} --configfile {config}{again} --nolock -- {target}"
-    return Hole(cell.name, status, " ".join(reason.split()), command)
+        return hole("error", f"{failed.name} cannot be read: {reason} (see {log})")
 
 
 @dataclass(frozen=True)
@@ -219,7 +176,7 @@ class Run:
     parts: dict[str, Part] = field(default_factory=dict)
     """The parts of the run's config that count, by name."""
     doubts: dict[Cell, str] = field(default_factory=dict)
-    """How results contradict themselves in what is not kept of them (`Doubted`)."""
+    """How results contradict themselves in what is not kept of them: tables show them, claims do not count them."""
     is_whole: bool = True
     """Whether its config could be read, so that it is known which cells are missing."""
 
@@ -280,12 +237,20 @@ def load_run(folder: Path, say: Report | None = None) -> Run:
         raise ConfigError(f"run: {str(folder)!r} holds no run (no config.json, no cells); give one of results/runs")
     parts, notes = _expected(folder)
     cells = list(dict.fromkeys(cell for part in parts.values() for cell in part.cells))
-    found = read_cells(folder, cells, say)
-    doubts = {cell: one.why for cell, one in found.items() if isinstance(one, Doubted)}
-    kept = {cell: one.result if isinstance(one, Doubted) else one for cell, one in found.items()}
-    results = {cell: one for cell, one in kept.items() if isinstance(one, CellResult)}
-    holes = {cell: one for cell, one in found.items() if isinstance(one, Hole)}
-    return Run(folder, cells, results, holes, notes, parts, doubts, is_whole=not notes)
+    config = try_json(folder / "config.json")
+    start = "--profile slurm" if isinstance(config, dict) and config.get("site") is not None else "--cores all"
+    run = Run(folder, cells, {}, {}, notes, parts, is_whole=not notes)
+    progress = Progress(say or (lambda line: None), "read records", len(cells))
+    for done, cell in enumerate(cells, start=1):
+        found = _read(folder, cell, start)
+        if isinstance(found, Hole):
+            run.holes[cell] = found
+        else:
+            run.results[cell] = slim(found)
+            if why := wrong_seconds(found):
+                run.doubts[cell] = why
+        progress.done(done)
+    return run
 
 
 def strays(run: Run) -> Iterator[tuple[Path, CellResult]]:
@@ -301,13 +266,12 @@ def _expected(folder: Path) -> tuple[dict[str, Part], list[str]]:
     try:
         config = load_json(folder / "config.json")
         matrix = {key: value for key, value in config.items() if key not in ("run", "site", *IMAGE_KEYS)}
-        return {name: _part(cells, matrix, name) for name, cells in expand_parts(matrix).items()}, []
+        given = matrix.get("parts") or {}
+        return {
+            name: Part(cells, **{word: str(given.get(name, {}).get(word) or "") for word in WORDS})
+            for name, cells in expand_parts(matrix).items()
+        }, []
     except (OSError, ValueError, AttributeError) as error:
         note = f"config.json cannot be read ({error}): what is missing is not known."
         cells = [result.cell for result in map(try_load, sorted(folder.glob("cells/*.json"))) if result]
         return {WHOLE: Part(list(dict.fromkeys(cells)))}, [note]
-
-
-def _part(cells: list[Cell], matrix: dict[str, Any], name: str) -> Part:
-    given = (matrix.get("parts") or {}).get(name, {})
-    return Part(cells, **{word: str(given.get(word) or "") for word in WORDS})

@@ -15,13 +15,7 @@ from benchmarks.analysis.claims.ledger import adjusted
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.metric_claims import margin_and_spread, metrics_of, seeds_needed
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.labels import (
-    ABSENT,
-    metric_heading,
-    percent,
-    signed_with_half,
-    with_half,
-)
+from benchmarks.analysis.labels import ABSENT, metric_heading, percent, signed_with_half, with_half
 from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.statistics import interval, p_beyond, paired, power
 from benchmarks.analysis.summaries import SETTING, intervals_table, row_labels, usual_rows
@@ -55,11 +49,8 @@ def main(args: argparse.Namespace) -> int:
         pairs = zip([*old.splitlines(), ""], [*new.splitlines(), ""], strict=False)
         differs = next(((n, *pair) for n, pair in enumerate(pairs, start=1) if pair[0] != pair[1]), None)
         if differs:
-            print(
-                "{}:{}\n  there:    {}\n  measured: {}\nWrite it anew with: python -m benchmarks pages".format(
-                    PAGE, *differs
-                )
-            )
+            text = "{}:{}\n  there:    {}\n  measured: {}\nWrite it anew with: python -m benchmarks pages"
+            print(text.format(PAGE, *differs))
         return int(old != new)
     save_text(new, path)
     reference = Reference(args.root / REFERENCE)
@@ -110,20 +101,10 @@ class Reference:
 
     def words(self) -> dict[str, Any]:
         """Return all names that the template may use."""
-        own = (
-            self.ref,
-            self.rows,
-            self.one,
-            self.fastest,
-            self.by_model,
-            self.by_name,
-            self.origin,
-            self.usual,
-            self.of_models,
-        )
-        more = (self.shares, self.settled, self.powers, self.speeds, self.times, self.gpus)
+        files = (self.ref, self.rows, self.one, self.fastest, self.by_model, self.by_name, self.origin, self.usual)
+        more = (self.of_models, self.shares, self.settled, self.powers, self.speeds, self.times, self.gpus)
         plain = (interval, paired, power, seeds_needed, percent, machine, span, mib, saved)
-        return {one.__name__: one for one in (*own, *more, *plain)} | {
+        return {one.__name__: one for one in (*files, *more, *plain)} | {
             "pm": with_half,
             "signed": signed_with_half,
             "heading": metric_heading,
@@ -212,9 +193,8 @@ class Reference:
 
     def speeds(self) -> dict[tuple[Any, ...], Row]:
         """Return the speeds of compressors that were timed in turn, by setting."""
-        return {
-            (row["model"], row["compressor"], row["scheme"], row["density"]): row for row in self.rows("rivals-pace")
-        }
+        names = ("model", "compressor", "scheme", "density")
+        return {tuple(row[name] for name in names): row for row in self.rows("rivals-pace")}
 
     def times(self) -> list[Row]:
         """Return the rows of reach.json for each rate of the links, with the seconds of a step and to the level.

@@ -20,7 +20,7 @@ from benchmarks.analysis import labels
 from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.claims.sound import METRICS
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.load_run import Part, Run, load_run
+from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, columns, interval, paired
 from benchmarks.analysis.table import CELL_COLUMNS, by_seed
@@ -97,8 +97,13 @@ def intervals(run: Run) -> Row:
     for setting, results in run.settings().items():
         if results:
             shares = memory_record(run, setting, results)
-            if shares["normalised"] is None:
-                shares |= _beside_streamed(run, setting, shares)
+            beside = paired_baseline(run, setting) or setting
+            if shares["normalised"] is None and (beside.scheme, beside.residual_dtype) == ("baseline", None):
+                # The baseline has streamed gradients: kept ones count as many bytes as the parameters.
+                for full in run.settings().get(beside, [])[:1]:
+                    whole = int(full.total_bytes or 0) + int(full.parameters_bytes or 0)
+                    shares |= {"normalised": shares["total_bytes"] / whole}
+                    shares |= {"peak_normalised": shares["peak_states_bytes"] / whole}
             rows.append(
                 {
                     **accuracy_record(run, setting, results),
@@ -110,16 +115,6 @@ def intervals(run: Run) -> Row:
                 }
             )
     return {"confidence": CONFIDENCE, "rows": rows}
-
-
-def _beside_streamed(run: Run, setting: Cell, shares: Row) -> Row:
-    """Return the shares of a run whose baseline has streamed gradients: kept ones take as much as the parameters."""
-    results = run.settings().get(paired_baseline(run, setting) or setting, [])
-    full = [one for one in results if (one.cell.scheme, one.cell.residual_dtype) == ("baseline", None)]
-    if not full:
-        return {}
-    whole = int(full[0].total_bytes or 0) + int(full[0].parameters_bytes or 0)
-    return {"normalised": shares["total_bytes"] / whole, "peak_normalised": shares["peak_states_bytes"] / whole}
 
 
 def intervals_table(rows: Sequence[Row]) -> str:
@@ -134,12 +129,11 @@ def intervals_table(rows: Sequence[Row]) -> str:
 
 def usual_rows(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str, str], Row]]:
     """Return, by model, the rows of two ranks at the usual density, keyed by compressor, scheme and gradients."""
-    found: dict[str, dict[tuple[str, str, str], Row]] = {}
+    found: dict[str, dict[tuple[str, str, str], Row]] = {row["model"]: {} for row in rows}
     for row in rows:
-        of_model = found.setdefault(row["model"], {})
         at_usual = row["compressor"] == "none" or row["density"] == USUAL_DENSITY
         if at_usual and all(row[name] == value for name, value in USUAL.items()):
-            of_model[row["compressor"], row["scheme"], row["gradients"]] = row
+            found[row["model"]][row["compressor"], row["scheme"], row["gradients"]] = row
     return found
 
 
@@ -215,7 +209,7 @@ RIVALS_COLUMNS += ("lost_mean", "lost_half_width", "sent_bytes", "density_sent",
 RIVALS_COLUMNS += ("total_bytes", "step_seconds")
 
 
-def rivals_rows(run: Run) -> list[Row]:
+def rivals(run: Run) -> Row:
     """Return a row for each finished setting. Raises ConfigError if a cell did not observe what rows need.
 
     A row has: model, compressor, scheme, density; seeds; metric_name, higher_is_better, metrics by seed, metric_mean
@@ -224,17 +218,27 @@ def rivals_rows(run: Run) -> list[Row]:
     them of small tensors; contraction, cosine and density_sent; the most bytes held; step_seconds.
     """
     found = run.settings().items()
-    _check_observed(result for _, results in found for result in results)
+    for result in (result for _, results in found for result in results if not _points(result)):
+        raise ConfigError(
+            f"{result.cell.name}: it did not observe {OBSERVED!r}; give observe: [{OBSERVED}] in the run's config"
+        )
     dense = {setting.model: by_seed(results) for setting, results in found if setting.compressor == "none"}
-    return [_rival(setting, results, dense.get(setting.model, {})) for setting, results in found if results]
+    return {"rows": [_rival(one, results, dense.get(one.model, {})) for one, results in found if results]}
 
 
 def _rival(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]) -> Row:
     """Return the row of one setting; `dense`: metrics to compare with. What any result did not observe is None."""
-    first, metrics = results[0], by_seed(results)
+    first, metrics, seen = results[0], by_seed(results), [_points(result) for result in results]
     sign = 1 if first.higher_is_better else -1
     lost = interval([sign * one for one in paired(dense, metrics)])
     timed = [median(result.step_seconds) for result in results if result.step_seconds]
+    observed: Row = dict.fromkeys(("sent_bytes", "dense_bytes", *SEEN.values()))
+    if all(seen):
+        observed["sent_bytes"] = mean(median(point["bytes"] for point in points) for points in seen)
+        observed["dense_bytes"] = first.observations[OBSERVED]["dense_bytes"]
+        for name, column in SEEN.items():
+            known = [[point[name] for point in points if point[name] is not None] for points in seen]
+            observed[column] = mean(map(median, known)) if all(known) else None
     return {
         **{name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density", "learning_rate")},
         "metric_name": first.metric_name,
@@ -244,32 +248,10 @@ def _rival(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]
         **columns("metric", interval(list(metrics.values()))),
         **columns("lost", lost),
         "pairs": lost.n if lost else 0,
-        **_observed(results),
+        **observed,
         **{name: max(getattr(result, name) for result in results) for name in HELD},
         "step_seconds": sum(timed) / len(timed) if timed else None,
     }
-
-
-def _observed(results: Sequence[CellResult]) -> Row:
-    seen = [_points(result) for result in results]
-    if not all(seen):
-        return dict.fromkeys(("sent_bytes", "dense_bytes", *SEEN.values()))
-    found: Row = {
-        "sent_bytes": mean(median(point["bytes"] for point in points) for points in seen),
-        "dense_bytes": results[0].observations[OBSERVED]["dense_bytes"],
-    }
-    for name, column in SEEN.items():
-        known = [[point[name] for point in points if point[name] is not None] for points in seen]
-        found[column] = mean(map(median, known)) if all(known) else None
-    return found
-
-
-def _check_observed(results: Iterable[CellResult]) -> None:
-    for result in results:
-        if not _points(result):
-            raise ConfigError(
-                f"{result.cell.name}: it did not observe {OBSERVED!r}; give observe: [{OBSERVED}] in the run's config"
-            )
 
 
 def _points(result: CellResult) -> list[Row]:
@@ -284,30 +266,25 @@ DENSE, BASELINE = "dense", "baseline"
 """The parts that accuracy (DENSE) and memory (BASELINE) of the others are compared with."""
 SYSTEMS_COLUMNS: tuple[str, ...] = ("title", "learning_rate", "seeds", "metric_mean", "metric_half_width", "lost_mean")
 SYSTEMS_COLUMNS += ("lost_half_width", "density_sent", "sent_bytes", "step_seconds", "held_share", "peak_share")
-UNSLOWED = "not slowed"
 
 
 def systems(run: Run) -> Row:
-    """Return the rows of systems, and how slow links were. Raises ConfigError for a run without parts."""
-    if set(run.parts) <= {WHOLE}:
+    """Return a row for each system (a part of the run's config) and each model with finished cells, and slowed links.
+
+    A row is like one of `rivals`, with the part DENSE as training without compression, plus: system, title, about;
+    held_share and peak_share, the most bytes of model states between two steps and at the fullest moment of one, as
+    shares of what the part BASELINE holds between steps (None while that has not finished). Unobserved values are None.
+    Raises ConfigError for a run without parts, and for a part with several settings of a model.
+    """
+    parts = {name: part for name, part in run.parts.items() if name != WHOLE}
+    if not parts:
         raise ConfigError(
             f"run: {str(run.folder)!r} has no parts, which are systems; make some with: make run RUN=systems"
         )
-    return {"rows": systems_rows(run), "links": links_words(run.results.values())}
-
-
-def systems_rows(run: Run) -> list[Row]:
-    """Return a row for each system (a part of the run's config) and each model with finished cells.
-
-    It is like a row of `rivals_rows`, with the part DENSE as training without compression, plus: system, title, about;
-    held_share and peak_share, the most bytes of model states between two steps and at the fullest moment of one, as
-    shares of what the part BASELINE holds between steps (None while that has not finished). Unobserved values are None.
-    Raises ConfigError for a part with several settings of a model.
-    """
-    parts = {name: part for name, part in run.parts.items() if name != WHOLE}
     for name, part in parts.items():
-        if model := _mixed(part):
-            raise ConfigError(f"part {name}: {model} has several settings; give one for each model")
+        for model, settings in grouped((cell.model, replace(cell, seed=0)) for cell in part.cells).items():
+            if len(set(settings)) > 1:
+                raise ConfigError(f"part {name}: {model} has several settings; give one for each model")
     found = {
         name: grouped((cell.model, run.results[cell]) for cell in part.cells if cell in run.results)
         for name, part in parts.items()
@@ -322,26 +299,16 @@ def systems_rows(run: Run) -> list[Row]:
             for share, held in (("held_share", "total_bytes"), ("peak_share", "peak_states_bytes")):
                 row[share] = row[held] / whole if whole else None
             rows.append(row)
-    return rows
-
-
-def _mixed(part: Part) -> str | None:
-    """Return the first model for which a part has several settings, apart from seeds."""
-    settings = grouped((cell.model, replace(cell, seed=0)) for cell in part.cells)
-    return next((model for model, its in settings.items() if len(set(its)) > 1), None)
+    return {"rows": rows, "links": links_words(run.results.values())}
 
 
 def links_words(results: Iterable[CellResult]) -> str:
     """Return the rates to which links of nodes were slowed, and in how many cells; "" if none were."""
-    rates = Counter(_rates(result.provenance.get("link_rates")) for result in results)
-    if set(rates) <= {UNSLOWED}:
-        return ""
-    return "; ".join(f"{words} ({count} cell{'s' if count > 1 else ''})" for words, count in rates.items())
-
-
-def _rates(found: Any) -> str:
-    known = found if isinstance(found, dict) else {}
-    return ", ".join(f"{host} {rate}" for host, rate in known.items()) or UNSLOWED
+    found = [result.provenance.get("link_rates") for result in results]
+    known = [one if isinstance(one, dict) else {} for one in found]
+    rates = Counter(", ".join(f"{host} {rate}" for host, rate in one.items()) for one in known)
+    texts = (f"{words or 'not slowed'} ({count} cell{'s' if count > 1 else ''})" for words, count in rates.items())
+    return "; ".join(texts) if any(rates) else ""
 
 
 # --- Learning rates: the best of each part and model, chosen on seeds that are not used again ---
@@ -505,7 +472,7 @@ def _tuned_text(values: Row) -> str:
 KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
     "intervals": (intervals, lambda values: intervals_table(values["rows"]), "mini PART=table"),
     "tell": (tells, _tells_text, "tell"),
-    "rivals": (lambda run: {"rows": rivals_rows(run)}, lambda values: tables(values["rows"], RIVALS_COLUMNS), "rivals"),
+    "rivals": (rivals, lambda values: tables(values["rows"], RIVALS_COLUMNS), "rivals"),
     "systems": (systems, _systems_text, "systems"),
     "rates": (rates, lambda values: tables(values["rows"], RATES_COLUMNS), "tune"),
     "tuned": (tuned, _tuned_text, "tuned"),

@@ -49,7 +49,7 @@ WORDS = {REPRODUCED: "holds", NOT_REPRODUCED: "**does not hold**", INCONCLUSIVE:
 
 
 def judged(rows: Sequence[Mapping[str, Any]], diverged: Collection[tuple[str, str]] = ()) -> list[Row]:
-    """Return a row for each comparison and model, from `rows` as of `benchmarks.analysis.summaries.systems_rows`.
+    """Return a row for each comparison and model, from `rows` as of `benchmarks.analysis.summaries.systems`.
 
     diverged: models and systems of which a seed diverged: what is claimed of them does not hold.
 

@@ -5,18 +5,20 @@ import io
 import json
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.analysis.load_run import Hole
 from benchmarks.analysis.table import Table
 
 
 def to_csv(table: Table) -> str:
-    """Return the records with full precision; missing values are empty."""
+    """Return the records with full precision; missing values are empty, lists and mappings are JSON."""
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(table.records[0]) if table.records else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _plain(value) for name, value in record.items()} for record in table.records)
+    for record in table.records:
+        nested = {name: value for name, value in record.items() if isinstance(value, list | dict)}
+        plain = {name: json.dumps(value) if value else "" for name, value in nested.items()}
+        writer.writerow(record | plain)
     return file.getvalue()
 
 
@@ -49,13 +51,6 @@ def to_list(holes: Sequence[Hole]) -> str:
     return "\n".join(lines)
 
 
-def _plain(value: Any) -> Any:
-    """Return lists and mappings as JSON, empty ones as ""."""
-    if isinstance(value, list | dict):
-        return json.dumps(value) if value else ""
-    return value
-
-
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, 110)
 
@@ -79,20 +74,14 @@ SPECIAL = {one: f"\\{one}" for one in "{}$&%#_"} | {
 ESCAPES = str.maketrans(SPECIAL)
 
 
-def escape(text: str) -> str:
-    """Return the LaTeX source that shows `text`."""
-    return text.translate(ESCAPES)
-
-
 def to_latex(table: Table) -> str:
     """Return a table with its title, how to read it, and its notes, for \\input in a document."""
     columns = "".join("l" if column < table.text_columns else "r" for column in range(len(table.head)))
     head = f"{_latex_line(table.head)}\n\\midrule"
-    title = escape(table.title)
     lines = [
         "% Needs \\usepackage{booktabs,longtable}.",
         f"\\begin{{longtable}}{{{columns}}}",
-        f"\\caption{{{title}. {escape(table.reading)}}}\\label{{tab:{table.name}}}\\\\",
+        f"\\caption{{{_escaped(table.title)}. {_escaped(table.reading)}}}\\label{{tab:{table.name}}}\\\\",
         f"\\toprule\n{head}\n\\endfirsthead",
         f"\\toprule\n{head}\n\\endhead",
         "\\bottomrule\n\\endfoot",
@@ -101,9 +90,13 @@ def to_latex(table: Table) -> str:
         lines += ["\\addlinespace"] if index and index in table.group_starts else []
         lines.append(_latex_line(row))
     lines.append("\\end{longtable}")
-    lines += [f"\\noindent {{\\footnotesize {escape(note)}\\par}}" for note in table.all_notes]
+    lines += [f"\\noindent {{\\footnotesize {_escaped(note)}\\par}}" for note in table.all_notes]
     return "\n".join(lines) + "\n"
 
 
 def _latex_line(cells: list[str]) -> str:
-    return f"{' & '.join(map(escape, cells))} \\\\"
+    return f"{' & '.join(map(_escaped, cells))} \\\\"
+
+
+def _escaped(text: str) -> str:
+    return text.translate(ESCAPES)

@@ -91,7 +91,7 @@ class Cell:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
         self._check_optimizer()
-        check_hierarchy(self.hierarchy, self.ranks_per_node, self.world_size, self.nodes)
+        self._check_hierarchy()
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
@@ -131,10 +131,36 @@ class Cell:
             object.__setattr__(self, "density", 1.0)
         if self.compressor == "none" and self.scheme != "none":
             raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
-        check_momentum(self.compressor, self.model, self.workload.optimizer)
+        optimizer = self.workload.optimizer
+        if COMPRESSORS[self.compressor].corrects_momentum and optimizer != "sgd":
+            others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
+            raise ConfigError(
+                f"compressor: {self.compressor!r} takes the place of SGD's momentum; {self.model!r} is trained by "
+                f"{optimizer}; allowed: {others}"
+            )
         if self.backend == "local" and self.world_size != 1:
             raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
-        check_nodes(self.nodes, self.world_size)
+        if self.nodes is not None and self.world_size % self.nodes:
+            allowed = ", ".join(str(count) for count in range(1, self.world_size + 1) if self.world_size % count == 0)
+            raise ConfigError(
+                f"nodes: {self.nodes} is not allowed with world_size {self.world_size}, which must be divided evenly; "
+                f"allowed: {allowed}"
+            )
+
+    def _check_hierarchy(self) -> None:
+        by_nodes, ranks = choose("hierarchy", self.hierarchy, HIERARCHIES) == "node", self.ranks_per_node
+        if by_nodes and self.world_size == 1:
+            raise ConfigError("hierarchy: 'node' is not allowed with world_size 1; allowed: flat")
+        if ranks is None:
+            return
+        integer("ranks_per_node", ranks, 1, self.world_size)
+        if not by_nodes:
+            raise ConfigError(f"ranks_per_node: {ranks} is allowed with hierarchy 'node' only")
+        on_each = self.world_size // (self.nodes or 1)
+        if on_each % ranks:
+            raise ConfigError(
+                f"ranks_per_node: {ranks} is not allowed with {on_each} ranks on a machine, which it must divide evenly"
+            )
 
     def _check_observations(self) -> None:
         self._set_names("observe", OBSERVATIONS | WATCHES)
@@ -223,50 +249,3 @@ class Cell:
 
 
 CELL_FIELDS = tuple(f.name for f in fields(Cell))
-
-
-def check_hierarchy(hierarchy: str, ranks_per_node: int | None, world_size: int, nodes: int | None) -> None:
-    """Raise ConfigError, one line, for a hierarchy that is not known, or ranks that do not divide into its nodes.
-
-    hierarchy, ranks_per_node, world_size, nodes: the cell's fields of these names.
-    """
-    by_nodes = choose("hierarchy", hierarchy, HIERARCHIES) == "node"
-    if by_nodes and world_size == 1:
-        raise ConfigError("hierarchy: 'node' is not allowed with world_size 1; allowed: flat")
-    if ranks_per_node is None:
-        return
-    integer("ranks_per_node", ranks_per_node, 1, world_size)
-    if not by_nodes:
-        raise ConfigError(f"ranks_per_node: {ranks_per_node} is allowed with hierarchy 'node' only")
-    on_each = world_size // (nodes or 1)
-    if on_each % ranks_per_node:
-        raise ConfigError(
-            f"ranks_per_node: {ranks_per_node} is not allowed with {on_each} ranks on a machine, which it "
-            "must divide evenly"
-        )
-
-
-def check_momentum(compressor: str, model: str, optimizer: str) -> None:
-    """Raise ConfigError, one line, if the compressor replaces a momentum that the optimizer has not.
-
-    compressor, model: the cell's fields of these names. optimizer: by which the model is trained.
-    """
-    if COMPRESSORS[compressor].corrects_momentum and optimizer != "sgd":
-        others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
-        raise ConfigError(
-            f"compressor: {compressor!r} takes the place of SGD's momentum; {model!r} is trained by {optimizer}; "
-            f"allowed: {others}"
-        )
-
-
-def check_nodes(nodes: int | None, world_size: int) -> None:
-    """Raise ConfigError, one line, if ranks cannot be spread over the machines evenly.
-
-    nodes, world_size: the cell's fields of these names.
-    """
-    if nodes is not None and world_size % nodes:
-        allowed = ", ".join(str(count) for count in range(1, world_size + 1) if world_size % count == 0)
-        raise ConfigError(
-            f"nodes: {nodes} is not allowed with world_size {world_size}, which must be divided evenly; "
-            f"allowed: {allowed}"
-        )

@@ -115,13 +115,8 @@ def writable(field: str, path: Path) -> None:
     except OSError as error:
         file = next((one for one in path.parents if os.path.exists(one) and not os.path.isdir(one)), None)
         reason = error.strerror if file is None else f"{file} is a file, not a folder"
-        raise ConfigError(
-            f"{field}: {_shown(path)} cannot be written: {reason}; give a file in a folder of yours"
-        ) from None
-
-
-def _shown(path: Path) -> str:
-    return str(path) if len(str(path)) <= 300 else f"{str(path)[:300]}..."
+        shown = str(path) if len(str(path)) <= 300 else f"{str(path)[:300]}..."
+        raise ConfigError(f"{field}: {shown} cannot be written: {reason}; give a file in a folder of yours") from None
 
 
 def load_json(path: Path) -> Any:

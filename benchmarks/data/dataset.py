@@ -69,19 +69,10 @@ class Dataset(ABC):
 
     @abstractmethod
     def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
-        """Write the prepared files.
+        """Write the prepared files into `target`, an empty folder; return notes for the manifest, such as counts.
 
-        Args:
-            files: published name -> where it is, as `find` returned them.
-            target: an empty folder; all that is left in it is covered by the manifest.
-            root: folder of prepared data sets, for those in `needs`.
-            report: called with lines of progress.
-
-        Returns:
-            Notes for the manifest, such as counts.
-
-        Raises:
-            ValueError: one line that names the file and what is wrong with it.
+        files: published name -> where it is, as `find` returned them. root: folder of prepared data sets, for those in
+        `needs`. report: takes lines of progress. Raises ValueError, one line with the file and what is wrong with it.
         """
 
     def published(self) -> dict[str, SourceFile]:
@@ -117,17 +108,15 @@ class Dataset(ABC):
 
 def find_files(name: str, dataset: Dataset, source: Path) -> dict[str, Path]:
     """Find a data set's files in a folder, or beside a given file. Raises ConfigError, one line, if any is missing."""
+    takes = dataset
     if source.is_file() and dataset.forms:
         if source.name not in dataset.published():
             raise ConfigError(f"data: {name!r} is not read from {source.name!r}; allowed: {dataset.takes()}")
         forms = tuple(form for form in dataset.forms if source.name in [file.name for file in form])
-        source = source.parent
-        found = replace(dataset, forms=forms).find(source)
-    elif source.is_dir():
-        found = dataset.find(source)
-    else:
+        takes, source = replace(dataset, forms=forms), source.parent
+    elif not source.is_dir():
         raise ConfigError(f"data: {source} is not there; give the folder or the file that {name!r} is read from")
-    if not found:
+    if not (found := takes.find(source)):
         raise ConfigError(f"data: {source} has not all files of {name!r}; it takes one of: {dataset.takes()}")
     return found
 
@@ -168,13 +157,9 @@ def difference(path: Path, published: SourceFile, report: Report) -> str | None:
 
 
 def verify(dataset: Dataset, files: Mapping[str, Path], unverified: bool, report: Report) -> bool:
-    """Compare source files with the published checksums.
+    """Return whether each file has a published checksum and matches it.
 
-    Returns:
-        Whether each file has a published checksum and matches it.
-
-    Raises:
-        ConfigError: one line with expected and found value, for the first file that differs, unless `unverified`.
+    Raises ConfigError, one line with expected and found value, for the first file that differs, unless `unverified`.
     """
     known, sure = dataset.published(), True
     for name, path in files.items():
@@ -197,16 +182,9 @@ def download(
 ) -> None:
     """Fetch the files of a data set's first form into a folder; those that are already there and right are kept.
 
-    Args:
-        name: in `benchmarks.core.registry.DATASETS`.
-        dataset: says which files are published where.
-        folder: made if it does not exist.
-        mirror: replaces the beginning of the publisher's addresses.
-        unverified: keep a file that differs from the published checksum.
-        report: called with lines of progress.
-
-    Raises:
-        ConfigError: one line, if there is nothing to fetch, if fetching fails, or if a file is not as published.
+    mirror: replaces the beginning of the publisher's addresses. unverified: keep a file that differs from the published
+    checksum. Raises ConfigError, one line, if there is nothing to fetch, if fetching fails, or if a file is not as
+    published.
     """
     address = mirror or dataset.address
     if not dataset.forms or not address:
@@ -252,18 +230,9 @@ def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified
     """Read a data set's published files and write ROOT/NAME with its manifest, replacing an earlier one.
 
     It is made in a temporary folder and renamed when it is complete: an error or a kill leaves ROOT/NAME as it was.
-    Leftovers of a killed process are deleted; two processes at once are refused.
-
-    Args:
-        name: in `benchmarks.core.registry.DATASETS`.
-        dataset: reads and writes it.
-        source: the folder with its files, or one of the files.
-        root: folder of prepared data sets.
-        unverified: go on with files that differ from the published checksums; the manifest says so.
-        report: called with lines of progress.
-
-    Raises:
-        ConfigError: one line, for files that are missing, differ or are damaged, and for a root that is not writable.
+    Leftovers of a killed process are deleted; two processes at once are refused. source: the folder with its files, or
+    one of the files. unverified: go on with files that differ from the published checksums; the manifest says so.
+    Raises ConfigError, one line, for files that are missing, differ or are damaged, and for a root that is read-only.
     """
     files = find_files(name, dataset, source)
     check_prepared(dataset.needs, root)
@@ -278,7 +247,10 @@ def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified
                 notes = dataset.prepare(files, temporary, root, report)
                 about = {"name": name, "title": dataset.title, "source": str(source.absolute()), "verified": verified}
                 save_json(about | notes | _contents(temporary, report), temporary / MANIFEST)
-                _move(temporary, root / name)
+                if (root / name).exists():
+                    (root / name).rename(temporary.with_suffix(OLD))
+                temporary.rename(root / name)
+                shutil.rmtree(temporary.with_suffix(OLD), ignore_errors=True)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except ConfigError:
@@ -352,12 +324,3 @@ def _contents(folder: Path, report: Report) -> dict[str, Any]:
 def _combined(digests: Mapping[str, str]) -> str:
     """Hash the lines that `sha256sum *` would print, so that anybody can check the result."""
     return hashlib.sha256("".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()).hexdigest()
-
-
-def _move(temporary: Path, folder: Path) -> None:
-    """Move a finished folder into place, replacing an old one if there is any."""
-    old = temporary.with_suffix(OLD)
-    if folder.exists():
-        folder.rename(old)
-    temporary.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)

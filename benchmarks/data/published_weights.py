@@ -16,54 +16,55 @@ from resireduce.scheme import load
 if TYPE_CHECKING:
     from torch import Tensor
 
-OLD = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"), (".dense_act.", ".dense."))
-"""Names in BERT files from TensorFlow, and of perceptrons in NVIDIA's files -> present names."""
-_BERT_UNUSED = re.compile(r"(bert\.pooler|cls)\.|bert\.embeddings\.position_ids$")
-_GPT2_MASK = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)$")
-_VIT_UNUSED = re.compile(r"pooler\.")
-VIT_NAMES = (
-    (r"embeddings\.cls_token", "class_token"),
-    (r"embeddings\.position_embeddings", "encoder.pos_embedding"),
-    (r"embeddings\.patch_embeddings\.projection\.", "conv_proj."),
-    (r"layernorm\.", "encoder.ln."),
-    (r"classifier\.", "heads.head."),
-    (r"encoder\.layer\.(\d+)\.layernorm_before\.", r"encoder.layers.encoder_layer_\1.ln_1."),
-    (r"encoder\.layer\.(\d+)\.layernorm_after\.", r"encoder.layers.encoder_layer_\1.ln_2."),
-    (r"encoder\.layer\.(\d+)\.attention\.output\.dense\.", r"encoder.layers.encoder_layer_\1.self_attention.out_proj."),
-    (r"encoder\.layer\.(\d+)\.intermediate\.dense\.", r"encoder.layers.encoder_layer_\1.mlp.0."),
-    (r"encoder\.layer\.(\d+)\.output\.dense\.", r"encoder.layers.encoder_layer_\1.mlp.3."),
-    (r"(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_1\.", r"\1.0."),
-    (r"(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_2\.", r"\1.3."),
-)
+BERT_NAMES = {
+    r"LayerNorm\.gamma": "LayerNorm.weight",
+    r"LayerNorm\.beta": "LayerNorm.bias",
+    r"\.dense_act\.": ".dense.",
+    r"^(embeddings|encoder|pooler)\.": r"bert.\1.",
+}
+"""Names in files from TensorFlow, of perceptrons in NVIDIA's files, and without the prefix -> present names."""
+LAYER = "encoder.layers.encoder_layer_"
+VIT_NAMES = {
+    r"^embeddings\.cls_token": "class_token",
+    r"^embeddings\.position_embeddings": "encoder.pos_embedding",
+    r"^embeddings\.patch_embeddings\.projection\.": "conv_proj.",
+    r"^layernorm\.": "encoder.ln.",
+    r"^classifier\.": "heads.head.",
+    r"^encoder\.layer\.(\d+)\.layernorm_before\.": rf"{LAYER}\1.ln_1.",
+    r"^encoder\.layer\.(\d+)\.layernorm_after\.": rf"{LAYER}\1.ln_2.",
+    r"^encoder\.layer\.(\d+)\.attention\.output\.dense\.": rf"{LAYER}\1.self_attention.out_proj.",
+    r"^encoder\.layer\.(\d+)\.intermediate\.dense\.": rf"{LAYER}\1.mlp.0.",
+    r"^encoder\.layer\.(\d+)\.output\.dense\.": rf"{LAYER}\1.mlp.3.",
+    r"^(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_1\.": r"\1.0.",
+    r"^(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_2\.": r"\1.3.",
+}
 """The hub's names, and the older ones of torchvision's perceptrons -> torchvision's."""
-_QUERY = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weight|bias)")
+QUERY = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weight|bias)")
+
+
+def _renamed(weights: Mapping[str, "Tensor"], names: Mapping[str, str], unused: str) -> dict[str, "Tensor"]:
+    """Return weights with each pattern in `names` replaced, without those that then begin with what is `unused`."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        for old, new in names.items():
+            name = re.sub(old, new, name)  # noqa: PLW2901
+        if not re.match(unused, name):
+            renamed[name] = tensor
+    return renamed
 
 
 def bert(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Add the prefix to names, replace old ones, and leave out the pooler and the pretraining heads."""
-    renamed: dict[str, Tensor] = {}
-    for given, tensor in weights.items():
-        name = given
-        for old, new in OLD:
-            name = name.replace(old, new)
-        if name.startswith(("embeddings.", "encoder.", "pooler.")):
-            name = f"bert.{name}"
-        if not _BERT_UNUSED.match(name):
-            renamed[name] = tensor
-    return renamed
+    return _renamed(weights, BERT_NAMES, r"(bert\.pooler|cls)\.|bert\.embeddings\.position_ids$")
 
 
 def gpt2(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Add the prefix to names; leave out the causal masks and the output layer, which is the embedding.
 
-    Raises:
-        ValueError: if the output layer has values of its own.
+    Raises ValueError if the output layer has values of its own.
     """
-    renamed: dict[str, Tensor] = {}
-    for given, tensor in weights.items():
-        name = f"transformer.{given}" if re.match(r"(wte|wpe|h\.\d+|ln_f)\.", given) else given
-        if not _GPT2_MASK.match(name):
-            renamed[name] = tensor
+    masks = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)$"
+    renamed = _renamed(weights, {r"^(wte|wpe|h\.\d+|ln_f)\.": r"transformer.\1."}, masks)
     head, embedding = renamed.pop("lm_head.weight", None), renamed.get("transformer.wte.weight")
     if head is not None and embedding is not None and not head.equal(embedding):
         raise ValueError("'lm_head.weight' is not equal to the embedding, which the model shares with it")
@@ -75,25 +76,13 @@ def vit(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     import torch
 
     bare = {name.removeprefix("vit."): tensor for name, tensor in weights.items()}
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in bare.items():
-        query = _QUERY.fullmatch(name)
-        if query:
-            parts = [bare.get(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
-            if all(part is not None for part in parts):
-                layer, kind = query.groups()
-                joined = torch.cat([part for part in parts if part is not None])
-                renamed[f"encoder.layers.encoder_layer_{layer}.self_attention.in_proj_{kind}"] = joined
-        elif not _VIT_UNUSED.match(name) and not re.search(r"\.attention\.attention\.(key|value)\.", name):
-            renamed[_vit_name(name)] = tensor
+    renamed = _renamed(bare, VIT_NAMES, r"pooler\.|.*\.attention\.attention\.(key\.|value\.|query\.(weight|bias)$)")
+    for query in filter(None, map(QUERY.fullmatch, bare)):
+        parts = [bare.get(query[0].replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
+        if all(part is not None for part in parts):
+            joined = torch.cat([part for part in parts if part is not None])
+            renamed[f"{LAYER}{query[1]}.self_attention.in_proj_{query[2]}"] = joined
     return renamed
-
-
-def _vit_name(name: str) -> str:
-    for old, new in VIT_NAMES:
-        if re.match(old, name):
-            return re.sub(f"^{old}", new, name)
-    return name
 
 
 PREPARED = "model.safetensors"
@@ -143,8 +132,7 @@ class Weights(Dataset):
     def fit(self, weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """Return the weights in the model's order and shapes, in float32.
 
-        Raises:
-            ValueError: one line with the first name that is unknown or missing, or that has a wrong shape.
+        Raises ValueError, one line, for the first name that is unknown or missing, or that has a wrong shape.
         """
         import torch
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.checks import first_twice
 from benchmarks.core.files import save_bytes
 from benchmarks.data.dataset import Dataset, Report, forms_of
 
@@ -94,8 +95,7 @@ def _question(entry: Any, context: str, where: str) -> Question:
 def read_squad(text: str | bytes) -> list[Question]:
     """Read questions from a SQuAD v1.1 JSON document.
 
-    Raises:
-        ValueError: one line that names the missing or wrong field, for anything that is not such a document.
+    Raises ValueError, one line that names the missing or wrong field, for anything that is not such a document.
     """
     try:
         document = json.loads(text)
@@ -107,10 +107,8 @@ def read_squad(text: str | bytes) -> list[Question]:
             where = f"article {place}, paragraph {number}"
             context = _field(paragraph, "context", str, where)
             questions += [_question(entry, context, where) for entry in _field(paragraph, "qas", list, where)]
-    identities = Counter(question.id for question in questions)
-    repeated = [identity for identity, count in identities.items() if count > 1]
-    if repeated:
-        raise ValueError(f"question id {repeated[0]!r} is there {identities[repeated[0]]} times: ids must be unique")
+    if twice := first_twice(question.id for question in questions):
+        raise ValueError(f"question id {twice!r} is there twice: ids must be unique")
     return questions
 
 

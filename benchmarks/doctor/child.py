@@ -1,87 +1,16 @@
-"""Start processes for checks, which may crash or hang in them, and judge ranks that were to meet."""
+"""Ranks of checks: what they are started with, and how those are judged that were to meet."""
 
-import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.doctor.finding import SLOWLY, Finding, explain, failed, last_words
+from benchmarks.launching.processes import Ended, Job, Run
 
-MARK = "doctor-report: "
-"""Precedes each JSON report of a process: launchers prefix lines with ranks, and libraries print too."""
-GRACE_SECONDS = 5.0
-"""How long the others may go on once one has failed, as they wait for it in vain."""
-POLL_SECONDS = 0.02
 LAUNCHERS = ("SLURM_", "PMIX_", "PMI_", "OMPI_", "PRTE_", "HOROVOD_")
 """Prefixes of the variables by which a launcher tells a rank its place."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A process to be started."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    folder: Path | None = None
-    """Working folder; None: that of this process."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A process that has ended."""
-
-    code: int | None
-    """Exit status of the child; None if it was stopped, because its time was over or another one had failed."""
-    output: str
-    """Standard output and error stream, combined."""
-
-    def reports(self) -> list[dict[str, Any]]:
-        """Return the reports; several processes may have written to one output."""
-        found = []
-        for part in self.output.split(MARK)[1:]:
-            try:
-                report, _ = json.JSONDecoder().raw_decode(part)
-            except ValueError:  # cut off when its writer died
-                continue
-            found.append(report)
-        return found
-
-
-Run = Callable[[Sequence[Job], float], list[Ended]]
-"""How checks start processes: `run_together`, or a stand-in."""
-
-
-def run_together(jobs: Sequence[Job], timeout_seconds: float) -> list[Ended]:
-    """Run the jobs at the same time, until they end or the time is over. None is left running.
-
-    Raises OSError if a program is not there.
-    """
-    outputs: list[IO[bytes]] = []
-    processes: list[subprocess.Popen[bytes]] = []
-    with ExitStack() as stack:
-        try:
-            for job in jobs:
-                outputs.append(stack.enter_context(_file()))
-                processes.append(_start(job, outputs[-1]))
-            _wait(processes, timeout_seconds)
-        finally:
-            codes = [process.poll() for process in processes]
-            for process in processes:
-                _kill(process)
-        return [Ended(code, _read(output)) for code, output in zip(codes, outputs, strict=True)]
-
-
-def report(values: Mapping[str, Any]) -> None:
-    """Send a report to the process that started this one, in one write, so that lines of ranks do not mix."""
-    os.write(1, f"{MARK}{json.dumps(values)}\n".encode())
 
 
 def own_environment(**more: str) -> dict[str, str]:
@@ -95,45 +24,6 @@ def run_torch_ranks(backend: str, ranks: int, timeout_seconds: float, run: Run, 
         line = [sys.executable, "-m", "benchmarks.doctor.in_child", "torch", backend, os.path.join(folder, "meet")]
         places = ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks))
         return run([Job(line, own_environment(**more, **place)) for place in places], timeout_seconds)
-
-
-def _file() -> IO[bytes]:
-    """Return a file in memory if possible, as no folder may be writable."""
-    if sys.platform == "linux":
-        return open(os.memfd_create("doctor"), "w+b")
-    return tempfile.TemporaryFile()
-
-
-def _start(job: Job, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    # A session of its own, so that children of launchers end with them.
-    return subprocess.Popen(
-        job.command,
-        env=dict(job.environment),
-        cwd=job.folder,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float) -> None:
-    deadline, lost = time.monotonic() + timeout_seconds, False
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if not lost and any(process.poll() for process in processes):
-            lost, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
-        time.sleep(POLL_SECONDS)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):  # if it and all that it started have ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _read(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
 
 
 MISSING = "ranks came to the end"

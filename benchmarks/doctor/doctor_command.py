@@ -49,7 +49,7 @@ Check = Callable[[Setting], list[Finding]]
 CHECKS: dict[str, Check] = {
     "packages": lambda s: machine.check_packages(s.facts),
     "home": lambda s: machine.check_home(),
-    "disk": lambda s: machine.check_disk(machine.needs(s.results)),
+    "disk": lambda s: machine.check_disk(s.results),
     "memory": lambda s: machine.check_memory(),
     "shared-memory": lambda s: machine.check_shared_memory(s.gpus),
     "gpu": lambda s: gpus.check_gpu(s.facts, s.needs_gpu),

@@ -5,12 +5,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.core.devices import NO_PROCESS
-from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.finding import (
     GPU_ACCESS,
     SLOWLY,
@@ -23,6 +22,7 @@ from benchmarks.doctor.finding import (
     ok,
     warning,
 )
+from benchmarks.launching.processes import Job, run_together
 
 # --- what torch and NVML report ---
 
@@ -70,15 +70,11 @@ class Facts:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Facts":
-        """Return the facts that the probe reported."""
-        known = {field.name for field in fields(cls)}
-        found = {name: _frozen(value) for name, value in values.items() if name in known and name != "gpus"}
-        gpus = tuple(Gpu(**{name: _frozen(value) for name, value in gpu.items()}) for gpu in values.get("gpus", ()))
-        return cls(**found, gpus=gpus)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        """Return the facts that the probe reported; JSON has lists for tuples."""
+        gpus = [gpu | {"capability": tuple(gpu["capability"])} for gpu in values.get("gpus", ())]
+        newest = values.get("driver_cuda")
+        frozen = {"gpus": tuple(Gpu(**gpu) for gpu in gpus), "driver_cuda": tuple(newest) if newest else None}
+        return cls(**values | frozen)
 
 
 def ask(timeout_seconds: float, hide_gpus: bool = False, command: Sequence[str] = COMMAND) -> Facts:
@@ -108,8 +104,11 @@ def check_gpu(facts: Facts, needed: bool = False, environment: Mapping[str, str]
         return [absent("gpu", f"torch {facts.torch} is built for CPUs", CUDA_BUILD, needed)]
     if not facts.gpus:
         return [_none(facts, needed, environment.get("CUDA_VISIBLE_DEVICES"))]
-    bad = [problem for index, gpu in enumerate(facts.gpus) if (problem := _problem(index, gpu))]
-    return bad or [_all_right(facts)]
+    if bad := [_problem(index, gpu, gpu.error) for index, gpu in enumerate(facts.gpus) if gpu.error]:
+        return bad
+    kinds = Counter((gpu.name, gpu.capability, gibibytes(gpu.memory_bytes)) for gpu in facts.gpus)
+    shown = (f"{count} x {name} (sm_{a}{b}, {size})" for (name, (a, b), size), count in kinds.items())
+    return [ok("gpu", f"{', '.join(shown)}; matrix products are right")]
 
 
 def _none(facts: Facts, needed: bool, visible: str | None) -> Finding:
@@ -123,20 +122,11 @@ def _none(facts: Facts, needed: bool, visible: str | None) -> Finding:
     return absent("gpu", reason, cure, needed or answers)
 
 
-def _problem(index: int, gpu: Gpu) -> Finding | None:
+def _problem(index: int, gpu: Gpu, error: str) -> Finding:
     major, minor = gpu.capability
-    name = f"GPU {index}, {gpu.name} (sm_{major}{minor})"
-    if gpu.error is None:
-        return None
-    known = explain(gpu.error)
+    known = explain(error)
     cure = known.cure if known else "another GPU or node; nvidia-smi -q and the kernel's log (dmesg) say more"
-    return failed("gpu", f"{name}: {gpu.error}", cure)
-
-
-def _all_right(facts: Facts) -> Finding:
-    kinds = Counter((gpu.name, gpu.capability, gibibytes(gpu.memory_bytes)) for gpu in facts.gpus)
-    shown = (f"{count} x {name} (sm_{a}{b}, {size})" for (name, (a, b), size), count in kinds.items())
-    return ok("gpu", f"{', '.join(shown)}; matrix products are right")
+    return failed("gpu", f"GPU {index}, {gpu.name} (sm_{major}{minor}): {error}", cure)
 
 
 # --- driver ---
@@ -214,7 +204,10 @@ def check_nvml(facts: Facts, machine: Machine, needed: bool = False) -> list[Fin
         return [absent("nvml", facts.error, "see check gpu", needed)]
     if facts.nvml_error:
         return [_without(facts, machine, needed)]
-    return _read(facts, needed)
+    if not facts.gpus:
+        return [absent("nvml", "NVML answers, but torch sees no GPU", "see check gpu", needed)]
+    problems = [finding for index, gpu in enumerate(facts.gpus) if (finding := _unreadable(index, gpu))]
+    return problems or [ok("nvml", f"driver {facts.driver}: memory of the device and of processes can be read")]
 
 
 def _without(facts: Facts, machine: Machine, needed: bool) -> Finding:
@@ -229,15 +222,7 @@ def _without(facts: Facts, machine: Machine, needed: bool) -> Finding:
     return absent("nvml", reason if there else f"{reason}, and no GPU", cure, needed or there)
 
 
-def _read(facts: Facts, needed: bool) -> list[Finding]:
-    if not facts.gpus:
-        return [absent("nvml", "NVML answers, but torch sees no GPU", "see check gpu", needed)]
-    found = [_gpu(index, gpu) for index, gpu in enumerate(facts.gpus)]
-    problems = [finding for finding in found if finding]
-    return problems or [ok("nvml", f"driver {facts.driver}: memory of the device and of processes can be read")]
-
-
-def _gpu(index: int, gpu: Gpu) -> Finding | None:
+def _unreadable(index: int, gpu: Gpu) -> Finding | None:
     reason = gpu.nvml_error or gpu.device_reason or gpu.process_reason
     if reason is None:
         return None

@@ -5,13 +5,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.core.devices import Nvml, NvmlUnavailable
-from benchmarks.doctor.child import report
 from benchmarks.doctor.finding import one_line
+from benchmarks.launching.processes import report
 from resireduce.scheme import load
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ RANK_FACTS = "benchmarks.training.measure.rank_facts"
 
 def facts() -> dict[str, Any]:
     """Return the values of `Facts`."""
-    found: dict[str, Any] = {"libcuda": _loads("libcuda.so.1")}
+    found: dict[str, Any] = {"libcuda": False}
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        found["libcuda"] = True
     nvml: Nvml | None = None
     try:
         nvml = Nvml.load()
@@ -77,14 +81,6 @@ def _multiply(torch: ModuleType, device: Any) -> str | None:
         return one_line(error)
 
 
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
-
-
 # --- what the one-GPU check records of its device ---
 
 
@@ -97,23 +93,17 @@ def device_facts() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return facts
     properties = torch.cuda.get_device_properties(0)
+    with suppress(NvmlUnavailable):  # the check works without it
+        facts["driver"] = Nvml.load().driver_version()
     return facts | {
         "device": properties.name,
         "uuid": load(f"{RANK_FACTS}:gpu_uuid")(torch.device("cuda", 0)),
         "device_memory_bytes": properties.total_memory,
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "driver": _driver(),
         "nccl": load(f"{RANK_FACTS}:nccl_version")(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
     }
-
-
-def _driver() -> str | None:
-    try:
-        return Nvml.load().driver_version()
-    except NvmlUnavailable:  # the check works without it
-        return None
 
 
 # --- one of some ranks that add up a vector ---

@@ -18,8 +18,9 @@ from benchmarks.core.checks import allow, integer, seconds
 from benchmarks.core.devices import wanted_device
 from benchmarks.core.files import save_text, writable
 from benchmarks.core.provenance import provenance
-from benchmarks.doctor.child import Job, Run, own_environment, run_together
+from benchmarks.doctor.child import own_environment
 from benchmarks.doctor.finding import Finding, failed, last_words, not_run, ok
+from benchmarks.launching.processes import Job, Run, run_together
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import line_through
 
@@ -72,11 +73,6 @@ def cluster_of(ranks: Sequence[Mapping[str, Any]], ranks_per_node: int) -> dict[
         **{level: link_of(level, ranks, ranks_per_node) for level in levels},
         "source": f"measured on {here['cpu']}, {here['cores']} cores, {here['date']}",
     }
-
-
-def text_of(cluster: Mapping[str, Any]) -> str:
-    """Return the text of the file."""
-    return HEAD + yaml.safe_dump(dict(cluster), sort_keys=False, width=120)
 
 
 # --- the measurement ---
@@ -169,7 +165,7 @@ def measure(args: argparse.Namespace, run: Run = run_together) -> list[Finding]:
         return [not_run(NAME, "rank 0 writes the file")]
     ranks = next(report["ranks"] for report in reports if report["ranks"])
     found = cluster_of(ranks, places[0].ranks_per_node)
-    save_text(text_of(found), args.links)
+    save_text(HEAD + yaml.safe_dump(found, sort_keys=False, width=120), args.links)
     levels = [ok(NAME, f"{level}: {found[level]['source']}") for level in LEVELS if level in found]
     return [*levels, ok(NAME, f"{args.links} is written; next: python -m benchmarks simulate --cluster {args.links}")]
 

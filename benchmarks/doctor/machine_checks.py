@@ -4,9 +4,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -69,13 +68,11 @@ def check_lock(lock: Path, installed: Callable[[str], str] = version) -> Finding
         pins = read_lock(lock)
     except ConfigError as error:
         return failed("packages", str(error), "build the image again")
-    other = [text for pin in pins if (text := _difference(pin, installed))]
-    if other:
+    if other := [text for pin in pins if (text := _difference(pin, installed))]:
         more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
         detail = f"not those of {lock}: {', '.join(other[:SHOWN])}{more}"
-        return failed(
-            "packages", detail, "unset PYTHONPATH and PYTHONUSERBASE, apptainer exec --no-home; or build again"
-        )
+        cure = "unset PYTHONPATH and PYTHONUSERBASE, apptainer exec --no-home; or build again"
+        return failed("packages", detail, cure)
     return ok("packages", f"all {len(pins)} are those of {lock}")
 
 
@@ -114,57 +111,37 @@ def free_bytes(folder: Path) -> int:
 GIB = 1 << 30
 
 
-@dataclass(frozen=True)
-class Need:
-    """The room that a folder should have."""
-
-    what: str
-    folder: Path
-    least_bytes: int
-    """With less, cells fail: a failure."""
-    enough_bytes: int
-    """With less, some cells fail: a warning."""
-    reason: str
-    """What needs `enough_bytes`."""
-    cure: str
+def judge_room(check: str, has: str, room: int, least: int, enough: int, need: str, cure: str) -> Finding:
+    """Judge bytes: with less than `least` cells fail, with less than `enough` some do, as `need` says."""
+    if room < least:
+        return failed(check, f"{has}, {gibibytes(least)} is the least", cure)
+    if room < enough:
+        return warning(check, f"{has}, {need} {gibibytes(enough)}", cure)
+    return ok(check, has)
 
 
-def needs(results: Path) -> list[Need]:
-    """Return the needs of this machine."""
-    return [
-        # gpt2-large: 774 M parameters, 12 bytes each with AdamW's states; two exist while one is being written.
-        Need("results", results, GIB, 18 * GIB, "two checkpoints of gpt2-large", "--results DIR on a larger disk"),
-        *_temporary(),
-    ]
-
-
-def _temporary() -> list[Need]:
-    try:
+def check_disk(results: Path, free: Callable[[Path], int] = free_bytes) -> list[Finding]:
+    """Return one finding on the folder for results, and one on that for temporary files."""
+    # gpt2-large: 774 M parameters, 12 bytes each with AdamW's states; two exist while one is being written.
+    need, cure = "two checkpoints of gpt2-large would take", "--results DIR on a larger disk"
+    found = [_disk("results", results, GIB, 18 * GIB, need, cure, free)]
+    with suppress(FileNotFoundError):  # reported by check home
         folder = Path(tempfile.gettempdir())
-    except FileNotFoundError:  # reported by check home
-        return []
-    # The largest package, torch for CUDA, is downloaded and unpacked there while .venv or an image is made.
-    return [Need("temporary", folder, GIB // 8, 2 * GIB, "packages of .venv", "export TMPDIR=FOLDER")]
+        # The largest package, torch for CUDA, is downloaded and unpacked there while .venv or an image is made.
+        need = "packages of .venv would take"
+        found.append(_disk("temporary", folder, GIB // 8, 2 * GIB, need, "export TMPDIR=FOLDER", free))
+    return found
 
 
-def check_disk(wanted: Sequence[Need], free: Callable[[Path], int] = free_bytes) -> list[Finding]:
-    """Return one finding for each need."""
-    return [_judge(need, free) for need in wanted]
-
-
-def _judge(need: Need, free: Callable[[Path], int]) -> Finding:
-    folder = existing(need.folder)
-    refused = why_not_writable(folder)
-    if refused:
+def _disk(
+    what: str, wanted: Path, least: int, enough: int, need: str, cure: str, free: Callable[[Path], int]
+) -> Finding:
+    folder = existing(wanted)
+    if refused := why_not_writable(folder):
         bind = "docker or podman run -v FOLDER:FOLDER -w FOLDER, apptainer exec --bind FOLDER"
-        return failed("disk", f"{need.what}: {folder} cannot be written: {refused}", f"{need.cure}; {bind}")
+        return failed("disk", f"{what}: {folder} cannot be written: {refused}", f"{cure}; {bind}")
     room = free(folder)
-    has = f"{need.what}: {gibibytes(room)} free in {folder}"
-    if room < need.least_bytes:
-        return failed("disk", f"{has}, {gibibytes(need.least_bytes)} is the least", need.cure)
-    if room < need.enough_bytes:
-        return warning("disk", f"{has}, {need.reason} would take {gibibytes(need.enough_bytes)}", need.cure)
-    return ok("disk", has)
+    return judge_room("disk", f"{what}: {gibibytes(room)} free in {folder}", room, least, enough, need, cure)
 
 
 # --- home ---
@@ -176,27 +153,20 @@ def check_home(
     environment: Mapping[str, str] = os.environ, temporary: Callable[[], str] = tempfile.gettempdir
 ) -> list[Finding]:
     """Return one finding for HOME, one for the temporary folder."""
-    return [_home(environment.get("HOME")), _temporary_folder(temporary)]
-
-
-def _home(home: str | None) -> Finding:
+    home = environment.get("HOME")
     if not home:
-        return failed("home", "HOME is not set", WRITABLE_HOME)
-    refused = "it is no folder" if not Path(home).is_dir() else why_not_writable(Path(home))
-    if refused:
-        return failed("home", f"HOME, {home}, cannot be written: {refused}", WRITABLE_HOME)
-    return ok("home", f"HOME, {home}, can be written")
-
-
-def _temporary_folder(temporary: Callable[[], str]) -> Finding:
+        first = failed("home", "HOME is not set", WRITABLE_HOME)
+    elif refused := "it is no folder" if not Path(home).is_dir() else why_not_writable(Path(home)):
+        first = failed("home", f"HOME, {home}, cannot be written: {refused}", WRITABLE_HOME)
+    else:
+        first = ok("home", f"HOME, {home}, can be written")
     try:
         folder = temporary()
     except FileNotFoundError as error:  # tempfile has tried all of them
-        return failed("home", str(error), WRITABLE_TEMPORARY)
-    refused = why_not_writable(Path(folder))
-    if refused:
-        return failed("home", f"temporary folder {folder} cannot be written: {refused}", WRITABLE_TEMPORARY)
-    return ok("home", f"temporary folder {folder} can be written")
+        return [first, failed("home", str(error), WRITABLE_TEMPORARY)]
+    if refused := why_not_writable(Path(folder)):
+        return [first, failed("home", f"temporary folder {folder} cannot be written: {refused}", WRITABLE_TEMPORARY)]
+    return [first, ok("home", f"temporary folder {folder} can be written")]
 
 
 # --- memory ---
@@ -221,11 +191,8 @@ def check_memory(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, mount: Path =
     where = min(left, key=lambda name: left[name])
     room = left[where]
     has = f"{gibibytes(room)} available{'' if where == str(meminfo) else f' of this job or container ({where})'}"
-    if room < LEAST_MEMORY_BYTES:
-        return [failed("memory", f"{has}, {gibibytes(LEAST_MEMORY_BYTES)} is the least", MORE)]
-    if room < ENOUGH_MEMORY_BYTES:
-        return [warning("memory", f"{has}, models of full size need {gibibytes(ENOUGH_MEMORY_BYTES)}", MORE)]
-    return [ok("memory", has)]
+    need = "models of full size need"
+    return [judge_room("memory", has, room, LEAST_MEMORY_BYTES, ENOUGH_MEMORY_BYTES, need, MORE)]
 
 
 def _left_in_groups(cgroups: Path, mount: Path) -> Iterator[tuple[str, int]]:
@@ -272,9 +239,6 @@ def check_shared_memory(gpus: int = 0, folder: Path = SHM, free: int | None = No
     if room <= LEAST_SHARED_BYTES and gpus > 1:
         return [failed("shared-memory", f"{has}, too little for NCCL between {gpus} GPUs", MORE_SHARED_MEMORY)]
     if room < ENOUGH_SHARED_BYTES:
-        return [
-            warning(
-                "shared-memory", f"{has}, NCCL's guide asks for {gibibytes(ENOUGH_SHARED_BYTES)}", MORE_SHARED_MEMORY
-            )
-        ]
+        said = f"{has}, NCCL's guide asks for {gibibytes(ENOUGH_SHARED_BYTES)}"
+        return [warning("shared-memory", said, MORE_SHARED_MEMORY)]
     return [ok("shared-memory", has)]

@@ -5,9 +5,10 @@ import sys
 from importlib.util import find_spec
 
 from benchmarks.core.interfaces import check_name
-from benchmarks.doctor.child import Job, Run, all_reports, judge_ranks, own_environment, run_together, run_torch_ranks
+from benchmarks.doctor.child import all_reports, judge_ranks, own_environment, run_torch_ranks
 from benchmarks.doctor.finding import LOOPBACK, Finding, absent, failed, not_run, ok, warning
 from benchmarks.doctor.gpu_checks import CUDA_BUILD, Facts
+from benchmarks.launching.processes import Job, Run, run_together
 from resireduce.errors import ConfigError
 
 # --- gloo ---
@@ -44,22 +45,17 @@ def check_horovod(
     what = "all-reduce of 2 processes over Horovod (Gloo)"
     problem = judge_ranks("horovod", what, ended, 2, AGAIN)
     if problem:
-        return [_nameless() or problem]
+        try:
+            check_name()
+        except ConfigError as error:  # the machine's own name has no address
+            said, _, cure = str(error).partition("; ")
+            problem = failed("horovod", said, cure)
+        return [problem]
     built = all_reports(ended)[0]["built"]
     parts = ", ".join(f"{name} {'yes' if built[key] else 'no'}" for key, name in SHOWN)
     if gpus and not built["nccl"]:
         return [warning("horovod", f"built without NCCL ({parts}): gradients would go by way of the CPU", WITH_NCCL)]
     return [ok("horovod", f"{what} is right; built with {parts}")]
-
-
-def _nameless() -> Finding | None:
-    """Return the failure if the machine's own name has no address."""
-    try:
-        check_name()
-    except ConfigError as error:
-        said, _, cure = str(error).partition("; ")
-        return failed("horovod", said, cure)
-    return None
 
 
 # --- nccl ---

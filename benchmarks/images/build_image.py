@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -163,8 +163,13 @@ def find_base(client: docker.DockerClient, given: str | None, locked: ImageEntry
     if given == PACKAGES:
         return make_base(client)
     name = given or DEFAULT
+    repository, tag = parse_repository_tag(name)
+    digest = locked.base_digest if locked and locked.base == name else None
+    wanted = f"{repository}@{digest}" if digest else name
+    print(f"Pulling {wanted} ...", file=sys.stderr, flush=True)
     try:
-        return _pulled(client, name, locked.base_digest if locked and locked.base == name else None)
+        client.images.pull(repository, tag=digest or tag or "latest")
+        return _described(client.images.get(wanted), name)
     except DockerException as error:
         said = what_engine_said(error)
     try:
@@ -177,14 +182,6 @@ def find_base(client: docker.DockerClient, given: str | None, locked: ImageEntry
         print(f"{name} cannot be pulled here: a base is made from Debian's packages instead", file=sys.stderr)
         return make_base(client)
     raise ConfigError(f"base: {given!r} cannot be had ({said[:200]}); give one that can be pulled, or {PACKAGES!r}")
-
-
-def _pulled(client: docker.DockerClient, name: str, digest: str | None) -> Base:
-    repository, tag = parse_repository_tag(name)
-    wanted = f"{repository}@{digest}" if digest else name
-    print(f"Pulling {wanted} ...", file=sys.stderr, flush=True)
-    client.images.pull(repository, tag=digest or tag or "latest")
-    return _described(client.images.get(wanted), name)
 
 
 def _described(image: docker.models.images.Image, name: str) -> Base:
@@ -285,14 +282,12 @@ def _build(client: docker.DockerClient, name: str, content: str, base: Base, too
         write_context(name, _extra(name), archive)
         archive.seek(0)
         options: dict[str, Any] = {"network_mode": "host", "nocache": again, "rm": True, "forcerm": True}
-        options |= {"buildargs": _arguments(base, toolkit), "labels": _labels(name, content, base)}
+        # pip needs no network: all packages are in the context.
+        arguments = {key: os.environ[key] for key in PROXIES if key in os.environ}
+        arguments |= {"BASE": base.reference, "PIP_NO_INDEX": "1"} | ({"TOOLKIT": toolkit} if toolkit else {})
+        options |= {"buildargs": arguments, "labels": _labels(name, content, base)}
         options |= {"dockerfile": containerfile(name), "tag": f"resireduce/{name}:{content}"}
-        follow(client, name, _messages(client, fileobj=archive, **options))
-
-
-def _messages(client: docker.DockerClient, **options: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the engine's messages about a build, which begins when the first one is requested."""
-    yield from client.api.build(custom_context=True, decode=True, **options)
+        follow(client, name, lambda: client.api.build(fileobj=archive, custom_context=True, decode=True, **options))
 
 
 def describe(client: docker.DockerClient, name: str, content: str) -> ImageEntry:
@@ -341,12 +336,6 @@ def _extra(name: str) -> Iterator[tuple[str, Path]]:
         yield "toolkit", fetch_toolkit(folder.parent / "toolkit.deb.json")
 
 
-def _arguments(base: Base, toolkit: str | None) -> dict[str, str]:
-    """Return the Containerfile's arguments. pip needs no network: all packages are in the context."""
-    proxies = {key: os.environ[key] for key in PROXIES if key in os.environ}
-    return proxies | {"BASE": base.reference, "PIP_NO_INDEX": "1"} | ({"TOOLKIT": toolkit} if toolkit else {})
-
-
 def _labels(name: str, content: str, base: Base) -> dict[str, str]:
     return {
         "org.opencontainers.image.title": f"resireduce {name}",
@@ -359,11 +348,11 @@ def _labels(name: str, content: str, base: Base) -> dict[str, str]:
     }
 
 
-def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[str, Any]]) -> None:
+def follow(client: docker.DockerClient, name: str, build: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
     """Show the steps of a build as they come. If one fails, remove what was built and raise BuildError."""
     started, made, lines = time.monotonic(), list[str](), list[str]()
     try:
-        for message in messages:
+        for message in build():
             if "error" in message:
                 said = "\n  ".join([*lines[-TAIL:], str(message["error"])])
                 raise BuildError(f"image: {name} could not be built; the end of what the build said:\n  {said}")

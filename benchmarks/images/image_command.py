@@ -51,28 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--again", action="store_true", help="with today's packages, even if one was made earlier")
     export = commands.add_parser("export", help="write a built image to a file")
-    _add_export(export)
-    _add_exec(commands.add_parser("exec", help="run python in an image, as a rank is run"))
-    commands.add_parser("list", help="list the images of the lock")
-    using = commands.add_parser("engine", help="run a command with a Docker Engine, started and stopped if none runs")
-    using.add_argument("line", nargs="+", metavar="COMMAND", help="after --")
-    for sub in (build, made, export):
-        sub.add_argument("--engine", default="docker", help=f"one of: {', '.join(ENGINES)}; default: %(default)s")
-
-
-def _add_export(export: argparse.ArgumentParser) -> None:
     export.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
     export.add_argument("--entry", metavar="FILE", type=Path, help="of which build (default: that of the lock)")
     export.add_argument("--oci", metavar="FILE", type=Path, help="an OCI archive")
     export.add_argument("--sif", metavar="FILE", type=Path, help="a SIF, for apptainer")
-
-
-def _add_exec(inside: argparse.ArgumentParser) -> None:
+    inside = commands.add_parser("exec", help="run python in an image, as a rank is run")
     add_runtime_arguments(inside)
     text = "folder that the command may write to, under the same path; may be given again"
     inside.add_argument("--bind", metavar="DIR", type=Path, action="append", default=[], help=text)
     text = "what to run, after --: python and its arguments, with absolute paths"
     inside.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=text)
+    commands.add_parser("list", help="list the images of the lock")
+    using = commands.add_parser("engine", help="run a command with a Docker Engine, started and stopped if none runs")
+    using.add_argument("line", nargs="+", metavar="COMMAND", help="after --")
+    for sub in (build, made, export):
+        sub.add_argument("--engine", default="docker", help=f"one of: {', '.join(ENGINES)}; default: %(default)s")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -226,11 +219,4 @@ def _call(line: Sequence[str], folder: str, output: Path) -> None:
 
 FORMS = {"oci": export_oci, "sif": export_sif}
 """Export formats by option."""
-ACTIONS = {
-    "build": _build,
-    "base": _base,
-    "export": _export,
-    "exec": _exec,
-    "list": _list,
-    "engine": _engine,
-}
+ACTIONS = {"build": _build, "base": _base, "export": _export, "exec": _exec, "list": _list, "engine": _engine}

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from benchmarks.core.files import save_bytes
 from benchmarks.core.paths import ROOT
 from benchmarks.core.requirements import read_lock
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError
 
 FOLDER = ROOT / "containers"
 TOOLS = ROOT / ".venv-audit" / "bin"
@@ -66,7 +67,8 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
         raise ConfigError(f"locks: uv is not installed in {TOOLS}; run 'make audit-tools'")
     with tempfile.TemporaryDirectory() as folder:
         output, constraints = Path(folder) / "lock", Path(folder) / "constraints"
-        if _usable(lock.path):
+        with suppress(ConfigError):  # a broken file is made from scratch
+            read_lock(lock.path)
             shutil.copyfile(lock.path, output)
         # torch is left out, since each image has its own build of it.
         pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if lock.suite else []
@@ -111,26 +113,15 @@ def _pip_options() -> Any:
     return create_command("download").parse_args([])[0]
 
 
-def _usable(path: Path) -> bool:
-    """Return whether uv can read earlier versions from the file; a broken file is made from scratch."""
-    try:
-        return bool(read_lock(path))
-    except ConfigError:
-        return False
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Make the named lock files, or all."""
+    """Make all lock files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.images.locks", description=main.__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(LOCKS)} (default: all)")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that are allowed")
     args = parser.parse_args(arguments)
     try:
-        for name in args.names:
-            choose("lock", name, LOCKS)
-        for name in args.names or LOCKS:
-            count = compile_lock(LOCKS[name], args.upgrade)
-            print(f"{LOCKS[name].path.relative_to(ROOT)}: {count} packages", flush=True)
+        for lock in LOCKS.values():
+            count = compile_lock(lock, args.upgrade)
+            print(f"{lock.path.relative_to(ROOT)}: {count} packages", flush=True)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -42,17 +42,13 @@ def starting(
         writable: paths that ranks write to, beside `folder`.
         readable: paths that they only read.
     """
-    if runtime is None:
-        yield _settled(start_here)
-        return
-    from benchmarks.launching.containers.containers import containers
+    with ExitStack() as stack:
+        start: Start = start_here
+        if runtime is not None:
+            from benchmarks.launching.containers.containers import containers
 
-    with containers(runtime, folder, writable, readable) as start:
-        yield _settled(start)
-
-
-def _settled(start: Start) -> Start:
-    return lambda arguments, variables: start(arguments, with_malloc(variables, os.environ))
+            start = stack.enter_context(containers(runtime, folder, writable, readable))
+        yield lambda arguments, variables: start(arguments, with_malloc(variables, os.environ))
 
 
 def run_python(arguments: Sequence[str], runtime: Runtime | None, writable: Sequence[Path]) -> None:
@@ -71,11 +67,6 @@ def rank_arguments(cell: Cell, rank: int, folder: Path, weights: Path | None, ro
     arguments += ["--output", str(folder / f"rank{rank}.json"), "--rendezvous", str(folder)]
     arguments += ["--data", str(root.absolute()), "--limits", str(folder / LIMITS)]
     return arguments + (["--weights", str(weights.absolute())] if weights else [])
-
-
-def rank_variables(cell: Cell, rank: int) -> dict[str, str]:
-    """Return the variables that tell a rank which one it is."""
-    return place_variables(rank, cell.world_size) | cell_variables(cell)
 
 
 def cell_variables(cell: Cell) -> dict[str, str]:
@@ -113,7 +104,9 @@ def launch(
     with _passing_on(ranks) as signals, ExitStack() as stack:
         try:
             for process in _start_all(stack, cell, folder, weights, root, limits, runtime, job):
-                _join(process, ranks, signals)
+                ranks.append(process)
+                for number in signals:  # those that came while it was being started
+                    process.send_signal(number)
             in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
             running = [process.poll() is None for process in ranks]
             late = out_of_time(timeout_seconds, limits)
@@ -125,13 +118,6 @@ def launch(
                 process.wait()
     killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
     return outcomes_of(folder, ranks, running, killed_by_kernel, STOPPED if in_time else late, signals)
-
-
-def _join(process: Rank, ranks: list[Rank], signals: list[int]) -> None:
-    """Add `process` to `ranks`, and pass on the `signals` that have come: perhaps while it was being started."""
-    ranks.append(process)
-    for number in signals:
-        process.send_signal(number)
 
 
 def _ask_to_stop(ranks: list[Rank]) -> None:
@@ -182,7 +168,8 @@ def _start_all(
     start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
     for rank in range(cell.world_size):
         with holding_back() if runtime is None else nullcontext():  # engines would never let it in
-            process = start(rank_arguments(cell, rank, folder, weights, root), rank_variables(cell, rank))
+            variables = place_variables(rank, cell.world_size) | cell_variables(cell)
+            process = start(rank_arguments(cell, rank, folder, weights, root), variables)
         yield process
 
 
@@ -196,7 +183,11 @@ def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
     while any(process.poll() is None for process in ranks):
         numbered = list(enumerate(ranks))
         if not last and (
-            any(_has_failed(folder, rank, process) for rank, process in numbered)
+            any(  # a rank that diverged ends with exit status 0 too
+                process.poll() is not None
+                and (process.returncode != 0 or outcome_of(folder, rank, process).status != "ok")
+                for rank, process in numbered
+            )
             or all(process.poll() is not None or left_by(folder, rank).exists() for rank, process in numbered)
         ):
             last, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
@@ -204,11 +195,6 @@ def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
             return last
         time.sleep(POLL_SECONDS)
     return True
-
-
-def _has_failed(folder: Path, rank: int, process: Rank) -> bool:
-    """Return whether the others wait for it in vain: a rank that diverged ends with exit status 0 too."""
-    return process.poll() is not None and (process.returncode != 0 or outcome_of(folder, rank, process).status != "ok")
 
 
 def _oom_kills(runtime: Runtime | None) -> int | None:

@@ -1,13 +1,17 @@
 """The processes of ranks: their interface, malloc's settings, and kills by the kernel. Imports no torch."""
 
 import ctypes
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,88 @@ def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankPr
     return RankProcess([sys.executable, *arguments], env=environment, preexec_fn=die_with_parent)
 
 
+MARK = "doctor-report: "
+"""Precedes each JSON report of a check: launchers prefix lines with ranks, and libraries print too."""
+GRACE_SECONDS = 5.0
+"""How long the others may go on once one has failed, as they wait for it in vain."""
+LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process to be started."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path | None = None
+    """Working folder; None: that of this process."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended."""
+
+    code: int | None
+    """Exit status of the child; None if it was stopped, because its time was over or another one had failed."""
+    output: str
+    """Standard output and error stream, combined."""
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return the reports; several processes may have written to one output."""
+        found = []
+        for part in self.output.split(MARK)[1:]:
+            try:
+                report, _ = json.JSONDecoder().raw_decode(part)
+            except ValueError:  # cut off when its writer died
+                continue
+            found.append(report)
+        return found
+
+
+Run = Callable[[Sequence[Job], float], list[Ended]]
+"""How checks start processes: `run_together`, or a stand-in."""
+
+
+def run_together(jobs: Sequence[Job], timeout_seconds: float, shown: bool = False) -> list[Ended]:
+    """Run the jobs at the same time, until they end or the time is over. None is left running.
+
+    With `shown` their output goes where that of this process goes, and is not kept. Once one has failed, the others
+    have GRACE_SECONDS. Raises OSError if a program is not there.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as stack:
+        # In memory, as no folder may be writable.
+        outputs = [stack.enter_context(open(os.memfd_create("output"), "w+b")) for _ in jobs]
+        try:
+            for job, output in zip(jobs, outputs, strict=True):
+                said = None if shown else output
+                options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+                # A session of its own: children of launchers end with them, and Ctrl-C comes to this process alone.
+                options |= {"start_new_session": True, "preexec_fn": die_with_parent}
+                options |= {"env": dict(job.environment), "cwd": job.folder}
+                processes.append(subprocess.Popen(job.command, **options))
+            deadline, lost = time.monotonic() + timeout_seconds, False
+            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+                if not lost and any(process.poll() for process in processes):
+                    lost, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
+                time.sleep(LOOK_SECONDS)
+        finally:
+            codes = [process.poll() for process in processes]
+            for process in processes:
+                with suppress(ProcessLookupError):  # if it and all that it started have ended
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for output in outputs:
+            output.seek(0)
+        texts = [output.read().decode(errors="replace") for output in outputs]
+        return [Ended(code, text) for code, text in zip(codes, texts, strict=True)]
+
+
+def report(values: Mapping[str, Any]) -> None:
+    """Send a report to the process that started this one, in one write, so that lines of ranks do not mix."""
+    os.write(1, f"{MARK}{json.dumps(values)}\n".encode())
+
+
 HERE: Sequence[Sequence[str]] = ([],)
 """The one node that is this machine."""
 
@@ -58,7 +144,7 @@ def measure(
 ) -> list[Any]:
     """Run a measurement of `benchmarks.training.measure_rank`, and return what each of its ranks has found.
 
-    Ctrl-C ends this process alone, which then kills the ranks. Raises ConfigError if a rank fails.
+    Raises ConfigError if a rank fails.
 
     Args:
         name: one of those that are there.
@@ -71,32 +157,23 @@ def measure(
         cure: what to do if memory ran out.
         variables: further ones of each rank's environment.
     """
-    with tempfile.TemporaryDirectory(prefix=f"resireduce-{name}-") as place, ExitStack() as stack:
-        folder, started = Path(place), list[RankProcess]()
+    with tempfile.TemporaryDirectory(prefix=f"resireduce-{name}-") as place:
+        folder, jobs = Path(place), list[Job]()
         save_json(settings, folder / "settings.json")
-        line = [sys.executable, "-m", "benchmarks.training.measure_rank", name, place]
         for rank in range(ranks):
-            own = {
-                **(os.environ if environment is None else environment),
-                **place_variables(rank, ranks),
-                **(variables or {}),
-            }
-            said = stack.enter_context((folder / f"rank{rank}.txt").open("wb")) if quiet_seconds else None
-            options: Any = {"env": own, "stdout": said, "stderr": said, "preexec_fn": only_with_parent}
-            started.append(stack.enter_context(RankProcess([*nodes[rank * len(nodes) // ranks], *line], **options)))
-            stack.callback(started[-1].kill)
-        try:
-            ended = [process.wait(quiet_seconds) for process in started]
-        except subprocess.TimeoutExpired:
-            raise ConfigError(f"{name}: not done after {quiet_seconds:g} s") from None
-        for rank, code in enumerate(ended):
-            if code and quiet_seconds:
-                lines = (folder / f"rank{rank}.txt").read_text(encoding="utf-8", errors="replace").split("\n")
-                raise ConfigError(([one for one in lines if one.strip()] or ["it said nothing"])[-1].strip())
-            if code < 0:
-                raise ConfigError(f"{name}: a process was killed by signal {-code}, 9 where memory ran out; {cure}")
-            if code:
-                raise ConfigError(f"{name}: it could not be measured; the lines above say why")
+            line = [*nodes[rank * len(nodes) // ranks], sys.executable, "-m", "benchmarks.training.measure_rank"]
+            own = {**(os.environ if environment is None else environment), **place_variables(rank, ranks)}
+            jobs.append(Job([*line, name, place], own | dict(variables or {})))
+        ended = run_together(jobs, quiet_seconds or math.inf, shown=quiet_seconds is None)
+        if bad := next((one for one in ended if one.code), None):
+            if quiet_seconds:
+                lines = [line for line in bad.output.splitlines() if line.strip()]
+                raise ConfigError((lines or ["it said nothing"])[-1].strip())
+            if bad.code is not None and bad.code < 0:
+                raise ConfigError(f"{name}: a process was killed by signal {-bad.code}, 9 where memory ran out; {cure}")
+            raise ConfigError(f"{name}: it could not be measured; the lines above say why")
+        if any(one.code is None for one in ended):
+            raise ConfigError(f"{name}: not done after {quiet_seconds:g} s")
         return [load_json(folder / f"rank{rank}.json") for rank in range(ranks)]
 
 
@@ -105,15 +182,6 @@ def place_variables(rank: int, ranks: int) -> dict[str, str]:
     place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
     # All ranks are on this machine: gloo need not look up the address of its name.
     return {name: str(value) for name, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
-
-
-def only_with_parent() -> None:
-    """Have this process die with its parent, which Ctrl-C ends: by itself it would print where it was.
-
-    Call it between fork and exec.
-    """
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:

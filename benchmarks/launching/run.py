@@ -78,7 +78,8 @@ def main(args: argparse.Namespace) -> int:
     timeout_seconds, limits = asked_timeout(args), asked_limits(args, cell)
     wanted_device()
     runtime = asked_runtime(args)
-    _check_network(cell, job, runtime)
+    if job is not None and runtime is not None and runtime.network == "none" and cell.world_size > 1:
+        raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
     image = runtime.facts() if runtime else None
     check_backend(cell.backend, image)
     check_places(args)
@@ -119,23 +120,16 @@ def _not_pretrained(cell: Cell, error: subprocess.CalledProcessError, image: Map
     return CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image))
 
 
-def _check_network(cell: Cell, job: Job | None, runtime: Runtime | None) -> None:
-    """Raise ConfigError if the job's ranks would be in containers that cannot reach each other."""
-    if job is not None and runtime is not None and runtime.network == "none" and cell.world_size > 1:
-        raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
-
-
 def _job(args: argparse.Namespace, cell: Cell) -> Job | None:
-    """Return the Slurm job whose nodes the ranks are for; None if they are for this machine."""
-    if choose("launcher", args.launcher, LAUNCHERS) == "srun":
-        return _find_job(args, cell)
-    if cell.nodes is not None and cell.nodes > 1:
-        raise ConfigError(f"nodes: {cell.nodes} needs several machines; run it on a cluster: snakemake --profile slurm")
-    return None
+    """Return the Slurm job whose nodes the ranks are for, from whose site come options that are not given.
 
-
-def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
-    """Return the Slurm job that this runs in; options that are not given come from its site."""
+    None if ranks are for this machine.
+    """
+    if choose("launcher", args.launcher, LAUNCHERS) != "srun":
+        if cell.nodes is not None and cell.nodes > 1:
+            cure = "run it on a cluster: snakemake --profile slurm"
+            raise ConfigError(f"nodes: {cell.nodes} needs several machines; {cure}")
+        return None
     site = Site.load(args.site)
     image = os.path.abspath(args.image) if str(args.image).endswith(".json") else args.image
     job = Job.find(cell, site, image)

@@ -7,11 +7,9 @@ from typing import Any
 
 from benchmarks.analysis.labels import markdown_table, with_half
 from benchmarks.analysis.statistics import interval
-from benchmarks.core.checks import integer
 from benchmarks.core.files import save_json, save_text, writable
 from benchmarks.core.provenance import timing_provenance
-from benchmarks.launching.processes import measure
-from resireduce.errors import check_share
+from resireduce.scheme import load
 
 ELEMENTS, DENSITIES, DRAWS = 10**6, (0.01, 0.001), 10
 TINY_ELEMENTS, TINY_DRAWS = 10**4, 2
@@ -23,11 +21,7 @@ READING = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    shares = ", ".join(map(str, DENSITIES))
-    parser.add_argument("--elements", type=int, help=f"how many the tensor has (default: {ELEMENTS})")
-    parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"asked for (default: {shares})")
-    parser.add_argument("--draws", type=int, help=f"how often each distribution is drawn (default: {DRAWS})")
-    parser.add_argument("--tiny", action="store_true", help="few elements in two draws, unless given, to try it out")
+    parser.add_argument("--tiny", action="store_true", help="few elements in two draws, to try it out")
     place = Path("results/runs/counts/counts.json")
     parser.add_argument(
         "--output", type=Path, default=place, help="JSON file; a table (.md) lies beside it (default: %(default)s)"
@@ -37,14 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Count all cases, write and print their table, and return 0. Raises ConfigError for unusable input."""
     elements, draws = (TINY_ELEMENTS, TINY_DRAWS) if args.tiny else (ELEMENTS, DRAWS)
-    settings: dict[str, Any] = {
-        "elements": integer("elements", elements if args.elements is None else args.elements, 1, 1 << 27),
-        "densities": sorted((check_share("densities", one) for one in args.densities or DENSITIES), reverse=True),
-        "draws": integer("draws", draws if args.draws is None else args.draws, 1, 1000),
-    }
+    settings: dict[str, Any] = {"elements": elements, "densities": DENSITIES, "draws": draws}
     writable("output", args.output)
-    (counts,) = measure("counts", settings, variables={"OMP_NUM_THREADS": "1"})
-    rows = [described(row) for row in counts]
+    rows = [described(row) for row in load("benchmarks.training.count_cases:counted")(**settings)]
     save_json({**settings, "rows": rows, "measured": timing_provenance()}, args.output)
     text = f"{table(rows)}\n\n{READING.format(**settings)}\n"
     save_text(text, args.output.with_suffix(".md"))

@@ -24,7 +24,7 @@ from benchmarks.core.programs import output_of
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.processes import die_with_parent
-from benchmarks.micro.train_on_nodes import cells_of_configs, make_cells, train_on
+from benchmarks.micro.train_on_nodes import add_timing, cells_of_configs, make_cells, rounds_and_steps, train_on
 from resireduce.errors import ConfigError, choose
 from resireduce.scheme import MERGES
 
@@ -58,28 +58,21 @@ SETS = {"merges": FORMS, "exchanges": [form | merge for form in EXCHANGES for me
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    text = "how often each form is timed, in turn with the others (default: %(default)s)"
-    parser.add_argument("--rounds", type=int, default=20, help=text)
-    parser.add_argument("--steps", type=int, default=2, help="training steps of a round (default: %(default)s)")
-    text = (
-        "merges: top-k by each merging rule; exchanges: what sends every element, beside top-k (default: %(default)s)"
-    )
+    add_timing(parser, 20, 2, "results/runs/links.json")
+    text = "merges: top-k by each merging rule; exchanges: what sends all, beside top-k (default: %(default)s)"
     parser.add_argument("--forms", choices=SETS, default="merges", help=text)
     text = "in place of --forms: each setting of the model in these configs, with a message for each tensor and merged"
     parser.add_argument("--config", metavar="FILE", type=Path, nargs="+", help=text)
     parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=NODES, help="how many (default: %(default)s)")
     parser.add_argument("--ranks-per-node", type=int, default=RANKS_PER_NODE, help="each (default: %(default)s)")
-    parser.add_argument(
-        "--rate", default="100mbit", help="of a node's link, each way, or unslowed (default: %(default)s)"
-    )
-    place = Path("results/runs/links.json")
-    parser.add_argument("--output", type=Path, default=place, help="JSON file (default: %(default)s)")
+    text = "of a node's link, each way, or unslowed (default: %(default)s)"
+    parser.add_argument("--rate", default="100mbit", help=text)
 
 
 def main(args: argparse.Namespace) -> int:
     """Write the seconds of all forms, print their medians, and return 0. Raises ConfigError for unusable input."""
-    rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
+    rounds, steps = rounds_and_steps(args)
     nodes = integer("nodes", args.nodes, 2, MOST_RANKS)
     ranks_per_node = integer("ranks_per_node", args.ranks_per_node, 1, MOST_RANKS // nodes)
     model = choose("model", args.model, WORKLOADS)
@@ -90,33 +83,36 @@ def main(args: argparse.Namespace) -> int:
             raise ConfigError(f"config: no setting of {model} in {', '.join(map(str, args.config))}")
     else:
         cells = make_cells(model, SETS[args.forms], nodes, ranks_per_node)
-    os.environ[DEVICE_VARIABLE] = "cpu"
     writable("output", args.output)
-    load = list(os.getloadavg())
-    with slow_nodes(args.rate, nodes) as held:
-        found = train_on(held, cells, rounds, steps, variables={"GLOO_SOCKET_IFNAME": INTERFACE})
-    rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
-    for row in rows:
+    timed, _ = time_on_nodes(cells, args.rate, nodes, rounds, steps)
+    for row in timed["rows"]:
         print(f"{_words(row)}: {row['median']:.4f} s ({row['low']:.4f} to {row['high']:.4f})", flush=True)
-    setting = {
-        "model": args.model,
-        "forms": [str(file) for file in args.config] if args.config else args.forms,
-        "nodes": nodes,
-        "ranks_per_node": ranks_per_node,
-        "rate": args.rate,
-    }
-    setting |= {"rounds": rounds, "steps": steps, "load_before": load}
-    save_json({**setting, "rows": rows, "measured": timing_provenance()}, args.output)
+    forms = [str(file) for file in args.config] if args.config else args.forms
+    setting = {"model": args.model, "forms": forms, "nodes": nodes, "ranks_per_node": ranks_per_node}
+    setting |= {"rate": args.rate, "rounds": rounds, "steps": steps}
+    save_json({**setting, **timed, "measured": timing_provenance()}, args.output)
     print(f"Medians of a step over {rounds} rounds, and their 95 % intervals: {args.output}")
     return 0
 
 
-def timed_row(cell: Cell, seconds: Sequence[float], merged: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Return a cell's row: its form, its messages, the median seconds of a step, and the seconds of all rounds."""
-    each = [one / steps for one in seconds]
-    median, low, high = median_interval(each)
-    named = {name: getattr(cell, name) for name in NAMES}
-    return {**named, **merged, "median": median, "low": low, "high": high, "step_seconds": each}
+def time_on_nodes(
+    cells: Sequence[Cell], rate: str, nodes: int, rounds: int, steps: int, inputs: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train cells in turn on nodes that links of `rate` join, and return what all ranks have found, beside this:
+
+    `load_before`, and `rows`: each cell's form, messages, median seconds of a step, and the seconds of all rounds.
+    """
+    os.environ[DEVICE_VARIABLE] = "cpu"
+    load = list(os.getloadavg())
+    with slow_nodes(rate, nodes) as held:
+        found = train_on(held, cells, rounds, steps, inputs, variables={"GLOO_SOCKET_IFNAME": INTERFACE})
+    rows = []
+    for cell, seconds, merged in zip(cells, found[0]["seconds"], found[0]["merged"], strict=True):
+        each = [one / steps for one in seconds]
+        median, low, high = median_interval(each)
+        row = {name: getattr(cell, name) for name in NAMES} | merged
+        rows.append(row | {"median": median, "low": low, "high": high, "step_seconds": each})
+    return {"load_before": load, "rows": rows}, found
 
 
 def _words(row: dict[str, Any]) -> str:
@@ -139,10 +135,13 @@ MOST_BITS = 10**10
 """Largest rate in bits per second: at far higher rates, tc's queues hold nothing back."""
 UNSLOWED = "unslowed"
 """The rate of links that are as fast as the machine allows."""
-MOST_NODES = 64
 PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
 """Programs that are called, and the Debian packages that contain them."""
 START_SECONDS = 5.0
+
+
+def _within(holder: int) -> list[str]:
+    return ["nsenter", f"--net=/proc/{holder}/ns/net"]
 
 
 @contextmanager
@@ -151,12 +150,11 @@ def slow_nodes(rate: str, count: int = 2) -> Iterator[list[list[str]]]:
 
     A rate is such as 100mbit, or UNSLOWED. Two nodes share one link; more have one each, to a switch. Yields for each
     node the beginning of a command line that runs there. Ranks of one node reach each other as fast as the machine
-    allows. The machine's own network is not touched. Raises ConfigError, with the cure, for an invalid rate, for other
-    than 2 to MOST_NODES nodes, and if no such nodes can be made.
+    allows. The machine's own network is not touched. Raises ConfigError, with the cure, for an invalid rate, and if no
+    such nodes can be made.
     """
     check_rate(rate)
     check_that_nodes_can_be_made()
-    integer("nodes", count, 2, MOST_NODES)
     with ExitStack() as stack:
         holders = [stack.enter_context(_holder()) for _ in range(count)]
         nodes = [_within(holder) for holder in holders]
@@ -171,10 +169,6 @@ def slow_nodes(rate: str, count: int = 2) -> Iterator[list[list[str]]]:
                 _do([*node, "ip", "link", "set", interface, "up"])
             _slow(node, INTERFACE, rate)
         yield nodes
-
-
-def _within(holder: int) -> list[str]:
-    return ["nsenter", f"--net=/proc/{holder}/ns/net"]
 
 
 def _join(holders: Sequence[int], switch: int, rate: str) -> None:

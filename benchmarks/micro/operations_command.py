@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.analysis.labels import markdown_table
 from benchmarks.core.files import save_json, writable
-from benchmarks.launching.processes import measure
+from resireduce.scheme import load
 
 OF_TABLE = ("bert-large", "gpt2-medium", "resnet50")
 HEAD = ("Model", "", "Tensors", "Buckets", "Operations", "Launches", "Operations a bucket", "Launches a bucket")
@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Count all, print a table, and write it. Raises ConfigError for an unknown model or a place of no use."""
     writable("output", args.output)
-    (rows,) = measure("operations", {"models": [*args.models]}, variables={"OMP_NUM_THREADS": "1"})
+    counted = load("benchmarks.training.operations:counted")
+    rows = [row for model in args.models for row in counted(model)]
     save_json({"rows": rows}, args.output)
     print(f"{table(rows)}\n\nAll of it: {args.output}")
     return 0

@@ -4,56 +4,44 @@
 """
 
 import argparse
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.core.checks import first_twice, integer
-from benchmarks.core.devices import DEVICE_VARIABLE
+from benchmarks.core.checks import first_twice
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import cores, timing_provenance
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.micro.links_command import (
     FORMS,
-    INTERFACE,
     TOPK,
     UNSLOWED,
     check_rate,
     check_that_nodes_can_be_made,
-    slow_nodes,
-    timed_row,
+    time_on_nodes,
 )
-from benchmarks.micro.train_on_nodes import make_cells, train_on
+from benchmarks.micro.train_on_nodes import add_timing, make_cells, rounds_and_steps
 from resireduce.errors import ConfigError, choose
 
 LAYOUTS = {"2x2": (2, 2), "4x1": (4, 1)}
 """Number of nodes, and of ranks per node."""
 RATES = ("100mbit", "1gbit", UNSLOWED)
-COMPARED = (
-    *(form for form in FORMS if form.get("density") != 0.001),
-    {**TOPK, "compressor": "adtopk"},
-)
+COMPARED = (*(form for form in FORMS if form.get("density") != 0.001), {**TOPK, "compressor": "adtopk"})
 """Forms that are timed, flat and by nodes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    text = "how often each form is timed, in turn with the others (default: %(default)s)"
-    parser.add_argument("--rounds", type=int, default=6, help=text)
-    parser.add_argument("--steps", type=int, default=2, help="training steps of a round (default: %(default)s)")
+    add_timing(parser, 6, 2, "results/runs/testbed.json")
     parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
     known = ", ".join(LAYOUTS)
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), help=f"nodes x ranks of each (default: {known})")
     parser.add_argument("--rates", nargs="+", default=list(RATES), help=f"of links (default: {', '.join(RATES)})")
-    place = Path("results/runs/testbed.json")
-    parser.add_argument("--output", type=Path, default=place, help="JSON file (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Write the measurements, setting by setting, and return 0. Raises ConfigError for unusable input."""
-    rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
+    rounds, steps = rounds_and_steps(args)
     model = choose("model", args.model, WORKLOADS)
     layouts = [choose("layouts", one, LAYOUTS) for one in args.layouts]
     for name, given in (("layouts", layouts), ("rates", args.rates)):
@@ -62,7 +50,6 @@ def main(args: argparse.Namespace) -> int:
     for rate in args.rates:
         check_rate(rate)
     check_that_nodes_can_be_made()
-    os.environ[DEVICE_VARIABLE] = "cpu"
     writable("output", args.output)
     here, settings = timing_provenance(), []
     for layout in layouts:
@@ -77,80 +64,61 @@ def main(args: argparse.Namespace) -> int:
 
 def measured(model: str, layout: tuple[int, int], rate: str, rounds: int, steps: int) -> dict[str, Any]:
     """Return the measurements with one layout and one rate: a row for each form, and the inputs of the simulator."""
-    cells, load = make_cells(model, COMPARED, *layout), list(os.getloadavg())
-    with slow_nodes(rate, layout[0]) as nodes:
-        found = train_on(nodes, cells, rounds, steps, True, variables={"GLOO_SOCKET_IFNAME": INTERFACE})
-    rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
-    for row in rows:
+    nodes, ranks_per_node = layout
+    timed, found = time_on_nodes(make_cells(model, COMPARED, *layout), rate, nodes, rounds, steps, inputs=True)
+    for row in timed["rows"]:
         del row["costs"]  # the library measured these in the steps that are compared
-    place = {"nodes": layout[0], "ranks_per_node": layout[1], "rate": rate, "load_before": load}
-    return {**place, "inputs": typical(found.inputs, cores()), "rows": rows}
+    inputs = typical([rank["inputs"] for rank in found], cores())
+    return {"nodes": nodes, "ranks_per_node": ranks_per_node, "rate": rate, **timed, "inputs": inputs}
 
 
-# --- Inputs of a simulated step: medians over rounds, mostly of the latest rank ---
-
-
-Samples = Sequence[Sequence[dict[str, Any]]]
-"""For each rank, its measurements in each round, in the form of `benchmarks.training.inputs`."""
-PASSES = ("forward_seconds", "backward_seconds", "step_seconds")
+Samples = Sequence[Sequence[Any]]
+"""Measurements of one thing, in the same form: for each round, those of all ranks."""
+CONSTANTS = ("bytes", "elements")
+MEANS = ("processor", "copied_bytes_per_second")
 
 
 def typical(samples: Samples, cores: int) -> dict[str, Any]:
     """Return the inputs of a simulated step as plain values, by the medians of all rounds.
 
-    Passes and messages are those of the latest rank, for which all others wait; compression, and the processor time of
-    messages, are means over ranks. cores: processors that all ranks share.
+    Passes and messages are those of the latest rank, for which all others wait; compression, of the mean tensor of each
+    size, and the processor time of messages, are means over ranks.
+
+    Args:
+        samples: for each rank, its measurements in each round, in the form of `benchmarks.training.inputs`.
+        cores: processors that all ranks share.
     """
     rounds = list(zip(*samples, strict=True))
-    return {
-        "cores": cores,
-        "passes": {hierarchy: _passes(rounds, hierarchy) for hierarchy in rounds[0][0]["passes"]},
-        "copied_bytes_per_second": median(fmean(rank["copied_bytes_per_second"] for rank in one) for one in rounds),
-        "compression": _compression(rounds),
-        "messages": {name: _messages(rounds, name) for name in rounds[0][0]["messages"]},
-    }
-
-
-def _passes(rounds: Sequence[Sequence[dict[str, Any]]], hierarchy: str) -> dict[str, Any]:
-    """Return the seconds of passes, and the arrival of each gradient by name, in their order."""
-    steps = range(len(rounds[0][0]["passes"][hierarchy]))
-    each = [[rank["passes"][hierarchy][step] for rank in one] for one in rounds for step in steps]
-    arrived = {
-        name: median(max(passes["arrived_seconds"][name] for passes in one) for one in each)
-        for name in each[0][0]["arrived_seconds"]
-    }
-    found = {key: median(max(passes[key] for passes in one) for one in each) for key in PASSES}
-    return {**found, "arrived_seconds": dict(sorted(arrived.items(), key=lambda item: item[1]))}
-
-
-def _compression(rounds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a row for each form and size: the seconds of the mean tensor of that size, medians over rounds."""
-    rows = []
-    for number, form in enumerate(rounds[0][0]["compression"]):
+    first = rounds[0][0]
+    found: dict[str, Any] = {"cores": cores, "passes": {}, "compression": []}
+    for key in ("copied_bytes_per_second", "messages"):
+        found[key] = _typical([[{key: rank[key]} for rank in one] for one in rounds], max)[key]
+    for hierarchy, steps in first["passes"].items():
+        each = [[rank["passes"][hierarchy][step] for rank in one] for one in rounds for step in range(len(steps))]
+        passes = _typical(each, max)
+        arrived = sorted(passes["arrived_seconds"].items(), key=lambda item: item[1])
+        found["passes"][hierarchy] = passes | {"arrived_seconds": dict(arrived)}
+    for number, form in enumerate(first["compression"]):
+        named = {"compressor": form["compressor"], "density": form["density"]}
         for size in sorted({tensor["elements"] for tensor in form["tensors"]}):
-            each = [[tensor for rank in one for tensor in rank["compression"][number]["tensors"]] for one in rounds]
-            tensors = [[tensor for tensor in one if tensor["elements"] == size] for one in each]
-            averaging = {
-                peers: _typical(tensors, lambda tensor, peers=peers: tensor["average_seconds"][peers])  # type: ignore[misc]
-                for peers in tensors[0][0]["average_seconds"]
-            }
-            compress = _typical(tensors, lambda tensor: tensor["compress_seconds"])
-            named = {"compressor": form["compressor"], "density": form["density"], "elements": size}
-            rows.append(named | {"compress_seconds": compress, "average_seconds": averaging})
-    return rows
+            tensors = [[one for rank in ranks for one in rank["compression"][number]["tensors"]] for ranks in rounds]
+            each = [[one for one in several if one["elements"] == size] for several in tensors]
+            found["compression"].append(named | _typical(each, fmean))
+    return found
 
 
-def _typical(rounds: Sequence[Sequence[dict[str, Any]]], read: Callable[[dict[str, Any]], float]) -> float:
-    return median(fmean(map(read, one)) for one in rounds)
-
-
-def _messages(rounds: Sequence[Sequence[dict[str, Any]]], name: str) -> list[dict[str, Any]]:
-    rows = []
-    for place, row in enumerate(rounds[0][0]["messages"][name]):
-        found = {
-            key: median(max(rank["messages"][name][place][key] for rank in one) for one in rounds)
-            for key in ("in_turn", "at_once")
+def _typical(rounds: Samples, of_ranks: Callable[[Iterable[float]], float]) -> Any:
+    """Return what the ranks have found in the same form: each number is the median of what is made `of_ranks`."""
+    first = rounds[0][0]
+    if isinstance(first, dict):
+        return {
+            key: value if key in CONSTANTS else _typical(_parts(rounds, key), fmean if key in MEANS else of_ranks)
+            for key, value in first.items()
         }
-        busy = median(fmean(rank["messages"][name][place]["processor"] for rank in one) for one in rounds)
-        rows.append({"bytes": row["bytes"], **found, "processor": busy})
-    return rows
+    if isinstance(first, list):
+        return [_typical(_parts(rounds, place), of_ranks) for place in range(len(first))]
+    return median(of_ranks(one) for one in rounds)
+
+
+def _parts(rounds: Samples, key: Any) -> Samples:
+    return [[values[key] for values in one] for one in rounds]

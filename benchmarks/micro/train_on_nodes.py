@@ -1,34 +1,41 @@
 """Times several forms of a cell round by round, in the same processes: on this machine, or on nodes within it."""
 
+import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.core.cell import Cell
+from benchmarks.core.checks import integer
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.processes import measure
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The measurements of the ranks."""
+def add_timing(parser: argparse.ArgumentParser, rounds: int, steps: int, output: str) -> None:
+    """Declare the options of all commands that time cells in turn, with their defaults."""
+    text = "how often each is timed, in turn with the others (default: %(default)s)"
+    parser.add_argument("--rounds", type=int, default=rounds, help=text)
+    parser.add_argument("--steps", type=int, default=steps, help="training steps of a round (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path(output), help="JSON file (default: %(default)s)")
 
-    seconds: list[list[float]]
-    """Seconds of each round of each cell, as measured by rank 0."""
-    merged: list[dict[str, Any]]
-    """Rank 0's facts about the messages of each cell."""
-    inputs: list[list[dict[str, Any]]]
-    """For each rank, its measured inputs of a simulated step in each round; empty if these were not requested."""
+
+def rounds_and_steps(args: argparse.Namespace) -> tuple[int, int]:
+    """Return the given numbers of rounds and steps. Raises ConfigError for one that is not allowed."""
+    return integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
 
 
 def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, ranks_per_node: int = 2) -> list[Cell]:
     """Return the cells of all `forms` of a model: flat and, if allowed and if nodes have several ranks, by node."""
-    data = "synthetic" if WORKLOADS[model].data else "real"
     by_node = {"hierarchy": "node", "ranks_per_node": ranks_per_node}
     levels: list[dict[str, Any]] = [{}, by_node] if ranks_per_node > 1 else [{}]
     each = [form | level for form in forms for level in levels]
-    return [Cell(model=model, world_size=nodes * ranks_per_node, data=data, **form) for form in each]
+    return [Cell(model=model, world_size=nodes * ranks_per_node, data=data_of(model), **form) for form in each]
+
+
+def data_of(model: str) -> str:
+    """Return the data that a model is timed on: random ones unless its own are always at hand."""
+    return "synthetic" if WORKLOADS[model].data else "real"
 
 
 def cells_of_configs(files: Iterable[Path], model: str, **place: Any) -> list[Cell]:
@@ -50,7 +57,7 @@ def train_on(
     steps: int,
     inputs: bool = False,
     variables: Mapping[str, str] | None = None,
-) -> Trained:
+) -> list[dict[str, Any]]:
     """Train `cells` of one model in turn, for `rounds` rounds of `steps` steps each, on ranks that fill the nodes.
 
     Args:
@@ -58,9 +65,8 @@ def train_on(
         inputs: measure the inputs of a simulated step before each round.
         variables: further ones of each rank's environment.
 
-    Raises ConfigError if ranks fail.
+    Returns what each rank has found; see `benchmarks.training.pace_rank`. Raises ConfigError if ranks fail.
     """
     settings = {"cells": [cell.to_dict() for cell in cells], "rounds": rounds, "steps": steps, "inputs": inputs}
     own = {"OMP_NUM_THREADS": str(cells[0].threads), **(variables or {})}
-    found = measure("pace", settings, cells[0].world_size, nodes, variables=own)
-    return Trained(found[0]["seconds"], found[0]["merged"], [rank["inputs"] for rank in found] if inputs else [])
+    return measure("pace", settings, cells[0].world_size, nodes, variables=own)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 import docker
 
@@ -66,17 +65,9 @@ def held(own: OwnEngine) -> Iterator[None]:
         try:
             yield
         finally:
-            with alone(own.folder / ".starting"):
-                if _is_last(users):
-                    _stop(own)
-
-
-def _is_last(users: TextIO) -> bool:
-    try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+            with alone(own.folder / ".starting"), suppress(BlockingIOError):  # if others use it
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _stop(own)
 
 
 def _start(own: OwnEngine) -> None:

@@ -80,19 +80,14 @@ def layers_of(model: str, batch: int | None = None) -> Layers:
     Raises ConfigError for an unknown model, and for a batch that it cannot take. Loads torch, and takes seconds.
     """
     try:
-        found = from_trace(load(TRACE)(model, batch))
+        traced = load(TRACE)(model, batch)
     except ConfigError:
         raise
     except (ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"batch: {model!r} cannot take {batch or 'its own'}: {reason}; give another") from None
-    if batch is not None and not found.batch:
+    if batch is not None and not traced["batch"]:
         raise ConfigError(f"batch: {batch} means nothing to {model!r}, which has no recipe; leave it out")
-    return found
-
-
-def from_trace(traced: dict[str, Any]) -> Layers:
-    """Return the layers from the plain values of `benchmarks.training.layer_trace.trace`."""
     return Layers(
         model=traced["model"],
         batch=traced["batch"],

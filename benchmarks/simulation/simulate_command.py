@@ -76,14 +76,7 @@ ALONE = f"{', '.join(_ROUNDS)} need rule none, those in two phases none or one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    _add_combinations(parser)
-    _add_times(parser)
-    _add_views(parser)
-
-
-def _add_combinations(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that say what is combined."""
+    """Declare the command's options: what is combined, what passes and compression take, and what is shown where."""
     usual = [name for name in COMPRESSORS if name not in UNPLANNED]
     known = "a preset of benchmarks/simulation/clusters.yaml, or a YAML file of your own"
     shares = f"shares sent (default: {', '.join(map(str, DENSITIES))})"
@@ -97,18 +90,10 @@ def _add_combinations(parser: argparse.ArgumentParser) -> None:
     rules = f"default: {', '.join(RULES)}; beside these: the planners {' and '.join(PLANNERS)}"
     parser.add_argument("--rules", nargs="+", metavar="NAME", default=list(RULES), help=rules)
     parser.add_argument("--levels", nargs="+", default=list(HIERARCHIES), help="default: flat and node")
-
-
-def _add_times(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that say what passes and compression take, and how."""
     parser.add_argument("--micro", type=Path, help="record of make micro, for the time of compression on this device")
     parser.add_argument("--record", type=Path, help="record of a cell of the model, for the time of its passes")
     parser.add_argument("--compute-seconds", type=float, help="or: seconds of a rank's forward and backward pass")
     parser.add_argument("--ragged-largest", type=float, default=1.0, help="largest payload / planned one (default: 1)")
-
-
-def _add_views(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that say which results are shown, and where."""
     parser.add_argument("--gradients", default="streamed", help="kept, streamed: what must fit (default: %(default)s)")
     parser.add_argument("--records", type=Path, help="a run: only combinations whose accuracy it supports")
     parser.add_argument("--most-lost", type=float, default=0.01, help="by these, a share (default: %(default)s)")

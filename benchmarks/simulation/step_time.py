@@ -102,16 +102,15 @@ def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]
         in_node_per_byte=_each(lambda one: one.in_node.per_byte, places),
         gather_latency=_each(lambda one: one.in_node.latency, places),
         gather_per_byte=_each(lambda one: one.in_node.per_byte, places),
-        **_measured_only(whole),
         **messages,
+        # What only a testbed's measurements fill.
+        busy_latency=np.zeros_like(whole),
+        busy_transfer=np.zeros_like(whole),
+        in_node_busy=np.zeros_like(whole),
+        trailing=np.zeros(len(whole)),
+        settle=np.zeros(len(whole)),
+        sending=None,
     )
-
-
-def _measured_only(whole: Array) -> Any:
-    """Return zeros for the fields that only a testbed's measurements fill."""
-    single, nothing = np.zeros(len(whole)), np.zeros_like(whole)
-    each = {"busy_latency": nothing, "busy_transfer": nothing, "in_node_busy": nothing}
-    return each | {"trailing": single, "settle": single, "sending": None}
 
 
 def _each(read: Callable[[Any], float], of: Sequence[Any]) -> Array:
@@ -126,14 +125,10 @@ def _passes(cases: Sequence[Case], settings: Settings) -> dict[str, Array]:
     return {
         "forward": _each(lambda device: times(device)[0], devices),
         "update": _each(update, devices),
-        "late": _each(_late, cases),
+        # The mean of the largest of N exponentially distributed delays, N being the number of ranks.
+        "late": _each(lambda one: one.cluster.jitter_seconds * (1 / np.arange(1, one.ranks + 1)).sum(), cases),
         "backward": np.stack([times(device)[1] for device in devices]),
     }
-
-
-def _late(case: Case) -> float:
-    """Return the mean of the largest of N exponentially distributed delays, N being the number of ranks."""
-    return case.cluster.jitter_seconds * float((1 / np.arange(1, case.ranks + 1)).sum())
 
 
 def _messages(

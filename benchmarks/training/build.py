@@ -12,7 +12,6 @@ from benchmarks.core import scheme_options
 from benchmarks.core.cell import Cell
 from benchmarks.core.prepared import open_prepared
 from benchmarks.core.registry import MODELS, TASKS
-from benchmarks.core.scheme_options import thaw
 from benchmarks.core.workloads import WORKLOADS, Schedule
 from benchmarks.training.deadline import Watch
 from benchmarks.training.measure.probe import Probe
@@ -58,30 +57,23 @@ def build(
         plans_single_rank="long-warmup" in cell.released,
     )
     model = make_model(cell, weights, root).to(device or torch.device("cpu"))
-    optimizer = _distributed(cell, model, schedule, communicator)
-    watch = watch or Watch()
-    watch.join(communicator, cell.name, task)
-    torch.manual_seed(rank_seed(cell.seed, communicator.rank))
-    return Trainer(cell, schedule, task, model, optimizer, communicator, probe=probe or Probe(), watch=watch)
-
-
-def _distributed(
-    cell: Cell, model: nn.Module, schedule: Schedule, communicator: Communicator
-) -> resireduce.DistributedOptimizer:
-    """Return the optimizer of a cell's model, which averages gradients as the cell says."""
-    return resireduce.distribute(
+    optimizer = resireduce.distribute(
         model,
-        make_optimizer(cell.workload, model, COMPRESSORS[cell.compressor].corrects_momentum),
+        make_optimizer(workload, model, COMPRESSORS[cell.compressor].corrects_momentum),
         scheme=cell.scheme,
         compressor=make_compressor(cell, schedule),
         backend=communicator,
         gradients=cell.gradients,
         update=cell.update,
         residual_dtype=cell.residual_dtype,
-        options=thaw(cell.options),
+        options=scheme_options.thaw(cell.options),
         hierarchy=nodes_of(cell),
         merge=scheme_options.thaw_merge(cell.merge),
     )
+    watch = watch or Watch()
+    watch.join(communicator, cell.name, task)
+    torch.manual_seed(rank_seed(cell.seed, communicator.rank))
+    return Trainer(cell, schedule, task, model, optimizer, communicator, probe=probe or Probe(), watch=watch)
 
 
 def rank_seed(seed: int, rank: int) -> int:
@@ -101,10 +93,7 @@ def make_compressor(cell: Cell, schedule: Schedule) -> Compressor:
 
 
 def make_model(cell: Cell, weights: Path | None, root: Path) -> nn.Module:
-    """Make the model with the cell's seed and, unless the data are synthetic, load its initial weights.
-
-    These are the state dict in the file `weights`, or else the prepared weights that the recipe names.
-    """
+    """Make the model with the cell's seed, and load the file `weights`, or prepared ones unless data are synthetic."""
     torch.manual_seed(cell.seed)
     model: nn.Module = load(MODELS[cell.model])()
     pretrained = WORKLOADS[cell.model].weights
@@ -151,7 +140,10 @@ def load_prepared(model: nn.Module, name: str, root: Path) -> None:
     prepared = open_prepared(name, root)
     own = dict(model.named_parameters())
     with safe_open(prepared.folder / "model.safetensors", framework="pt") as file, torch.no_grad():
-        _same_names(set(own), set(file.keys()), set(prepared.manifest.get("missing", ())), name)
+        there = set(own) - set(prepared.manifest.get("missing", ()))
+        for key in sorted(there ^ set(file.keys())):
+            what = "has no parameter" if key in own else "has a parameter that the model does not,"
+            raise ConfigError(f"weights: {name!r} {what} {key}; prepare them again, from the model of that name")
         for key in file.keys():  # noqa: SIM118  (no mapping)
             shape = tuple(file.get_slice(key).get_shape())
             if shape != tuple(own[key].shape):
@@ -159,9 +151,3 @@ def load_prepared(model: nn.Module, name: str, root: Path) -> None:
                     f"weights: {key} of {name!r} is {shape}, allowed is {tuple(own[key].shape)}; prepare them again"
                 )
             own[key].copy_(file.get_tensor(key))
-
-
-def _same_names(own: set[str], found: set[str], missing: set[str], name: str) -> None:
-    for key in sorted(found ^ (own - missing)):
-        what = "has no parameter" if key in own else "has a parameter that the model does not,"
-        raise ConfigError(f"weights: {name!r} {what} {key}; prepare them again, from the model of that name")

@@ -1,6 +1,6 @@
 """Times the compression of a gradient, by plain torch and by the library in turn, for `measure micro`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -41,17 +41,14 @@ class Case:
 def list_cases() -> list[Case]:
     """Return all cases: of plain torch first, then top-k by scheme and by precision, then the other compressors."""
     plain = [Case(COPY, _copy), Case(TOPK, _topk), Case(NAIVE, _naive), Case(GRACE, _grace)]
-    return [*plain, *_of_library()]
-
-
-def _of_library() -> Iterator[Case]:
-    for scheme in ("baseline", *GROUPED, *SPECIFIC, *BOTH):
-        yield Case(f"topk, {scheme}", _library("topk", scheme, None), _gradients(scheme))
-    for precision in PRECISIONS:
-        yield Case(f"topk, baseline, {precision}", _library("topk", "baseline", precision))
-    for compressor in COMPRESSORS:
-        if compressor not in ("topk", *LEFT_OUT):
-            yield Case(f"{compressor}, baseline", _library(compressor, "baseline", None))
+    schemes = ("baseline", *GROUPED, *SPECIFIC, *BOTH)
+    others = [name for name in COMPRESSORS if name not in ("topk", *LEFT_OUT)]
+    return [
+        *plain,
+        *(Case(f"topk, {scheme}", _library("topk", scheme, None), _gradients(scheme)) for scheme in schemes),
+        *(Case(f"topk, baseline, {one}", _library("topk", "baseline", one)) for one in PRECISIONS),
+        *(Case(f"{name}, baseline", _library(name, "baseline", None)) for name in others),
+    ]
 
 
 def _gradients(scheme: str) -> int:
@@ -100,18 +97,9 @@ def _grace(like: Tensor, density: float) -> Step:
     return step
 
 
-class _Layers(nn.Module):
-    """A module of `count` equal parameters, named from "0"."""
-
-    def __init__(self, like: Tensor, count: int):
-        super().__init__()
-        for number in range(count):
-            self.register_parameter(str(number), nn.Parameter(torch.empty_like(like)))
-
-
 def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[Tensor, float], Step]:
     def make(like: Tensor, density: float) -> Step:
-        model = _Layers(like, _gradients(scheme))
+        model = nn.ParameterList(torch.empty_like(like) for _ in range(_gradients(scheme)))
         parameters = dict(model.named_parameters())
         names = tuple(parameters)
         grouping = Grouping(
@@ -190,9 +178,8 @@ def timed(
     Each step has gradients of its own, as in training; making them is not timed.
     """
     source = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
-    seconds = in_turn(
-        [_timing(case, source, density) for case in cases], range(WARM_UP_ROUNDS + rounds), WARM_UP_ROUNDS
-    )
+    timings = [_timing(case, source, density) for case in cases]
+    seconds = in_turn(timings, range(WARM_UP_ROUNDS + rounds), WARM_UP_ROUNDS)
     at = {"elements": source.numel(), "density": density}
     return [{"case": case.name, **at, "seconds": found} for case, found in zip(cases, seconds, strict=True)]
 

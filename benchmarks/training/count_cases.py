@@ -3,8 +3,7 @@
 `benchmarks.micro.counts_command` has it measured.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:
             yield f"sidco {fit}, {stages} stage{'s' * (stages > 1)}", SIDCo(density, fit=fit, stages=stages)
 
 
-def counted(elements: int, densities: list[float], draws: int) -> list[dict[str, Any]]:
+def counted(elements: int, densities: Sequence[float], draws: int) -> list[dict[str, Any]]:
     """Return a row for each density, input and case: the target k, and the number of elements sent in each draw."""
     rows: dict[tuple[float, str, str], dict[str, Any]] = {}
     for kind, make in INPUTS.items():
@@ -63,9 +62,3 @@ def counted(elements: int, densities: list[float], draws: int) -> list[dict[str,
                     row = rows.setdefault((density, kind, case), {**at, "counts": []})
                     row["counts"].append(len(compressor.select(flat, kind, draw)))
     return [rows[key] for key in sorted(rows, key=lambda key: -key[0])]
-
-
-def measured(settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Count the cases that the settings name, on one thread."""
-    torch.set_num_threads(1)
-    return counted(settings["elements"], settings["densities"], settings["draws"])

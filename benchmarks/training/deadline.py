@@ -36,7 +36,10 @@ def capture(
 ) -> tuple[State, State]:
     """Return the state that all ranks share and this rank's own state. Tensors are not copied."""
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    values = model.state_dict()
+    values, device = model.state_dict(), next(model.parameters()).device
+    random = {"cpu": torch.get_rng_state()}  # what dropout draws from
+    if device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(device)
     shared = {
         "parameters": {name: value for name, value in values.items() if name in names},
         "optimizer": optimizer.state_dict(),
@@ -45,7 +48,7 @@ def capture(
         # Batch norm's running statistics differ between ranks.
         "buffers": {name: value for name, value in values.items() if name not in names},
         "residuals": optimizer.residual_state_dict(),
-        "random": _random_states(_device(model)),
+        "random": random,
         "clock": asdict(clock),
         "history": history,
     }
@@ -59,25 +62,13 @@ def restore(model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock,
     optimizer.load_residual_state_dict(own["residuals"])
     torch.set_rng_state(own["random"]["cpu"])
     if "cuda" in own["random"]:
-        torch.cuda.set_rng_state(own["random"]["cuda"], _device(model))
+        torch.cuda.set_rng_state(own["random"]["cuda"], next(model.parameters()).device)
     for name, value in own["clock"].items():
         setattr(clock, name, value)
 
 
-def _random_states(device: torch.device) -> State:
-    """Return the states of the generators that dropout draws from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
-
-
-_BUILT_IN = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
-UNREADABLE = (*_BUILT_IN, pickle.UnpicklingError, BadZipFile)
+BUILT_IN = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+UNREADABLE = (*BUILT_IN, pickle.UnpicklingError, BadZipFile)
 """Errors raised when reading a file that is missing, truncated or of another kind."""
 NOTHING, READ, REFUSED = range(3)
 
@@ -96,13 +87,7 @@ class Checkpoints:
     def save(self, step: int, shared: State, own: State) -> bool:
         """Write a checkpoint from which training resumes at `step`; the previous one stays until all is on the disk.
 
-        Args:
-            step: number of steps taken.
-            shared: the state that is the same on all ranks; rank 0 writes it.
-            own: this rank's state.
-
-        Returns:
-            Whether it was written. If not, a rank says in one line why, and the previous checkpoint is kept.
+        Rank 0 writes the shared state. Returns whether it was written; if not, a rank says in one line why.
         """
         rank = self.communicator.rank
         parts = {f"rank{rank}": own} | ({"shared": shared} if rank == 0 else {})
@@ -120,11 +105,15 @@ class Checkpoints:
         status, reason, found = NOTHING, "", None
         try:
             manifest = load_json(self.folder / MANIFEST)
-            reason = self._why_other(manifest)
-            if not reason:
+            there = {**manifest["content"], "world_size": manifest["world_size"]}
+            wanted = {**self.content, "world_size": self.communicator.world_size}
+            differ = [key for key in {**wanted, **there} if wanted.get(key) != there.get(key)]
+            if differ:
+                status, reason = REFUSED, f"is of other content ({', '.join(differ)})"
+            else:
                 step = int(manifest["step"])
                 found = (step, self._read(step, "shared"), self._read(step, f"rank{self.communicator.rank}"))
-            status = REFUSED if reason else READ
+                status = READ
         except (FileNotFoundError, NotADirectoryError) as error:
             if Path(error.filename).name != MANIFEST:
                 status, reason = REFUSED, f"lacks {Path(error.filename).name}"
@@ -134,12 +123,6 @@ class Checkpoints:
         if REFUSED in statuses and statuses.index(REFUSED) == self.communicator.rank:
             self._say(f"the checkpoint in {self.folder} {reason}; the cell starts afresh")
         return found if set(statuses) == {READ} else None
-
-    def _why_other(self, manifest: Any) -> str:
-        found = {**manifest["content"], "world_size": manifest["world_size"]}
-        wanted = {**self.content, "world_size": self.communicator.world_size}
-        differ = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
-        return f"is of other content ({', '.join(differ)})" if differ else ""
 
     def _write(self, step: int, parts: Mapping[str, State]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -263,14 +246,13 @@ class Watch:
         """Reach the other ranks by `communicator`, and keep checkpoints of the cell `name` if there is a folder."""
         self.communicator = communicator
         if self.limits.folder is not None and self.checkpoints is None:
-            content = {**self.limits.content, "data": task.data_hash()}
+            content = {**self.limits.content, "data": task.data_hash}
             self.checkpoints = Checkpoints(self.limits.folder, content, name, communicator)
 
     def begin(self, states_bytes: int) -> tuple[int, State, State]:
         """Return the first step, and the shared and own state to restore before it: empty at a fresh start.
 
-        Args:
-            states_bytes: size of the model states, from which the time of the first checkpoint is estimated.
+        The time of the first checkpoint is estimated from the size of the model states, `states_bytes`.
         """
         self._saved_at = self.now()
         if self.checkpoints is None:
@@ -318,33 +300,27 @@ class Watch:
         saving = self.checkpoint_seconds or self._estimated_seconds
         need = wait * median(recent) + max(recent) + self.evaluation_seconds + saving
         left = NEVER if self.limits.ends_at is None else self.limits.ends_at - self.now()
-        mine = [max(self.signals or [0]), -left, MARGIN * need + SPARE_SECONDS, self._save_is_due(step), -wait]
+        every, due = self.limits.save_every_seconds, False
+        if every is not None and self.checkpoints is not None and step != self._first_step:
+            due = self.now() - self._saved_at > max(every, self.checkpoint_seconds / SAVING_SHARE)
+        mine = [max(self.signals or [0]), -left, MARGIN * need + SPARE_SECONDS, due, -wait]
         rows = torch.tensor(mine, dtype=torch.float64, device=self.communicator.control_device)
         # Gathered, not reduced, so that every rank takes the greatest of exactly the same numbers.
         gathered = self.communicator.all_gather(rows, f"watch {step}").wait()
         worst = torch.stack(list(gathered)).amax(0).tolist()
         return [worst[0], -worst[1], worst[2], worst[3], -worst[4]]
 
-    def _save_is_due(self, step: int) -> bool:
-        every = self.limits.save_every_seconds
-        if every is None or self.checkpoints is None or step == self._first_step:
-            return False
-        return self.now() - self._saved_at > max(every, self.checkpoint_seconds / SAVING_SHARE)
-
     def _save(self, step: int, capture: Capture) -> bool:
         if self.checkpoints is None:
             return False
         started = time.perf_counter()
         shared, own = capture()
-        saved = self.checkpoints.save(step, shared, own | {"watch": self._to_save()})
+        wall_seconds = self.earlier_seconds + self.now() - self.limits.started_at
+        watch = {"evaluation_seconds": self.evaluation_seconds, "earlier_seconds": wall_seconds}
+        saved = self.checkpoints.save(step, shared, {**own, "watch": {**watch, "resumed_at": self.resumed_at}})
         self.checkpoint_seconds = time.perf_counter() - started
         self._saved_at = self.now()
         return saved
-
-    def _to_save(self) -> dict[str, Any]:
-        wall_seconds = self.earlier_seconds + self.now() - self.limits.started_at
-        times = {"evaluation_seconds": self.evaluation_seconds, "earlier_seconds": wall_seconds}
-        return {**times, "resumed_at": self.resumed_at}
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

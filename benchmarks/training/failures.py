@@ -1,16 +1,13 @@
 """Classifies a rank's exception: out of memory, diverged, stopped, a lost peer, or a mistake."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.core.outcome import Outcome
 from benchmarks.training.deadline import Stopped
-from benchmarks.training.measure.tracker import peak_resident_bytes
 from resireduce.errors import ConfigError, NonFiniteGradient
 
 OUT_OF_MEMORY = (
@@ -28,8 +25,6 @@ LOST_PEER = (
     "horovod has been shut down",  # by a rank that has ended
 )
 ASKED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)\b")
-BUILDING = {"phase": "building"}
-"""The phase of a rank that has no trainer yet."""
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -42,22 +37,6 @@ def check_parameters(model: nn.Module, steps: int) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise Diverged(f"{name} held NaN or infinity after the last of {steps} steps")
-
-
-def outcome_of(
-    error: Exception, where: Mapping[str, Any] = BUILDING, measured: Mapping[str, Any] | None = None
-) -> Outcome:
-    """Return a rank's outcome: status, reason in one line, where it happened, and what had been measured until then.
-
-    Args:
-        error: what ended the rank.
-        where: what the rank was doing.
-        measured: the part of its result that already existed.
-    """
-    status, reason, failure = describe(error)
-    failure = {**failure, **where}
-    peak = peak_resident_bytes()
-    return Outcome(status=status, reason=reason, failure=failure, peak_resident_bytes=peak, **(measured or {}))
 
 
 def describe(error: Exception) -> tuple[str, str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Makes the ranks of a cell a Horovod job, and describes it. Imports torch only when it joins one.
+"""Makes the ranks of a cell a Horovod job, and describes it.
 
 Ranks find each other through files in a folder that all of them see.
 """
@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.interfaces import address_of, check_name
 from benchmarks.training.place import LIKEWISE
+from resireduce.comm.horovod import import_horovod
 from resireduce.errors import ConfigError
 
 MEETING_SECONDS = 120.0
@@ -36,7 +37,7 @@ def is_started_by_another() -> bool:
 
 def needs_own_gpu(backend: str) -> bool:
     """Return whether ranks cannot share a GPU: NCCL, if Horovod was built with it, allows one rank on each."""
-    return backend == "horovod" and bool(_horovod().nccl_built())
+    return backend == "horovod" and bool(import_horovod().nccl_built())
 
 
 def join(
@@ -57,11 +58,10 @@ def join(
         seconds: how long to wait for the other ranks.
         nodes: the ranks of each node, if nodes are to be averaged separately.
 
-    Raises:
-        ConfigError: Horovod cannot be used, or not with this many ranks, or interface or machine has no address.
-        ConnectionError: a rank did not come.
+    Raises ConfigError if Horovod cannot be used, or not with this many ranks, or if interface or machine has no
+    address, and ConnectionError if a rank did not come.
     """
-    hvd = _horovod()
+    hvd = import_horovod()
     os.environ.setdefault(FUSION_VARIABLE, str(FUSION_BYTES))
     sets = [] if isinstance(nodes, str) else [hvd.ProcessSet(ranks) for ranks in _sets(nodes, world_size)]
     if is_started_by_another():
@@ -78,9 +78,8 @@ def join(
             hvd.init(process_sets=sets)
             hvd.barrier()  # all have met, so the rendezvous is no longer needed
     if hvd.size() != world_size:
-        cure = (
-            "start as many" if hvd.size() > 1 or hvd.mpi_built() else "mpirun needs a Horovod that was built with MPI"
-        )
+        could = hvd.size() > 1 or hvd.mpi_built()
+        cure = "start as many" if could else "mpirun needs a Horovod that was built with MPI"
         raise ConfigError(f"world_size: {world_size} is not the {hvd.size()} ranks that Horovod has found; {cure}")
 
 
@@ -92,14 +91,14 @@ def _sets(nodes: Sequence[Sequence[int]], world_size: int) -> list[list[int]]:
 
 def shut_down() -> None:
     """End Horovod in order, with all ranks."""
-    _horovod().shutdown()
+    import_horovod().shutdown()
 
 
 def horovod_facts() -> dict[str, Any]:
     """Return Horovod's version, what it was built with and uses, and the memory that it may take for itself."""
     import horovod
 
-    hvd = _horovod()
+    hvd = import_horovod()
     return {
         "version": horovod.__version__,
         "controller": "mpi" if hvd.mpi_enabled() else "gloo",
@@ -108,12 +107,6 @@ def horovod_facts() -> dict[str, Any]:
         "gloo_built": hvd.gloo_built(),
         "fusion_threshold_bytes": int(os.environ[FUSION_VARIABLE]),
     }
-
-
-def _horovod() -> Any:
-    from resireduce.comm.horovod import import_horovod
-
-    return import_horovod()
 
 
 POLL_SECONDS = 0.02

@@ -6,8 +6,8 @@ that share the machine.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from benchmarks.core.prepared import find_root
 from benchmarks.training.build import build
 from benchmarks.training.place import nodes_of
 from resireduce.comm.base import Communicator, Handle, Partition
-from resireduce.comm.local import LocalCommunicator
+from resireduce.comm.local import LocalCommunicator, PretendCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.core.messages import Message, Payload
@@ -29,7 +29,7 @@ STEPS = 3
 class Inputs:
     """Samples of all inputs, for all forms in `cells`, which all train one model on the same ranks.
 
-    meet: returns when all ranks have called it.
+    `meet`, here and below, returns when all ranks have called it.
     """
 
     def __init__(self, cells: Sequence[Cell], meet: Callable[[], None]):
@@ -70,10 +70,7 @@ class Inputs:
 class Compression:
     """Times the error feedback of one cell's compressor, without sending anything.
 
-    Args:
-        cell: names the model, the compressor and the scheme.
-        peers: numbers of payloads that are averaged; each number is timed.
-        meet: returns when all ranks have called it.
+    `peers`: numbers of payloads that are averaged; each number is timed.
     """
 
     def __init__(self, cell: Cell, peers: Sequence[int], meet: Callable[[], None]):
@@ -119,14 +116,8 @@ class Compression:
         return time.perf_counter() - start
 
 
-class Silent(Communicator):
-    """One rank of `world_size` that takes the others' part of each collective to be equal to its own.
-
-    Sums are this rank's own tensors, so training with it is useful only for timing.
-    """
-
-    def __init__(self, world_size: int):
-        self.rank, self.world_size = 0, world_size
+class Silent(PretendCommunicator):
+    """One of the ranks, which takes no time for collectives: sums are its own tensors, of no use but for timing."""
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         """Return a silent communicator of as many ranks as the first part of each of `partitions` has."""
@@ -140,19 +131,11 @@ class Silent(Communicator):
         """Return a handle whose result is `tensor`, once for each rank."""
         return Handle(lambda: [tensor] * self.world_size)
 
-    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Return `tensor` as it is."""
-        return tensor
-
 
 class Passes:
     """Times steps of one rank that sends nothing, without compression: passes, the library's own work, the update.
 
     By node the library does more work: gradients are distributed within the node, and averages reassembled.
-
-    Args:
-        cell: names the model, its data, the ranks and their levels.
-        meet: returns when all ranks have called it.
     """
 
     def __init__(self, cell: Cell, meet: Callable[[], None]):
@@ -160,24 +143,20 @@ class Passes:
         self.trainer = build(dense, Silent(cell.world_size), None, find_root())
         self._meet = meet
         self._arrived: dict[str, float] = {}
-        for name, parameter in self.trainer.model.named_parameters():
-            parameter.register_post_accumulate_grad_hook(self._note(name))
-        marked: Any = self._marked(self.trainer.backward)
-        self.trainer.backward = marked  # type: ignore[method-assign]
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.trainer.model.named_parameters()}
+        backward = self.trainer.backward
 
-    def _note(self, name: str) -> Callable[[Tensor], None]:
-        def hook(parameter: Tensor) -> None:
-            self._arrived[name] = time.perf_counter()
+        def note(parameter: Tensor) -> None:
+            self._arrived[names[parameter]] = time.perf_counter()
 
-        return hook
-
-    def _marked(self, backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         def marked(loss: Tensor) -> None:
             self._began = time.perf_counter()
             backward(loss)
             self._ended = time.perf_counter()
 
-        return marked
+        for parameter in names:
+            parameter.register_post_accumulate_grad_hook(note)
+        self.trainer.backward = marked  # type: ignore[method-assign]
 
     def sample(self) -> dict[str, Any]:
         """Return the seconds from the start of one step to the begin and end of the backward pass, and to its end.
@@ -218,16 +197,13 @@ IN_TURN, AT_ONCE = 3, 6
 """Numbers of collectives that wait for each other, and that are launched together."""
 
 
-@dataclass(frozen=True)
-class Collective:
-    """A collective among the ranks of `communicator`, of tensors of `dtype`."""
+class Collective(NamedTuple):
+    """A collective, all_reduce or all_gather, among the ranks of `communicator`, of tensors of sizes in bytes."""
 
     communicator: Communicator
     kind: str
-    """all_reduce or all_gather."""
     dtype: torch.dtype
     sizes: Sequence[int]
-    """Sizes in bytes."""
 
 
 def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
@@ -235,9 +211,8 @@ def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
 
     all_reduce_half is for float16, whose sums take processors longer.
     """
-    found = {}
+    found, half = {}, [size // 2 for size in REDUCED_BYTES]
     for level, communicator in levels.items():
-        half = [size // 2 for size in REDUCED_BYTES]
         found[f"{level} all_reduce"] = Collective(communicator, "all_reduce", torch.float32, REDUCED_BYTES)
         found[f"{level} all_reduce_half"] = Collective(communicator, "all_reduce", torch.float16, half)
         found[f"{level} all_gather"] = Collective(communicator, "all_gather", torch.uint8, GATHERED_BYTES)
@@ -247,11 +222,8 @@ def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
 def sample_of(collective: Collective, meet: Callable[[], None]) -> list[dict[str, Any]]:
     """Return for each size its bytes, and the seconds of a collective: in turn, at once, and of processor time.
 
-    Ranks begin when a small collective is done, which is closer to simultaneous than their return from `meet`.
-
-    Args:
-        collective: the collective that is timed.
-        meet: returns when all ranks have called it, including those of other groups, which may share links.
+    Ranks begin when a small collective is done, which is closer to simultaneous than their return from `meet`, for
+    which all ranks wait, including those of other groups, which may share links.
     """
     rows = []
     for size in collective.sizes:

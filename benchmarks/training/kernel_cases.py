@@ -28,9 +28,9 @@ Way = Callable[[Tensor], tuple[Tensor, ...]]
 def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
     """Return for each kernel two ways to process a gradient like 1-D `source`: plain torch's, and the kernel's."""
     numel, k = source.numel(), max(1, int(DENSITY * source.numel()))
-    indices = select_plainly(source, k)
+    indices = by_keys(source, k)
     return {
-        f"select, density {DENSITY:g}": (lambda x: (select_plainly(x, k),), lambda x: (bucket.select(x, k),)),
+        f"select, density {DENSITY:g}": (lambda x: (by_keys(x, k),), lambda x: (bucket.select(x, k),)),
         f"top-k of a bucket, density {DENSITY:g}": (_of_bucket_plainly, _of_bucket),
         **_crossing(source),
         **(_added(indices) if source.dtype == torch.float32 else {}),
@@ -100,11 +100,6 @@ def _added(indices: Tensor) -> dict[str, tuple[Way, Way]]:
         return (x,)
 
     return {"pack, and add": (plain, kernel)}
-
-
-def select_plainly(flat: Tensor, k: int) -> Tensor:
-    """Return the `k` largest of 1-D `flat`, selected as on a GPU without Triton."""
-    return by_keys(flat, k)
 
 
 def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[Way, Way]]]:

@@ -38,7 +38,10 @@ def trace(name: str, batch: int | None = None) -> dict[str, Any]:
     with torch.device("meta"):
         model = find_builder(name)()
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    kinds, recipe = _kinds(model), WORKLOADS.get(name)
+    compressed, recipe = compressible(model), WORKLOADS.get(name)
+    grouping = find_grouping(model, "auto", compressed)
+    kinds = dict.fromkeys(compressed, "other") | dict.fromkeys(grouping.grouped, "grouped")
+    kinds |= dict.fromkeys(grouping.specific, "specific")
     found: dict[str, Any] = {"forward": [], "backward": [[] for _ in parameters], "activations_bytes": 0, "batch": 0}
     order = [*reversed(parameters)]
     if recipe is not None:
@@ -54,14 +57,6 @@ def trace(name: str, batch: int | None = None) -> dict[str, Any]:
         "optimizer": "sgd" if recipe is None else recipe.optimizer,
         **found,
     }
-
-
-def _kinds(model: nn.Module) -> dict[str, str]:
-    """Return the kind of each parameter that is compressed."""
-    compressed = compressible(model)
-    grouping = find_grouping(model, "auto", compressed)
-    kinds = dict.fromkeys(compressed, "other")
-    return kinds | dict.fromkeys(grouping.grouped, "grouped") | dict.fromkeys(grouping.specific, "specific")
 
 
 class _Operations(TorchDispatchMode):
@@ -99,7 +94,8 @@ def _run(model: nn.Module, name: str, batch: int) -> dict[str, Any]:
     inputs = {key: one.to("meta") for key, one in task.batch(torch.arange(batch) % len(task)).items()}
     arrived: list[str] = []
     backward: list[list[Operation]] = []
-    operations, saved = _Operations(), _Saved(model)
+    operations, known = _Operations(), {_storage(one) for one in model.parameters()}
+    saved: list[Tensor] = []  # held, so that no storage is freed and its address reused
 
     def arrives(name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
@@ -108,37 +104,23 @@ def _run(model: nn.Module, name: str, batch: int) -> dict[str, Any]:
 
         return hook
 
+    def pack(tensor: Tensor) -> Tensor:
+        """Note a tensor whose storage is neither the model's nor known to be saved."""
+        if _storage(tensor) not in known:
+            known.add(_storage(tensor))
+            saved.append(tensor)
+        return tensor
+
     for of, parameter in model.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(arrives(of))
     with operations:
-        with saved_tensors_hooks(saved.pack, saved.unpack):
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = task.loss(model, inputs)
         forward = operations.taken()
         loss.backward()
     seen = {"forward": forward, "backward": backward, "arrived": arrived}
-    return seen | {"activations_bytes": saved.nbytes, "batch": batch}
-
-
-class _Saved:
-    """Counts the bytes of storages that a forward pass saves, each once, except the model's own."""
-
-    def __init__(self, model: nn.Module):
-        self._known = {_storage(one) for one in model.parameters()}
-        self._held: list[Tensor] = []
-        self.nbytes = 0
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that is saved; return it."""
-        if _storage(tensor) not in self._known:
-            self._known.add(_storage(tensor))
-            self._held.append(tensor)  # so that its storage is not freed and its address reused
-            self.nbytes += tensor.untyped_storage().nbytes()
-        return tensor
-
-    def unpack(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that `pack` returned when the forward pass saved it: unchanged."""
-        return tensor
+    return seen | {"activations_bytes": sum(one.untyped_storage().nbytes() for one in saved), "batch": batch}
 
 
 def _storage(tensor: Tensor) -> int:

@@ -20,9 +20,7 @@ from resireduce.scheme import load
 
 MEASUREMENTS = {
     "beside": "benchmarks.training.beside.beside_rank:measured",
-    "counts": "benchmarks.training.count_cases:measured",
     "micro": "benchmarks.training.compress_speed:measured",
-    "operations": "benchmarks.training.operations:measured",
     "pace": "benchmarks.training.pace_rank:measured",
 }
 """What is measured, by name: a function of the settings and the folder."""

@@ -6,10 +6,9 @@ every operation that torch dispatches, and every kernel in Triton that would be 
 
 import itertools
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -147,6 +146,10 @@ def _on_gpu(seen: Dispatched) -> Iterator[None]:
     def counting(kernel: str) -> Callable[..., None]:
         return lambda *_, **__: seen.launched(kernel)
 
+    def standing_for(kernel: str) -> Mapping[Any, Callable[..., None]]:
+        """Return what is launched with any grid: `kernel[grid](...)`."""
+        return defaultdict(lambda: counting(kernel))
+
     with ExitStack() as stack:
         replaced: list[tuple[Any, str, Any]] = [
             (feedback, "AT_ONCE", ()),
@@ -155,20 +158,10 @@ def _on_gpu(seen: Dispatched) -> Iterator[None]:
         ]
         replaced += [(pieces, "HOSTS", ()), (Tensor, "data_ptr", address)]
         for module, names in KERNELS.items():
-            replaced += [(module, name, _Kernel(counting(name))) for name in names]
+            replaced += [(module, name, standing_for(name)) for name in names]
         for target, name, value in replaced:
             stack.enter_context(patch.object(target, name, value))
         yield
-
-
-class _Kernel:
-    """Stands for a kernel, which is launched with a grid: `kernel[grid](...)`."""
-
-    def __init__(self, launch: Callable[..., None]):
-        self._launch = launch
-
-    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
-        return self._launch
 
 
 def counted(model: str) -> list[dict[str, Any]]:
@@ -179,8 +172,3 @@ def counted(model: str) -> list[dict[str, Any]]:
             made = find_builder(model)()
         rows.append({"model": model, "way": way, **count(made, settings)})
     return rows
-
-
-def measured(settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of all models that the settings name."""
-    return [row for model in settings["models"] for row in counted(model)]

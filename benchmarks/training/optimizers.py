@@ -25,14 +25,6 @@ class BertAdam(ParameterwiseOptimizer):
     This follows the code released with Devlin et al. (2019), except that theirs clips by the norm of all gradients
     together; clipping each on its own follows the paper's scripts. Parameters without a gradient are left unchanged.
     Gradients are clipped in place; parameters share no state, so they can come in any order and in several calls.
-
-    Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
-        betas: b1 and b2.
-        eps: keeps the quotient finite.
-        weight_decay: share of p that is subtracted, before multiplication by the learning rate.
-        max_norm: largest norm of one gradient.
     """
 
     step_is_separable = True
@@ -67,12 +59,15 @@ class BertAdam(ParameterwiseOptimizer):
 def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool = False) -> torch.optim.Optimizer:
     """Make a recipe's optimizer for the model's parameters; those in `no_decay` have no weight decay.
 
-    Args:
-        workload: the recipe.
-        model: already on its device.
-        corrects_momentum: whether the compressor applies momentum to gradients; SGD then applies it to the decay alone.
+    If the compressor applies momentum to gradients (`corrects_momentum`), SGD applies it to the decay alone.
     """
-    groups = _groups(workload, model)
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        spared = any(fnmatchcase(name, pattern) for pattern in workload.no_decay)
+        (others if spared else decayed).append(parameter)
+    parts = ((decayed, workload.weight_decay), (others, 0.0))
+    groups = [{"params": members, "weight_decay": decay} for members, decay in parts if members]
     rate, momentum, nesterov = workload.learning_rate, workload.momentum, workload.nesterov
     if corrects_momentum:
         return DGCSGD(groups, rate, decay_momentum=momentum, nesterov=nesterov)
@@ -92,13 +87,3 @@ OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
     "bert-adam": BertAdam,
 }
 """Makes an optimizer of groups of parameters and a learning rate; SGD with momentum is the recipe's own."""
-
-
-def _groups(workload: Workload, model: nn.Module) -> list[dict[str, object]]:
-    decayed: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        spared = any(fnmatchcase(name, pattern) for pattern in workload.no_decay)
-        (others if spared else decayed).append(parameter)
-    groups = [(decayed, workload.weight_decay), (others, 0.0)]
-    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]

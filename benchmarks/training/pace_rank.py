@@ -56,13 +56,12 @@ def measured(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
                 inputs.sample()
             yield number
 
-    cases = [partial(_train_again, trainer, settings["steps"]) for trainer in trainers]
-    seconds, merged = in_turn(cases, rounds()), [_merged(trainer) for trainer in trainers]
+    seconds = in_turn([partial(_train, trainer, settings["steps"]) for trainer in trainers], rounds())
+    merged = []
+    for trainer in trainers:
+        messages, costs = trainer.optimizer.messages, trainer.optimizer.costs
+        merged.append({"messages": len(messages), "costs": None if costs is None else vars(costs)})
     return {"seconds": seconds, "merged": merged, "inputs": None if inputs is None else inputs.rounds}
-
-
-def _train_again(trainer: Trainer, steps: int, number: int) -> float:
-    return _train(trainer, steps)
 
 
 def _built(cells: Sequence[Cell], device: torch.device, rank: int) -> list[Trainer]:
@@ -83,14 +82,8 @@ def _told(rank: int, what: str, items: Sequence[T]) -> Iterable[T]:
     return counted(what, items, len(items)) if rank == 0 else items
 
 
-def _merged(trainer: Trainer) -> dict[str, Any]:
-    """Return how many messages are sent in a step, and the measured costs, if there are any."""
-    messages, costs = trainer.optimizer.messages, trainer.optimizer.costs
-    return {"messages": len(messages), "costs": None if costs is None else vars(costs)}
-
-
-def _train(trainer: Trainer, steps: int) -> float:
-    """Return the seconds of `steps` steps, from when all ranks are ready to when all are done."""
+def _train(trainer: Trainer, steps: int, number: int = 0) -> float:
+    """Return the seconds of `steps` steps, from when all ranks are ready to when all are done, in any round."""
     trainer.model.train()
     meet()
     started = time.perf_counter()

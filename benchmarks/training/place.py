@@ -1,15 +1,14 @@
-"""The device of a rank, and the process group over which ranks reach each other. Imports torch only when it chooses."""
+"""The device of a rank, and the process group over which ranks reach each other."""
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.devices import DEVICE_VARIABLE, wanted_device
 from resireduce.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 CUBLAS_WORKSPACE = ":4096:8"
 """The setting that cuBLAS needs to give the same sums each time; it takes 32 MiB of the device."""
@@ -25,7 +24,7 @@ LIKEWISE = {
 class Place:
     """Where one rank trains."""
 
-    device: "torch.device"
+    device: torch.device
     process_group: str
     """gloo or nccl."""
     ranks_on_device: int
@@ -38,8 +37,6 @@ def choose_place(cuda: Any = None, own_gpu: bool = False) -> Place:
     Makes no CUDA context. NCCL refuses two ranks on one GPU: these use gloo. `cuda` is torch.cuda, or a stand-in for
     it. Raises ConfigError if a GPU is asked for and there is none, or if ranks that need their `own_gpu` had to share.
     """
-    import torch
-
     cuda, wanted = cuda or torch.cuda, wanted_device()
     gpus = 0 if wanted == "cpu" else int(cuda.device_count())
     if wanted == "cuda" and not gpus:
@@ -73,13 +70,11 @@ def nodes_of(cell: Cell) -> str | list[list[int]]:
     return [[*ranks[first : first + size]] for first in range(0, cell.world_size, size)]
 
 
-def settle_arithmetic(device: "torch.device") -> None:
+def settle_arithmetic(device: torch.device) -> None:
     """Make results repeatable as far as possible: on a GPU, operations that are not repeatable give a warning.
 
     TF32 is off, both in matrix products and in convolutions, where torch uses it by default.
     """
-    import torch
-
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -27,6 +27,7 @@ def plan_of(cell: Cell) -> dict[str, int | float]:
     def make(parameters: list[nn.Parameter]) -> Optimizer:
         return make_optimizer(cell.workload, nn.ParameterList(parameters))
 
+    on_each = cell.ranks_per_node or cell.world_size // (cell.nodes or 1)
     found = plan(
         load(MODELS[cell.model]),
         optimizer=make,
@@ -38,16 +39,10 @@ def plan_of(cell: Cell) -> dict[str, int | float]:
         world_size=cell.world_size,
         update=cell.update,
         hierarchy=cell.hierarchy,
-        ranks_per_node=_ranks_per_node(cell),
+        ranks_per_node=on_each if cell.hierarchy == "node" else None,
         merge="none" if cell.merge in TIMED else scheme_options.thaw_merge(cell.merge),  # not merged before being timed
     )
     return {key: value for key, value in found.items() if isinstance(value, int | float)}
-
-
-def _ranks_per_node(cell: Cell) -> int | None:
-    """Return how many ranks share a node; if the cell does not name machines, all ranks share one."""
-    on_each = cell.ranks_per_node or cell.world_size // (cell.nodes or 1)
-    return on_each if cell.hierarchy == "node" else None
 
 
 OF_FIGURE = ("resnet50", "vgg19", "bert-base", "bert-large", "gpt2-medium", "gpt2-large")

@@ -44,14 +44,9 @@ def _batches(count: int, size: int) -> Iterator[Any]:
 
 
 def pretrain(workload: Workload, report: Report) -> dict[str, Any]:
-    """Train densely with AdamW, warm-up over a tenth of the steps and cosine decay to zero.
+    """Train densely with AdamW, warm-up over a tenth of the steps and cosine decay to zero; return the state dict.
 
-    Args:
-        workload: the recipe.
-        report: called with a line of progress every few seconds.
-
-    Returns:
-        The state dict.
+    `report` is called with a line of progress every few seconds.
     """
     import torch
 

@@ -8,7 +8,6 @@ import traceback
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":  # imports take seconds, in which Ctrl-C ends a rank without a word, as SIGTERM does
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -25,10 +24,11 @@ from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.failures import outcome_of
+from benchmarks.training.failures import describe
 from benchmarks.training.horovod import MEETING_SECONDS, horovod_facts, join, needs_own_gpu, shut_down, wait_for
 from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
 from benchmarks.training.measure.rank_facts import rank_facts
+from benchmarks.training.measure.tracker import peak_resident_bytes
 from benchmarks.training.place import Place, choose_place, from_launcher, nodes_of, settle_arithmetic
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
@@ -58,7 +58,15 @@ def run_rank(
     except Exception as error:
         if not isinstance(error, Stopped | ConfigError):
             traceback.print_exc()
-        return outcome_of(error, trainer.where, trainer.partial_result()) if trainer else outcome_of(error)
+        return outcome_of(error, trainer)
+
+
+def outcome_of(error: Exception, trainer: Trainer | None = None) -> Outcome:
+    """Return a failed rank's outcome: what, where, and what had been measured until then; without trainer, it built."""
+    status, reason, failure = describe(error)
+    failure |= {"phase": trainer.phase, "step": trainer.step} if trainer else {"phase": "building"}
+    measured = trainer.partial_result() if trainer else {}
+    return Outcome(status=status, reason=reason, failure=failure, peak_resident_bytes=peak_resident_bytes(), **measured)
 
 
 def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Communicator:
@@ -86,13 +94,6 @@ def disconnect(cell: Cell) -> None:
         dist.destroy_process_group()
     if cell.backend == "horovod":
         shut_down()
-
-
-def _facts(cell: Cell, place: Place, driver: str | None) -> dict[str, Any]:
-    """Return what this rank ran on, and how it reached the others."""
-    group = place.process_group if cell.backend == "torch" else None
-    job = horovod_facts() if cell.backend == "horovod" else None
-    return {**rank_facts(place.device, group, driver), "backend": cell.backend, "horovod": job}
 
 
 def main() -> None:
@@ -123,7 +124,10 @@ def main() -> None:
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
     outcome = run_rank(cell, communicator, args.weights, args.data, make_probe(place, before), watch)
-    replace(outcome, facts=_facts(cell, place, before.driver)).save(output)
+    group = place.process_group if cell.backend == "torch" else None
+    job = horovod_facts() if cell.backend == "horovod" else None
+    facts = {**rank_facts(place.device, group, before.driver), "backend": cell.backend, "horovod": job}
+    replace(outcome, facts=facts).save(output)
     if outcome.status == "ok":
         disconnect(cell)
     gc.freeze()  # nor does the interpreter's end, half a second long otherwise
@@ -135,17 +139,9 @@ STORE = "torch.json"
 
 
 def tcp_store(folder: Path, rank: int, world_size: int, address: str, seconds: float = MEETING_SECONDS) -> dist.Store:
-    """Return the store that rank 0 serves at a free port.
+    """Return the store that rank 0 serves at a free port of its `address`, which it tells in an empty, shared folder.
 
-    Args:
-        folder: empty before, and seen by all ranks.
-        rank: of this process.
-        world_size: number of ranks.
-        address: of this machine; that of rank 0 is the one that counts.
-        seconds: how long to wait for the other ranks.
-
-    Raises:
-        ConnectionError: rank 0 did not come.
+    Raises ConnectionError if rank 0 did not come in so many seconds.
     """
     timeout = timedelta(seconds=seconds)
     if rank == 0:

@@ -9,9 +9,8 @@ send to the other in a step: each gathered payload of its ranks, and once what i
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,14 +32,12 @@ BATCH_PER_RANK, LEARNING_RATE = 4, 1e-4
 NODES, RANKS_OF_NODE = 2, 2
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to average gradients."""
+class Way(NamedTuple):
+    """A way to average gradients; without `settings` of a compression it is FSDP's own hybrid."""
 
     title: str
     sharded: bool
     settings: dict[str, Any] | None
-    """Settings of the compression; None: FSDP's own hybrid, which has none."""
 
 
 WAYS = {
@@ -52,20 +49,20 @@ WAYS = {
 }
 
 
-class Sent:
-    """Counts what a communicator sends."""
+def count_sent(communicator: Communicator) -> dict[str, int]:
+    """Count what a communicator sends from now on, by the names of its collectives."""
+    sent = {"all_reduce": 0, "all_gather": 0}
 
-    def __init__(self, communicator: Communicator):
-        self.nbytes = {"all_reduce": 0, "all_gather": 0}
-        for name in self.nbytes:
-            setattr(communicator, name, self._counted(name, getattr(communicator, name)))
-
-    def _counted(self, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(tensor: Tensor, *others: Any) -> Any:
-            self.nbytes[name] += tensor.nbytes
+    def counted(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+        def send(tensor: Tensor, *others: Any) -> Any:
+            sent[name] += tensor.nbytes
             return collective(tensor, *others)
 
-        return counted
+        return send
+
+    for name in sent:
+        setattr(communicator, name, counted(name, getattr(communicator, name)))
+    return sent
 
 
 def train(
@@ -78,7 +75,7 @@ def train(
         model.load_state_dict(weights)
     parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
     optimizer, feedback = _make(way, model, mesh)
-    sent = None if feedback is None else Sent(feedback.communicator)
+    sent = None if feedback is None else count_sent(feedback.communicator)
     batches = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     for _ in range(steps):
         optimizer.zero_grad()
@@ -107,10 +104,9 @@ def _make(way: Way, model: nn.Module, mesh: DeviceMesh) -> tuple[torch.optim.Opt
     return optimizer, hook.feedback
 
 
-def _of_node(way: Way, sent: Sent, mesh: DeviceMesh) -> float:
+def _of_node(way: Way, sent: dict[str, int], mesh: DeviceMesh) -> float:
     """Return the bytes that all ranks of this node together have sent to other nodes."""
-    gathered, summed = torch.tensor([sent.nbytes["all_gather"], sent.nbytes["all_reduce"]], dtype=torch.float64)
-    of_node = torch.stack((gathered, summed))
+    of_node = torch.tensor([sent["all_gather"], sent["all_reduce"]], dtype=torch.float64)
     dist.all_reduce(of_node, group=mesh["shard"].get_group())
     if not way.sharded:  # the ranks of a node sum up before they send
         of_node[1] /= RANKS_OF_NODE

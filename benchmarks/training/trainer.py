@@ -1,7 +1,7 @@
 """The training loop of one rank, and the observations from its first step to its last."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -22,33 +22,8 @@ from benchmarks.training.measure.tracker import measure_memory
 from benchmarks.training.tasks.task import Batch, Task, to_device
 from resireduce.comm.base import Communicator
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.planning.memory import baseline_total, measure_states
+from resireduce.planning.memory import baseline_total, held_tensors, measure_states
 from resireduce.scheme import load
-
-
-class Observing:
-    """All observations of one rank.
-
-    Args:
-        names: in OBSERVATIONS and WATCHES of `benchmarks.core.registry`; those in WATCHES begin now.
-        optimizer: of the training.
-        steps: of the whole training.
-    """
-
-    def __init__(self, names: Iterable[str], optimizer: DistributedOptimizer, steps: int):
-        self._names, self._optimizer = tuple(names), optimizer
-        self._watches = {name: load(WATCHES[name])(optimizer, steps) for name in self._names if name in WATCHES}
-
-    def begin_step(self, step: int) -> None:
-        """Announce that step number `step`, counted from 0, begins."""
-        for watch in self._watches.values():
-            watch.begin_step(step)
-
-    def result(self, model: nn.Module) -> dict[str, Any]:
-        """End all observations, and return their results for the trained `model`, by name."""
-        seen = {name: watch.end() for name, watch in self._watches.items()}
-        last = (name for name in self._names if name in OBSERVATIONS)
-        return seen | {name: load(OBSERVATIONS[name])(model, self._optimizer) for name in last}
 
 
 @dataclass
@@ -71,7 +46,8 @@ class Trainer:
     """The current phase."""
     step: int = 0
     """Counted from 1."""
-    observing: Observing = field(init=False)
+    watches: dict[str, Any] = field(default_factory=dict)
+    """Rank 0's observations during training, by name."""
 
     def train(self) -> None:
         """Take all steps of the cell, with the metric every `evaluate_every` steps and after the last."""
@@ -83,7 +59,8 @@ class Trainer:
             self.phase = "checkpoint"
             self.watch.before_step(step, steps, self.clock.step_seconds, self._state)
             self.phase, self.step = "data", step + 1
-            self.observing.begin_step(step)
+            for watch in self.watches.values():
+                watch.begin_step(step)
             with self.probe.step(self.optimizer), self.clock.step():
                 loss = self.train_step(step, self.batch(indices, step))
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
@@ -96,8 +73,9 @@ class Trainer:
 
     def _begin(self) -> int:
         """Restore the watch's checkpoint of an earlier run, if there is one; return the first step."""
-        names = () if self.communicator.rank else self.cell.observe
-        self.observing = Observing(names, self.optimizer, self.schedule.steps)
+        for name in () if self.communicator.rank else self.cell.observe:
+            if name in WATCHES:
+                self.watches[name] = load(WATCHES[name])(self.optimizer, self.schedule.steps)
         step, shared, own = self.watch.begin(measure_states(self.optimizer).total)
         if shared:
             restore(self.model, self.optimizer, self.clock, shared, own)
@@ -113,7 +91,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(step)
         self.phase = "forward"
-        with self.probe.phase("forward_backward"):
+        with self.probe.phases.phase("forward_backward"):
             self.optimizer.zero_grad()
             loss = self.task.loss(self.model, batch)
             if loss.is_cpu:
@@ -122,7 +100,7 @@ class Trainer:
             self.backward(loss)
             value = self._refuse_divergence(loss, step)  # a GPU has all of the backward pass to do by now
         self.phase = "update"
-        with self.probe.phase("update"):
+        with self.probe.phases.phase("update"):
             self.optimizer.step()
         return value
 
@@ -139,7 +117,7 @@ class Trainer:
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """Return the samples with these indices, on the model's device."""
-        with self.probe.phase("data"):
+        with self.probe.phases.phase("data"):
             return to_device(self.task.batch(indices, step), self.model)
 
     def indices(self) -> Iterator[Tensor]:
@@ -174,10 +152,14 @@ class Trainer:
     def result(self) -> Outcome:
         """Return this rank's measurements. Raises Diverged if the last step left values that are not finite."""
         self.phase = "measuring"
-        self.probe.stop()
+        self.probe.meter.stop()
         check_parameters(self.model, self.schedule.steps)
-        self.probe.at_boundary(self.optimizer, self.model)
-        observations = self.observing.result(self.model)  # before memory is measured, which takes one more step
+        self.probe.meter.at_boundary(held_tensors(self.optimizer), self.model.buffers())
+        # Before memory is measured, which takes one more step.
+        observations = {name: watch.end() for name, watch in self.watches.items()}
+        for name in () if self.communicator.rank else self.cell.observe:
+            if name in OBSERVATIONS:
+                observations[name] = load(OBSERVATIONS[name])(self.model, self.optimizer)
         memory = self._measure_memory()
         units_per_step = self.schedule.batch_per_rank * self.communicator.world_size * self.task.units_per_sample
         return Outcome(
@@ -192,14 +174,9 @@ class Trainer:
             baseline_bytes=baseline_total(self.model, measure_states(self.optimizer)),
             unit=self.task.unit,
             units_per_second=self.clock.steps_per_second * units_per_step,
-            data_hash=self.task.data_hash(),
+            data_hash=self.task.data_hash,
             threads=torch.get_num_threads(),
         )
-
-    @property
-    def where(self) -> dict[str, Any]:
-        """Return the current phase and step, for the record of a rank that fails."""
-        return {"phase": self.phase, "step": self.step}
 
     def partial_result(self) -> dict[str, Any]:
         """Return the part of the result that already exists if training ends early."""

@@ -142,18 +142,13 @@ def main(args: argparse.Namespace) -> int:
             move_damaged(folder, cells)
     except FolderInUse as error:
         raise ConfigError(f"run: {error}") from None
-    line = command(folder, profile, args.options)
+    # Without !!str Snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere. The config takes all words up to
+    # the next option, so it must not be last.
+    own = ["--configfile", str(folder / "config.json"), "--config", f"run=!!str {folder.name}"]
+    line = [*own, *(HERE if profile is None else profile), *args.options]
     print(f"{folder}: {shlex.join(['snakemake', *line])}", flush=True)
     # Snakemake replaces this process, so that Ctrl-C and the exit status are its own.
     os.execv(sys.executable, [sys.executable, "-m", "snakemake", *line])
-
-
-def command(folder: Path, profile: Sequence[str] | None, options: Sequence[str]) -> list[str]:
-    """Return the arguments of Snakemake that resume a run, from the config in its folder."""
-    # Without !!str Snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere. The config takes all words up to
-    # the next option, so it must not be last.
-    config = ["--configfile", str(folder / "config.json"), "--config", f"run=!!str {folder.name}"]
-    return [*config, *(HERE if profile is None else profile), *options]
 
 
 def find_run(given: str) -> Path:

@@ -128,23 +128,12 @@ def _short(path: str) -> str:
     return path
 
 
-NOISE = (
-    "Assuming unrestricted shared",
-    "Building DAG of jobs",
-    "Using shell",
-    "Select jobs to execute",
-    "Execute ",
-    "Exiting because a job execution failed",
-    "Complete log",
-    "RuleException:\nCalledProcessError",
-    "SLURM run ID: ",
-    "No SLURM account given",
-    "No account was given",
-    "Unable to guess SLURM account",
-    "Guessed SLURM account",
-    "Trying to restart job",
+NOISE = re.compile(
+    r"Assuming unrestricted shared|Building DAG of jobs|Using shell|Select jobs to execute|Execute |Complete log|"
+    r"Exiting because a job execution failed|RuleException:\nCalledProcessError|SLURM run ID: |No SLURM account given|"
+    r"No account was given|Unable to guess SLURM account|Guessed SLURM account|Trying to restart job|"
+    r"Job \d+ has been submitted"
 )
-SUBMITTED = re.compile(r"Job \d+ has been submitted")
 
 
 def hide_noise(logger: logging.Logger, quiet: Collection[Any]) -> None:
@@ -153,12 +142,7 @@ def hide_noise(logger: logging.Logger, quiet: Collection[Any]) -> None:
         return
     for handler in logger.handlers:
         if not isinstance(handler, logging.FileHandler):
-            handler.addFilter(is_news)
-
-
-def is_news(record: logging.LogRecord) -> bool:
-    """Say whether a message is one that a user waits for."""
-    return not str(record.msg).startswith(NOISE) and not SUBMITTED.match(str(record.msg))
+            handler.addFilter(lambda record: not NOISE.match(str(record.msg)))
 
 
 def stop(error: object) -> NoReturn:

@@ -67,24 +67,18 @@ def check_submission(file: Path, site: Site, ask: Callable[[Sequence[str]], str]
     here = [str(name) for name, limits in partitions.items() if not any(key in limits for key in ELSEWHERE)]
     if partitions and not here:
         return
-    refused = {name: refusal(name, site.account, ask) for name in here or [""]}
+    refused = dict[str, str]()
+    for name in here or [""]:
+        given = {"account": site.account, "partition": name}
+        options = [f"--{option}={value}" for option, value in given.items() if value]
+        try:
+            ask(["sbatch", "--test-only", *options, "--time=1", "--wrap=true"])
+            refused[name] = ""
+        except ConfigError as error:
+            refused[name] = str(error).rpartition(": ")[2].lower()
     for name, said in refused.items():
         if NO_PARTITION in said:
             raise ConfigError(f"{file}: partitions: {name!r} is not allowed: {said}; take it out, or {DOCTOR}")
     if all(NO_ACCOUNT in said for said in refused.values()):
         said = next(iter(refused.values()))
         raise ConfigError(f"{file}: account: {site.account!r} is not allowed: {said}; give another, or {DOCTOR}")
-
-
-def refusal(partition: str, account: str | None, ask: Callable[[Sequence[str]], str] = ask) -> str:
-    """Return why sbatch would not accept a job there, in its own words and lower case; empty if it would.
-
-    An empty `partition` stands for the default one.
-    """
-    given = {"account": account, "partition": partition}
-    options = [f"--{name}={value}" for name, value in given.items() if value]
-    try:
-        ask(["sbatch", "--test-only", *options, "--time=1", "--wrap=true"])
-    except ConfigError as error:
-        return str(error).rpartition(": ")[2].lower()
-    return ""

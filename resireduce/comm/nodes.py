@@ -23,18 +23,12 @@ def find_nodes(
     environment: Mapping[str, str] | None = None,
     host: str | None = None,
 ) -> Partition:
-    """Return the ranks of each node, ascending, nodes in the order of their first ranks; the same on all ranks.
+    """Return the ranks of each node, ascending, nodes in the order of their first ranks; the same on all ranks, which
+    call it together.
 
-    All ranks call it together.
-
-    Args:
-        communicator: all ranks.
-        hierarchy: "node": ranks with the same node number in one step of Slurm, or otherwise with the same host name,
-            share a node. Or the lists of ranks themselves.
-        environment: the variables by which Slurm says which task this is; None: those of this process.
-        host: name of this machine; None: its own host name, and Linux's boot id.
-
-    Raises ConfigError, on all ranks, for lists that do not name each rank once, and for nodes of unequal size.
+    hierarchy: "node": ranks with the same node number in one step of Slurm, or otherwise with the same host name, share
+        a node. Or the lists of ranks themselves.
+    environment, host: Slurm's variables, and the name of this machine; None: its own, with Linux's boot id.
     """
     if isinstance(hierarchy, list | tuple):
         nodes = _listed(hierarchy, communicator.world_size)

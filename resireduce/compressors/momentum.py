@@ -7,7 +7,7 @@ from resireduce.compressors.base import Momentum
 
 
 def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return the option by which `optimizer` applies its own momentum, momentum or betas; None if it applies none."""
+    """Return the option by which `optimizer` applies its own momentum, momentum or betas, if it does."""
     return next((key for group in optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None)
 
 
@@ -18,9 +18,6 @@ class MomentumCorrection:
     not from the one in which it arose. Here u <- m u + g on each rank, and u replaces the gradient: it is compensated
     and compressed, and what is not sent of it is the residual. Dense tensors are treated in the same way: averaging is
     linear, so their average is the momentum of the averages.
-
-    Args:
-        settings: factor, Nesterov's form, masking.
     """
 
     def __init__(self, settings: Momentum):

@@ -24,9 +24,9 @@ PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_fac
 
 
 def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
-    """Return 1-D integers, twice as many as 1-D `values` (float32 or float64): the bits of each value, then its index.
+    """Return 1-D integers: the bits of each of `values` (float32 or float64), then its index, which is below `numel`.
 
-    They are int32; or int64 if values are float64, or `numel`, which all indices are below, exceeds int32.
+    They are int32; or int64 if values are float64, or `numel` exceeds int32.
     """
     narrow = values.dtype == torch.float32 and numel <= torch.iinfo(torch.int32).max
     bits = values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
@@ -42,10 +42,7 @@ def unpaired(paired: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def summed(parts: list[Sums]) -> Sums:
-    """Return the sums of `parts`, pairs of values and indices, by index, and the indices: ascending, each once.
-
-    In each part no index repeats. Sums are formed in the order of parts, the same on every device.
-    """
+    """Return the sums of `parts`, in whose order they are formed, and their indices, ascending, each once."""
     if parts[0][1].is_meta:  # which indices are equal is unknown: as if none were
         return torch.cat([values for values, _ in parts]), torch.cat([places for _, places in parts])
     indices = torch.cat([places for _, places in parts]).unique()
@@ -80,8 +77,7 @@ class Threshold(NamedTuple):
 
     @classmethod
     def reached_by(cls, values: Tensor, k: int, step: int) -> "Threshold":
-        """Return the threshold that 1-D `values`, chosen exactly in `step`, counted from 0, have all reached, where `k`
-        were wanted: their least magnitude; an unknown one if there are none, or no storage."""
+        """Return the least magnitude of `values`, chosen exactly in `step`; unknown without values, or storage."""
         least = float(values.abs().amin()) if len(values) and not values.is_meta else 0.0
         return cls(least, k, step + 1)
 
@@ -94,8 +90,7 @@ class Threshold(NamedTuple):
         return not self.value or self.k != k or is_due(step, self.found, every)
 
     def adapted(self, count: int, most: float, factor: float) -> "Threshold":
-        """Return it divided by `factor` if `count`, the elements that reached it, is less than 2/3 of k, multiplied by
-        `factor` if more than `most`."""
+        """Return it divided by `factor` if less than 2/3 of k have reached it, multiplied if more than `most`."""
         if 3 * count < 2 * self.k:
             return self._replace(value=self.value / factor)
         return self._replace(value=self.value * factor) if count > most else self

@@ -80,8 +80,6 @@ class Slot:
     its slice of the node's mean. None: the residual has absorbed it, or there is none."""
     is_ready: bool = False
     """Whether the bucket need not wait for it any more."""
-    is_absorbed: bool = False
-    """Whether the residual has absorbed the whole gradient of this step."""
     elsewhere: bool = False
     """With two levels: whether other ranks of the node have a gradient of it, and this one has none."""
     average: Tensor | None = None
@@ -142,7 +140,7 @@ class Slot:
         if self.is_guarded:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.gradient, self.average = 0, None, None, None, None
-        self.is_ready = self.is_absorbed = self.elsewhere = False
+        self.is_ready = self.elsewhere = False
         self.stage = Stage.OPEN
 
     def hide(self) -> None:
@@ -164,10 +162,7 @@ class Slot:
         self.stage = Stage.TAKEN
 
     def expect_another_pass(self) -> None:
-        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it.
-
-        Raises UsageError after the last pass, and if the guard was dropped.
-        """
+        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it."""
         if self.is_over:
             raise UsageError(SECOND_BACKWARD.format(name=self.name))
         if self.stage is Stage.ABSORBED:
@@ -181,10 +176,8 @@ class Slot:
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
     def own(self, grad: Tensor, streamed: bool) -> Tensor:
-        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it.
-
-        streamed: whether autograd may still hand out that memory to others: then a shared one is copied, too.
-        """
+        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it. So is one that
+        is `streamed` and shared, since autograd may still hand out that memory to others."""
         if grad.is_meta or (grad.data_ptr() == self.made and not (streamed and is_shared(grad))):
             return grad
         return self.copy_grad(grad)
@@ -212,11 +205,7 @@ def make_slots(
     node: Communicator | None = None,
     shares: bool = False,
 ) -> list[Slot]:
-    """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
-
-    node: the ranks that share each gradient, each compressing its slice; None: this rank compresses all of it.
-    shares: whether all dense tensors may share a message, and not only small ones.
-    """
+    """Return a slot for each of `parameters`; with `shares` also large dense tensors may share a message."""
     if private.uses_of_storage is not None:
         _of_one()  # outside of any backward pass
     guard = guards(dict(parameters))
@@ -260,15 +249,12 @@ class Bucket:
         return self.slots[0].name
 
     def compress(self, feedback: ErrorFeedback, step: int) -> dict[Slot, NonFiniteGradient]:
-        """Make this rank's message of `step` by `feedback`, and let the gradients go.
-
-        Return which of them were not finite, each with its error.
-        """
+        """Make this rank's message of `step`, and let the gradients go; return errors of those that were not finite."""
         gradients = {slot.name: slot.gradient for slot in self.slots}
+        absorbed = [slot.name for slot in self.slots if slot.gradient is None and slot.stage in HERE]
         for slot in self.slots:
             slot.gradient = None
         refused: dict[str, NonFiniteGradient] = {}
-        absorbed = [slot.name for slot in self.slots if slot.is_absorbed]
         self.message, self.is_compressed = feedback.compress(gradients, step, absorbed, refused), True
         return {slot: refused[slot.name] for slot in self.slots if slot.name in refused}
 
@@ -282,28 +268,13 @@ def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> li
 
     Dense tensors have their own, but small ones of one kind share them; compressed ones are merged as `merge` says, as
     in `resireduce.distribute`, checked. Where a rule has to be given times first, each has its own until then.
-    `feedback` says how many bytes are sent of each.
     """
     compressed = [slot for slot in order if feedback.compresses(slot.name)]
     dense = [slot for slot in order if not feedback.compresses(slot.name)]
     limit = sum(slot.nbytes for slot in order) if merge == "hybrid" else SMALL_BYTES
-    lists = [*_merged(compressed, merge, feedback), *small_together(dense, limit)]
+    lists = [*_merged(compressed, merge, feedback), *([slot] for slot in dense if not slot.small)]
+    lists += _filled([slot for slot in dense if slot.small], limit, lambda slot: slot.nbytes)
     return [*arrange([Bucket(one) for one in lists], order)]
-
-
-def small_together(order: Iterable[Slot], limit_bytes: int = SMALL_BYTES) -> Iterator[list[Slot]]:
-    """Cut `order` into lists: each tensor by itself, but small ones of one kind together, up to `limit_bytes`."""
-    waiting: list[Slot] = []
-    for slot in order:
-        if not slot.small:
-            yield [slot]
-            continue
-        if waiting and (not slot.is_like(waiting[0]) or sum(s.nbytes for s in waiting) + slot.nbytes > limit_bytes):
-            yield waiting
-            waiting = []
-        waiting.append(slot)
-    if waiting:
-        yield waiting
 
 
 def arrange(buckets: Iterable[Bucket], order: Iterable[Slot]) -> Iterator[Bucket]:
@@ -329,7 +300,7 @@ def arrange(buckets: Iterable[Bucket], order: Iterable[Slot]) -> Iterator[Bucket
 
 
 def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[list[Slot]]:
-    """Return the lists of `slots`, tensors that are compressed; names of other tensors in `merge` are ignored."""
+    """Return the lists of `slots`, which are compressed; names of other tensors in `merge` are ignored."""
     if merge is None and feedback.compressor.merges:
         nbytes = {slot: slot.shape_by_place.numel() * slot.template.itemsize for slot in slots}
         return [*_filled(slots, min(LARGEST_BYTES, sum(nbytes.values()) // SHARE), nbytes.__getitem__)]
@@ -343,35 +314,35 @@ def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[
 
 
 def sent_bytes(slot: Slot, feedback: ErrorFeedback) -> int:
-    """Return the bytes that the node's first rank sends of `slot`, by `feedback`, in the first step after warm-up."""
+    """Return the bytes that the node's first rank sends of a compressed `slot` in the first step after warm-up."""
     like = torch.empty(slot.shape_by_place, dtype=slot.template.dtype, device="meta")
-    return feedback.later_compressor_of(slot.name).compress(like, slot.name, feedback.warm_up_steps).nbytes
+    return feedback.compressor_at(feedback.warm_up_steps).compress(like, slot.name, feedback.warm_up_steps).nbytes
 
 
 def _alike(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
     """Yield the longest runs of tensors of one kind."""
+    return _runs(slots, lambda run, slot: slot.is_like(run[0]))
+
+
+def _filled(slots: Sequence[Slot], limit_bytes: int, size: Callable[[Slot], int]) -> Iterator[list[Slot]]:
+    """Yield runs of one kind, of `limit_bytes` at most, by the `size` of each tensor, or of one that is larger."""
+    sizes = {slot: size(slot) for slot in slots}
+    return _runs(
+        slots,
+        lambda run, slot: slot.is_like(run[0]) and sum(sizes[one] for one in run) + sizes[slot] <= limit_bytes,
+    )
+
+
+def _runs(slots: Iterable[Slot], joins: Callable[[list[Slot], Slot], bool]) -> Iterator[list[Slot]]:
+    """Cut `slots` into runs: another one begins with a slot that does not join the run before it."""
     run: list[Slot] = []
     for slot in slots:
-        if run and not slot.is_like(run[0]):
+        if run and not joins(run, slot):
             yield run
             run = []
         run.append(slot)
     if run:
         yield run
-
-
-def _filled(slots: Iterable[Slot], limit_bytes: int, size: Callable[[Slot], int]) -> Iterator[list[Slot]]:
-    """Yield runs of `limit_bytes` at most, by the `size` of each tensor, or of one tensor that is larger."""
-    for run in _alike(slots):
-        filled, held = [run[0]], size(run[0])
-        for slot in run[1:]:
-            nbytes = size(slot)
-            if held + nbytes > limit_bytes:
-                yield filled
-                filled, held = [], 0
-            filled.append(slot)
-            held += nbytes
-        yield filled
 
 
 # --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
@@ -407,14 +378,10 @@ def _of_one() -> int:
 
 
 def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
-    """Give gradients of `slots` memory of their own where autograd has left several in one: each is to hold an average.
+    """Give gradients of `slots` memory of their own where autograd has left several in one, also with those of
+    `others`: each is to hold an average, which has no graph.
 
-    It does so where it passes the gradient of a sum on to its addends: in `cat([token, rest]) + position` with a batch
-    of one, the gradient of `token` is some rows of that of `position`.
-
-    Their graphs, which create_graph=True has made, are dropped: averages have none.
-
-    others: parameters that somebody else updates, whose gradients must stay as they are.
+    In `cat([token, rest]) + position` with a batch of one, the gradient of `token` is some rows of that of `position`.
     """
     found = [(slot, slot.parameter.grad) for slot in slots] + [(None, other.grad) for other in others]
     held = [(slot, grad) for slot, grad in found if grad is not None and not isinstance(grad, StreamedAway)]
@@ -440,10 +407,8 @@ def laid_out(average: Tensor, like: Tensor) -> Tensor:
 
 @exactly
 def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
-    """Return the global norm of tensors with these L2 `norms`, and the factor that limits it to `largest`.
-
-    There must be at least one norm; the results are 0-D, on the device of the first.
-    """
+    """Return the global norm of tensors with these L2 `norms`, one at least, and the factor that limits it to
+    `largest`: 0-D."""
     norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm, (largest / (norm + 1e-6)).clamp(max=1.0)
 

@@ -29,8 +29,7 @@ def exactly(function: Callable[P, T]) -> Callable[P, T]:
     """Have `function` run without autocast, even if a script runs `backward()` or `step()` within one.
 
     Autocast is for forward passes. Elsewhere it rounds products of matrices, makes float32 of float16, so that messages
-    have another dtype, and refuses to concatenate tensors that are neither of its own precision nor of float32. Without
-    autocast this costs one look at a flag.
+    have another dtype, and refuses to concatenate tensors that are neither of its own precision nor of float32.
     """
 
     @wraps(function)
@@ -53,9 +52,8 @@ AT_ONCE = ("cpu", "meta")
 class Finiteness:
     """Keeps NaN and infinity out of residuals and messages.
 
-    Args:
-        at_once: whether each gradient is checked when it comes. False: only those on a CPU; on other devices a gradient
-            that is not finite is replaced by zeros, and the host asks once, at the end of a step, if there was any.
+    Each gradient is checked when it comes or, without `at_once`, only those on a CPU: on other devices one that is not
+    finite is replaced by zeros, and the host asks once, at the end of a step, if there was any.
     """
 
     def __init__(self, at_once: bool = True):
@@ -63,40 +61,34 @@ class Finiteness:
         self.restart()
 
     def check_(self, grad: Tensor, name: str) -> None:
-        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note that, and fill it with 0.
-
-        In the second case the host does not wait for the device: `failure` tells.
-        """
-        if self.checks_at_once(grad):
-            check_finite(grad, name)
-        elif grad.numel():
-            self._noted.append(([name], zero_unless_finite_(grad).view(1)))
+        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it and fill it with 0."""
+        if not self.checks_at_once(grad):
+            self.check_each_({name: grad})
+        elif not is_finite(grad):
+            raise refusal(name)
 
     def check_each_(self, gradients: Mapping[str, Tensor]) -> None:
-        """Do as `check_` for each of `gradients`, by the names of their tensors, where it does not raise.
-
-        Their norms take few launches together; each is filled with 0 by one.
-        """
-        there = {name: grad for name, grad in gradients.items() if grad.numel()}
-        if len(there) < 2:
-            for name, grad in there.items():
-                self._noted.append(([name], zero_unless_finite_(grad).view(1)))
-            return
-        spoilt = not_finite([*there.values()])
-        for grad, is_spoilt in zip(there.values(), spoilt.unbind(), strict=True):
-            grad.masked_fill_(is_spoilt, 0.0)
-        self._noted.append(([*there], spoilt))
+        """Note which of `gradients`, by the names of their tensors, are not finite, and fill each of these with 0."""
+        if there := {name: grad for name, grad in gradients.items() if grad.numel()}:
+            spoilt = self._not_finite(there)
+            for grad, is_spoilt in zip(there.values(), spoilt.unbind() if spoilt.dim() else [spoilt], strict=True):
+                grad.masked_fill_(is_spoilt, 0.0)
 
     def check_together_(self, packed: Tensor, gradients: Mapping[str, Tensor]) -> None:
-        """Check several `gradients`, by the names of their tensors, as `check_` does where it does not raise.
+        """Note as `check_each_` does; if any is not finite, fill `packed`, a copy of all in one tensor, with 0."""
+        if there := {name: grad for name, grad in gradients.items() if grad.numel()}:
+            packed.masked_fill_(self._not_finite(there).any(), 0.0)
 
-        `packed` is a copy of them in one tensor: it is filled with 0 if any of them holds NaN or infinity.
-        """
-        there = {name: grad for name, grad in gradients.items() if grad.numel()}
-        if there:
-            spoilt = not_finite([*there.values()])
-            packed.masked_fill_(spoilt.any(), 0.0)
-            self._noted.append(([*there], spoilt))
+    def _not_finite(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Note and return which of `gradients`, on one device and none empty, are not finite: bool, 0-D of a single."""
+        first, *others = gradients.values()
+        if others:
+            norms = torch.stack(private.norm_of_each([first, *others], torch.inf))
+        else:
+            norms = torch.linalg.vector_norm(first, torch.inf)
+        spoilt = (norms < torch.inf).logical_not()  # NaN is not less either
+        self.note([*gradients], spoilt if others else spoilt.view(1))
+        return spoilt
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
         """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0."""
@@ -115,7 +107,7 @@ class Finiteness:
         found = torch.cat([one.to(noted[0][1].device) for _, one in noted]).tolist()  # the host waits once
         names = (name for names, _ in noted for name in names)
         spoilt = next((name for name, is_spoilt in zip(names, found, strict=True) if is_spoilt), None)
-        return None if spoilt is None else NonFiniteGradient(_text(spoilt, "nothing of it was sent"))
+        return None if spoilt is None else refusal(spoilt, "nothing of it was sent")
 
     def restart(self) -> None:
         """Forget which gradients have been noted in this step, whether they were finite or not."""
@@ -123,31 +115,9 @@ class Finiteness:
         """Names of tensors, in the order in which gradients came, and which of these were not finite: 1-D."""
 
 
-def check_finite(grad: Tensor, name: str) -> None:
-    """Raise NonFiniteGradient, which says `name`, if an element of `grad` is NaN or infinite."""
-    if not is_finite(grad):
-        raise NonFiniteGradient(refusal(name))
-
-
-def refusal(name: str) -> str:
-    """Return the error message for tensor `name`, whose gradient is not finite and has not entered the residual."""
-    return _text(name, "its residual is unchanged")
-
-
-def zero_unless_finite_(grad: Tensor) -> Tensor:
-    """Fill `grad` with zeros if it is not finite; return whether it was not: 0-D bool. The host does not wait."""
-    spoilt = (torch.linalg.vector_norm(grad, torch.inf) < torch.inf).logical_not()  # NaN is not less either
-    grad.masked_fill_(spoilt, 0.0)
-    return spoilt
-
-
-def not_finite(gradients: list[Tensor]) -> Tensor:
-    """Return which of `gradients`, all of one device and none empty, are not finite: 1-D bool."""
-    return (torch.stack(private.norm_of_each(gradients, torch.inf)) < torch.inf).logical_not()
-
-
-def _text(name: str, done: str) -> str:
-    return (
+def refusal(name: str, done: str = "its residual is unchanged") -> NonFiniteGradient:
+    """Return the error for tensor `name`, whose gradient is not finite; `done`: what became of it."""
+    return NonFiniteGradient(
         f"the gradient of {name!r} holds NaN or infinity; {done}. "
         "Lower the learning rate, or look at the loss of this step"
     )
@@ -160,10 +130,7 @@ class CompressorStates:
     """This rank's states of one compressor, by tensor. A step's changes take effect once the step has been taken.
 
     A compressor works on copies, which `commit` puts in place of the held states; a step that is skipped, or that
-    fails, is not committed, and the next step finds the earlier states.
-
-    Args:
-        compressor: the compressor of the states; most have none.
+    fails, is not committed.
     """
 
     def __init__(self, compressor: Compressor):
@@ -173,18 +140,15 @@ class CompressorStates:
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Hold the initial state of tensor `name`, shaped like `parameter` and on its device."""
-        state = self._compressor.state(parameter.shape, parameter)
-        if state:
+        if state := self._compressor.state(parameter.shape, parameter):
             self._held[name] = state
 
     def has(self, name: str) -> bool:
         """Whether tensor `name` has a state."""
         return name in self._held
 
-    def working(self, name: str) -> State | None:
-        """Return the copy of tensor `name`'s state that this step may change; None if it has no state."""
-        if name not in self._held:
-            return None
+    def working(self, name: str) -> State:
+        """Return the copy of tensor `name`'s state that this step may change; empty if it has no state."""
         return self._working.setdefault(name, self.copied(name))
 
     def copied(self, name: str) -> State:
@@ -294,7 +258,7 @@ class ErrorFeedback:
         return self._present
 
     def compressor_at(self, step: int) -> Compressor:
-        """Return the compressor of all tensors that are not dense in `step`, counted from 0."""
+        """Return the compressor of all tensors that are not dense in `step`."""
         if self._schedule is None:
             return self.compressor
         return self._schedule(step).for_world(self.communicator.world_size)
@@ -312,10 +276,6 @@ class ErrorFeedback:
     def compresses(self, name: str) -> bool:
         """Whether tensor `name` is compressed, once warm-up is over; otherwise it is sent dense, in its bucket."""
         return name not in self._dense
-
-    def later_compressor_of(self, name: str) -> Compressor:
-        """Return the compressor of tensor `name` once warm-up is over: NoCompression if it is sent dense."""
-        return self.compressor_at(self.warm_up_steps) if self.compresses(name) else self._dense_compressor
 
     def learns(self, name: str) -> bool:
         """Whether the compressor's state of tensor `name` changes by what all ranks send in this step."""
@@ -374,14 +334,9 @@ class ErrorFeedback:
         late = {name: one for name, one in there.items() if not self.finiteness.checks_at_once(one)}
         if not together:
             self.finiteness.check_each_(late)
-        for name in [name for name in there if name not in late]:
-            try:
-                self.finiteness.check_(there[name], name)
-            except NonFiniteGradient as error:
-                if refused is None:
-                    raise
-                refused[name] = error
-                del there[name]
+        found = {name: refusal(name) for name, one in there.items() if name not in late and not is_finite(one)}
+        _refuse(found, refused)
+        there = {name: one for name, one in there.items() if name not in found}
         each = [self._made(name, there.get(name), step, name in absorbed) for name in names]
         message = self._message(names, continue_rounds(names, joined(each)))
         if together and isinstance(message, Message):
@@ -390,21 +345,29 @@ class ErrorFeedback:
 
     def _made(self, name: str, gradient: Tensor | None, step: int, is_absorbed: bool) -> Rounds:
         """Make the payload of tensor `name`, from its `gradient`, which is finite; without one from what the residual
-        has absorbed, or from zeros."""
-        if gradient is None and is_absorbed:
-            return (yield from self._feed_back(self._absorbed(name), name, step))
-        if gradient is None:
+        has absorbed, or from zeros. Then update the residual."""
+        if gradient is None and not is_absorbed:
             return (yield from self._rounds(self._zeros(name), name, step, self.states.copied(name)))
-        compressor = self.compressor_of(name)
-        if self.momentum is not None:
+        if gradient is not None and self.momentum is not None:
             gradient = self.momentum.accumulate_(gradient, name)
-        if compressor is self._dense_compressor:
-            return compressor.compress(gradient, name, step)
-        if compressor.lossless:
-            return (yield from self._rounds(gradient, name, step))
-        compensated = self.residual.of(name).compensate_(gradient, name)
+        compressor = self.compressor_of(name)
+        if gradient is None:
+            compensated = self._absorbed(name)
+        elif compressor.lossless:
+            return (yield from self._rounds(gradient, name, step, {}))
+        else:
+            compensated = self.residual.of(name).compensate_(gradient, name)
         del gradient  # it is free where the sum is in the residual's memory, while other ranks are waited for
-        return (yield from self._feed_back(compensated, name, step))
+        payload = yield from self._rounds(compensated, name, step, self.states.working(name))
+        if self.momentum is not None:
+            self.momentum.mask_(name, compressor.sent_indices(payload))
+        self.residual.of(name).update(name, lambda: compressor.error_(compensated, payload), step)
+        return payload
+
+    def _rounds(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
+        compressor = self.compressor_of(name)
+        drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
+        return compressor.agree(grad, drawn_from, step, state)
 
     def _zeros(self, name: str) -> Tensor:
         shape, dtype, device = self._kinds[name]
@@ -437,14 +400,11 @@ class ErrorFeedback:
             spoilt = set()
         for place, (name, gradient) in enumerate(gradients.items()):
             if place in spoilt:
-                found[name] = NonFiniteGradient(refusal(name))
+                found[name] = refusal(name)
             elif name not in found and (gradient is not None or name in absorbed):
                 sums[place].added = None  # an update may free it before it stores anew
                 self.residual.of(name).update(name, partial(getattr, sums[place], "dense"), step)
-        for name, error in found.items():
-            if refused is None:
-                raise error
-            refused[name] = error
+        _refuse(found, refused)
         return Message([*gradients], compressor, payloads, buffer)
 
     def _sum(
@@ -456,8 +416,7 @@ class ErrorFeedback:
         late: dict[str, Tensor],
     ) -> Sum:
         """Return what the compressor is to add up of tensor `name`, and whether it is to look for NaN; zeros, with an
-        error in `spoilt`, if it was found here. What is still to be looked at, before anything is added, is put into
-        `late`.
+        error in `spoilt`, if it was found here. What is to be looked at before anything is added is put into `late`.
 
         It can look at the sum only where that is not formed in the residual's memory, which would hold the NaN by then.
         """
@@ -476,10 +435,8 @@ class ErrorFeedback:
         else:
             self.finiteness.check_(gradient, name)
         if found is None and check == "added":
-            try:
-                check_finite(gradient, name)
-            except NonFiniteGradient as error:
-                spoilt[name] = error
+            if not is_finite(gradient):
+                spoilt[name] = refusal(name)
                 return Sum(self._zeros(name))
             check = ""
         dense, added = found or (residual.compensate_(gradient, name), None)
@@ -494,20 +451,6 @@ class ErrorFeedback:
 
     def _message(self, names: Sequence[str], made: list[Payload] | Round) -> Message | Round:
         return made if isinstance(made, Round) else Message.of(names, self.compressor_of(names[0]), made)
-
-    def _feed_back(self, compensated: Tensor, name: str, step: int) -> Rounds:
-        """Make the payload of a gradient with its residual added, and update the residual."""
-        compressor = self.compressor_of(name)
-        payload = yield from self._rounds(compensated, name, step, self.states.working(name))
-        if self.momentum is not None:
-            self.momentum.mask_(name, compressor.sent_indices(payload))
-        self.residual.of(name).update(name, lambda: compressor.error_(compensated, payload), step)
-        return payload
-
-    def _rounds(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Rounds:
-        compressor = self.compressor_of(name)
-        drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
-        return compressor.agree(grad, drawn_from, step, state or {})
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
@@ -530,10 +473,6 @@ class ErrorFeedback:
         """Add `dense` to the residual of tensor `name`; `step` seeds random rounding."""
         residual = self.residual.of(name)
         residual.restore(name, residual.compensate_(dense, name), step)
-
-    def put_back(self, payload: Payload, name: str, step: int) -> None:
-        """Add what was sent back to the residual; `step` seeds random rounding."""
-        self.add_to_residual(self.compressor_of(name).decompress(payload), name, step)
 
     @exactly
     def end_step(self, step: int) -> None:
@@ -565,7 +504,10 @@ class ErrorFeedback:
         chosen = [*range(len(received))] if places is None else [*places]
         targets = [None] * len(chosen) if into is None else [*into]
         for place in chosen:
-            self._learn(message, place, received[place])
+            name, payload = message.names[place], message.payloads[place]
+            if self.learns(name):
+                known = payload if message.handle is None else payload.received(received[place][0])
+                message.compressor.learn_(self.states.working(name), known)
         if message.compressor.lossless:
             found = [received[place][0].view(message.payloads[place].shape) for place in chosen]
             pairs = [(to, one) for to, one in zip(targets, found, strict=True) if to is not None]
@@ -581,20 +523,10 @@ class ErrorFeedback:
         message.compressor.combine_each_(averages, payloads, 1 / self.communicator.world_size)
         return averages
 
-    def _learn(self, message: Message, place: int, received: Sequence[Tensor]) -> None:
-        """Have the compressor update its state by what all ranks have learnt from a sum, or from rounds."""
-        name, payload = message.names[place], message.payloads[place]
-        if self.learns(name) and (state := self.states.working(name)) is not None:
-            known = payload if message.handle is None else payload.received(received[0])
-            message.compressor.learn_(state, known)
-
     # --- saved states ---
 
     def state_dict(self, step: int) -> dict[str, Tensor]:
-        """Return this rank's residuals, velocities and compressor states.
-
-        It also holds the number of the next `step`, and which rank of how many this is.
-        """
+        """Return this rank's residuals, velocities, compressor states and place, and the number of the next `step`."""
         memory = self.states.tensors() | ({} if self.momentum is None else self.momentum.tensors())
         return (
             self.residual.tensors()
@@ -605,10 +537,7 @@ class ErrorFeedback:
         )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> int:
-        """Copy `state` into the tensors held; return the number of the next step, which it contains.
-
-        ConfigError, before anything is changed, if it does not fit them.
-        """
+        """Copy `state` into the tensors held, if all of it fits; return the number of the next step in it."""
         held = self.state_dict(0)
         check_place(held, state)
         check_state(held, state)
@@ -623,3 +552,11 @@ class ErrorFeedback:
         residual = deepcopy(self._blank)
         settled = self._dense, self.warm_up_steps, place, self._schedule
         return type(self)(self.compressor, residual, self.communicator, *settled)
+
+
+def _refuse(found: Mapping[str, NonFiniteGradient], refused: dict[str, NonFiniteGradient] | None) -> None:
+    """Put errors into `refused`; without that, raise the first."""
+    if refused is None and found:
+        raise next(iter(found.values()))
+    if refused is not None:
+        refused.update(found)

@@ -43,8 +43,7 @@ class _Hook:
 
     @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
     def __call__(self, given: Any) -> None:
-        owner: Any = self._owner()
-        if owner is not None:
+        if (owner := self._owner()) is not None:
             with owner.turn:
                 self._act(owner, owner.slots[self._index], given)
 
@@ -57,10 +56,7 @@ def _lost(
     world_size: int,
 ) -> None:
     """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
-    steps.
-
-    If it took some, with other ranks, the next backward pass gives a warning.
-    """
+    steps. If it took some, with other ranks, the next backward pass gives a warning."""
     _detach(slots, [*handles, *(guards if steps[1] else [])])
     if steps[1] and world_size > 1:
         Orphans(slot.parameter for slot in slots)
@@ -80,10 +76,7 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
 
 
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
-    """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper.
-
-    `_`: the arguments of the call.
-    """
+    """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper."""
     if private.active_ddp() is not None and any(map(is_distributed, model.parameters())):
         raise UsageError(
             f"{type(model).__name__} is trained within a wrapper that averages gradients too: take the model out of "
@@ -95,15 +88,7 @@ def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
 
 
 class BackwardPasses:
-    """Hands the gradients of `model` to an exchange, by hooks that hold it weakly and are removed with it.
-
-    Args:
-        model: the model to train.
-        wrapped: the optimizer that trains it.
-        exchange: takes the gradients.
-        settings: what `resireduce.distribute` was given, checked.
-        watchers: look at the end of each backward pass in which gradients are sent.
-    """
+    """Hands the gradients of `model` to an `exchange`, by hooks that hold it weakly and are removed with it."""
 
     def __init__(
         self,
@@ -140,10 +125,7 @@ class BackwardPasses:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
 
     def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, streamed: bool) -> None:
-        """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`.
-
-        Where gradients are `streamed`, others are called before autograd adds one.
-        """
+        """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`."""
         act = BackwardPasses._on_finished if streamed else _note_gradient
         for slot in self.slots:
             hook = _Hook(self._own, slot.index, act)
@@ -163,11 +145,8 @@ class BackwardPasses:
                     self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
     def _announce(self, slot: Slot) -> None:
-        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`.
-
-        Call this again when a gradient has come without that: torch makes another node for a parameter whose dtype or
-        device was changed, even if it was changed back.
-        """
+        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`. To be called again when one has come
+        without that: torch makes another node for a parameter whose dtype or device was changed."""
         node = accumulation_node(slot.parameter)
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node

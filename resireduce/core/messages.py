@@ -55,9 +55,8 @@ class Payload:
     ) -> "Payload":
         """Copy 1-D `parts` of gradient `like` into one buffer; a single part is taken as it is, without a copy.
 
-        source: what seeded a random choice. ragged: other ranks may send another number of elements, the same in each
-        part; the buffer is then not padded, so that the number follows from its size. known: what all ranks know from
-        earlier rounds, which have sent `rounds_bytes`.
+        The other arguments are the payload's fields. One that is `ragged`, with as many elements in each part, is not
+        padded, so that their number follows from its size.
         """
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
@@ -99,10 +98,7 @@ class Payload:
         return replace(self, buffer=buffer, layout=tuple((dtype, count) for dtype, _ in self.layout))
 
     def holding(self, buffer: Tensor) -> "Payload":
-        """Return the payload with another `buffer` in the same layout.
-
-        It is `replace(self, buffer=buffer)`, which takes as long as a small addition, for each tensor in each step.
-        """
+        """Return `replace(self, buffer=buffer)`, which takes as long as a small addition, once for each tensor."""
         other = object.__new__(Payload)
         held = other.__dict__
         held.update(self.__dict__, buffer=buffer)
@@ -118,10 +114,7 @@ class Payload:
 def unfilled(
     layouts: Sequence[tuple[tuple[torch.dtype, int], ...]], device: torch.device, ragged: bool = False
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return a buffer on `device` for payloads of several parts, and its part for each of the `layouts`: views.
-
-    What pads them is zero. ragged: they are not padded.
-    """
+    """Return a buffer on `device` for payloads of several parts, padded by zeros, and its part for each layout."""
     sizes = [sum(dtype.itemsize * numel for dtype, numel in layout) for layout in layouts]
     padded = [size if ragged else -(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
     buffer = torch.empty(sum(padded), dtype=torch.uint8, device=device)
@@ -201,10 +194,7 @@ class Message:
         return ranks * self.nbytes if self.is_gathered else 0
 
     def launch(self, communicator: Communicator) -> None:
-        """Launch the collective; with rounds there is none.
-
-        What a lossless compressor sends is divided by the number of ranks before it is summed.
-        """
+        """Launch the collective, but with rounds; what is lossless is divided by the number of ranks first."""
         if self.is_gathered:
             self.handle = communicator.all_gather(self.buffer, self.names[0], self.compressor.equal_sizes)
         elif self.compressor.collective == "all_reduce":
@@ -214,22 +204,19 @@ class Message:
 
     def wait(self) -> None:
         """Wait for the collective."""
-        if self._result is None:
-            if self.handle is not None:
-                self._result = self.handle.wait()
-            else:  # the sums that the rounds have found
-                self._result = [payload.known for payload in self.payloads if payload.known is not None]
+        if self._result is None and self.handle is not None:
+            self._result = self.handle.wait()
 
     def received(self) -> list[Sequence[Tensor]]:
         """Return, for each tensor, the buffers that have come: one of each rank, or the sum alone."""
+        if self.handle is None:  # rounds have found the sums
+            return [[payload.known] for payload in self.payloads if payload.known is not None]
         self.wait()
         if isinstance(self._result, Tensor):
             whole = self._result
             parts = whole.split([one.buffer.numel() for one in self.payloads]) if len(self.payloads) > 1 else [whole]
             return [[part] for part in parts]
         assert self._result is not None
-        if self.handle is None:
-            return [[known] for known in self._result]
         if len(self.payloads) == 1:
             return [self._result]
         return [*zip(*map(self._of_rank, self._result), strict=True)]
@@ -324,10 +311,7 @@ class Round:
 def continue_rounds(
     names: Sequence[str], rest: Generator[Asked, Any, list[Payload]], number: int = 0, result: Any = None
 ) -> list[Payload] | Round:
-    """Continue the rounds of tensors with the `result` of round `number`; return the payloads or the next round.
-
-    The first time, which has no number, they begin; most compressors need none.
-    """
+    """Begin or continue rounds, with the `result` of round `number`; return the payloads or the next round."""
     try:
         asked = rest.send(result)
     except StopIteration as made:

@@ -41,6 +41,18 @@ def _forwarded(name: str) -> Any:
     return method
 
 
+def _shared(name: str) -> Any:
+    """Return a property that is the wrapped optimizer's of that name."""
+
+    def get(self: "DistributedOptimizer") -> Any:
+        return getattr(self.wrapped, name)
+
+    def put(self: "DistributedOptimizer", value: Any) -> None:
+        setattr(self.wrapped, name, value)
+
+    return property(get, put, doc=f"The `{name}` of the wrapped optimizer.")
+
+
 FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
 HARMLESS = ("train", "eval")
@@ -79,14 +91,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     It shares `param_groups`, `state`, `defaults` and `state_dict` with the optimizer `wrapped`, so that schedulers work
     on either.
-
-    Args:
-        optimizer: the wrapped optimizer.
-        model: the model to train.
-        parameters: the parameters to average, by name, in the order of the model.
-        feedback: compresses and averages gradients.
-        settings: what `resireduce.distribute` was given, checked.
-        levels: the ranks, as one level or two.
     """
 
     def __init__(
@@ -223,10 +227,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # --- the wrapped optimizer, seen through this one ---
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what only the wrapped optimizer has there, as it is read from there.
-
-        Raises UsageError for another optimizer in the place of the wrapped one.
-        """
+        """Set what only the wrapped optimizer has there, as it is read from there; refuse another in its place."""
         wrapped = self.__dict__.get("wrapped")
         if name == "wrapped" and wrapped is not None and value is not wrapped:
             raise UsageError(REPLACED)
@@ -236,23 +237,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             super().__setattr__(name, value)
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of the wrapped optimizer."""
-        return self.wrapped.param_groups
-
-    @param_groups.setter
-    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
-        self.wrapped.param_groups = param_groups
-
-    @property
-    def state(self) -> Any:
-        """The state of the wrapped optimizer."""
-        return self.wrapped.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.wrapped.state = state
+    param_groups = _shared("param_groups")
+    state = _shared("state")
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]

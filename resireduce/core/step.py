@@ -1,5 +1,6 @@
 """One step: gradients are taken and compressed, their messages go out, and the averages come back."""
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -30,7 +31,7 @@ from resireduce.guard import SECOND_BACKWARD
 from resireduce.merging.rules import Costs
 from resireduce.node import Gather, Scatter
 from resireduce.settings import Settings
-from resireduce.watchers import DRIFTED, STEPS, ThisProcess, digest
+from resireduce.watchers import DRIFTED, STEPS, digest, refuse_fork
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed is sent "
@@ -39,21 +40,13 @@ WAS_THERE = (
 )
 GATHERED = 16
 """Payloads of all ranks that are under way take at most 1 / GATHERED of the trained bytes, unless one takes more."""
-TRAIN = "start all processes before, and call distribute() in each of those that train"
 
 
 class Exchange:
     """Takes the gradients of a step, has them compressed and sent, receives the averages, and has parameters updated.
 
-    With `update="in_backward"` it also has parameters updated during the backward pass.
-
-    Args:
-        optimizer: the wrapped optimizer.
-        slots: one for each parameter.
-        feedback: compresses and averages.
-        settings: what `resireduce.distribute` was given.
-        levels: the ranks, as one level or two.
-        others: parameters of the model that others update; they are held weakly.
+    With `update="in_backward"` it also has parameters updated during the backward pass. `others` are parameters of the
+    model that somebody else updates; they are held weakly.
     """
 
     def __init__(
@@ -65,7 +58,7 @@ class Exchange:
         levels: Levels,
         others: Iterable[Tensor],
     ):
-        self._process = None if isinstance(levels.world, LocalCommunicator) else ThisProcess(TRAIN)
+        self._process = None if isinstance(levels.world, LocalCommunicator) else os.getpid()
         self.slots, self.feedback = slots, feedback
         self.world_size = levels.world.world_size
         """The number of ranks."""
@@ -75,7 +68,7 @@ class Exchange:
         self.queue = LaunchQueue(slots, feedback, self.intake.leave_out, limit, levels, remembers, settings.merge)
         self.updater = Updater(optimizer, slots, self.queue, settings)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
-        self.scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
+        self.scatter = None if levels.node is None else Scatter(slots, levels.node, held)
         feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
@@ -98,7 +91,7 @@ class Exchange:
     def refuse_if_failed(self) -> None:
         """Raise UsageError if an earlier step failed, or this is a fork of the process that was to train."""
         if self._process is not None:
-            self._process.refuse_fork()
+            refuse_fork(self._process)
         if self.failed:
             raise UsageError(
                 "an earlier step failed, and ranks may have updated different parameters: build model and optimizer "
@@ -129,10 +122,9 @@ class Exchange:
             raise UsageError(WAS_THERE.format(name=slot.name))
 
     def gradient(self, slot: Slot, passes: int | None) -> None:
-        """Take `slot`'s gradient, which autograd has finished.
+        """Take `slot`'s gradient, which autograd has finished. UsageError if it was already under way.
 
-        Raises UsageError if it was already under way. passes: number of backward passes, of which the last is sent and
-        the others are held; None: this one is not the last.
+        passes: number of backward passes, of which the last is sent; None: this one is not the last.
         """
         if slot.is_over:
             raise UsageError(SECOND_BACKWARD.format(name=slot.name))
@@ -182,8 +174,7 @@ class Exchange:
     def take_step(self, loss: Tensor | float | None) -> bool:
         """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
 
-        loss: what a closure returned, if there was one. Raises NonFiniteGradient on all ranks if a gradient on any of
-        them is not finite and there is no GradScaler.
+        Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
         """
         step = self.steps
         self.queue.digest = digest(slot.parameter for slot in self.slots) if self._comparisons_left else 0
@@ -216,20 +207,16 @@ class Exchange:
             return False
         for slot in self.intake.pending():
             self._take(slot)
-        self._uncover()
+        for slot in self.slots:  # room for the averages
+            if slot.stage is Stage.GUARDED:
+                slot.uncover()
+            elif slot.is_guarded:  # not finite: nothing of it is under way
+                slot.parameter.grad = None
         if self.scatter is not None:
             for slot, mean in self.scatter.complete(self.queue.buckets):
                 self._take_slice(slot, mean)
                 self.queue.launch(self.steps)
         return True
-
-    def _uncover(self) -> None:
-        """Make room for the averages."""
-        for slot in self.slots:
-            if slot.stage is Stage.GUARDED:
-                slot.uncover()
-            elif slot.is_guarded:  # not finite: nothing of it is under way
-                slot.parameter.grad = None
 
     def _fail_or_put_back(self, step: int) -> None:
         """Put back what was sent, if a step can be skipped for a gradient that is not finite; otherwise raise."""
@@ -240,7 +227,8 @@ class Exchange:
         self.updater.skip()
         for slot in self.intake.arrived:
             if slot.sent is not None:
-                self.feedback.put_back(slot.sent, slot.name, step + 1)
+                sent = self.feedback.compressor_of(slot.name).decompress(slot.sent)
+                self.feedback.add_to_residual(sent, slot.name, step + 1)
         self.feedback.end_step(step + 1)  # another number: what was drawn for this step is drawn again
 
 
@@ -248,14 +236,7 @@ class Exchange:
 
 
 class Intake:
-    """Takes gradients: as autograd finishes them in the backward pass or, of kept ones, all in `step()`.
-
-    Args:
-        slots: one for each parameter.
-        feedback: compresses gradients.
-        settings: what `resireduce.distribute` was given.
-        world: all ranks.
-    """
+    """Takes gradients: as autograd finishes them in the backward pass or, of kept ones, all in `step()`."""
 
     def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, world: Communicator):
         self.slots, self.feedback, self.scaler, self.world = slots, feedback, settings.scaler, world
@@ -315,15 +296,10 @@ class Intake:
         slot.hide()
 
     def take(self, slot: Slot) -> None:
-        """Take `slot`'s gradient of this step, which waits for the rest of its bucket.
-
-        With two levels it waits until the ranks of the node divide it.
-        """
+        """Take `slot`'s gradient of this step, which waits for the rest of its bucket, or for the ranks of the node."""
         slot.check_kind()
         try:
-            if slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST):
-                slot.is_absorbed = True
-            else:
+            if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
                 grad = self._gradient(slot)
                 if slot.slices is not None:
                     self.feedback.finiteness.check_(grad, slot.name)
@@ -341,20 +317,14 @@ class Intake:
             slot.parameter.grad = None
 
     def leave_out(self, slot: Slot, error: NonFiniteGradient) -> None:
-        """Leave out the gradient of `slot`, which was not finite, as `error` says, when its bucket was compressed.
-
-        With two levels it is the mean, if the sum of finite gradients has overflowed.
-        """
+        """Leave out the gradient of `slot`, which was not finite when its bucket was compressed."""
         self.non_finite = self.non_finite or error
-        if slot.slices is None:
+        if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
             slot.stage = Stage.DROPPED
             self.arrived.remove(slot)
 
     def pending(self) -> list[Slot]:
-        """Return the slots whose gradient, in `.grad` or absorbed, has not been taken: last of the model first.
-
-        This includes gradients that were put there by hand.
-        """
+        """Return the slots whose gradient, in `.grad`, also by hand, or absorbed, has not been taken: last first."""
         waiting = (Stage.OPEN, Stage.ABSORBED)
         left = [slot for slot in reversed(self.slots) if slot.stage in waiting]
         return [slot for slot in left if (slot.passes and self.streamed) or slot.parameter.grad is not None]
@@ -459,7 +429,7 @@ class UnderWay:
     def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
         """Make the payloads that ranks make in rounds: each round for all tensors in the same order.
 
-        `remember` is called with a bucket when its message has been made, and before it is sent.
+        `remember` is called with each bucket before its message is sent.
         """
         while waiting := [bucket for bucket, _ in self._sent if isinstance(bucket.message, Round)]:
             for bucket in waiting:
@@ -487,14 +457,8 @@ class LaunchQueue:
     the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
     the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
 
-    Args:
-        slots: one for each parameter.
-        feedback: compresses and averages.
-        leave_out: called with each gradient that was not finite as its bucket was compressed, and with its error.
-        gathered_limit: of the messages that are under way, as of `UnderWay`.
-        levels: the ranks of this one's node, and of its place in all nodes.
-        remembers: whether to keep a copy of what is sent, for a step that is skipped.
-        merge: which tensors travel together, as in `resireduce.distribute`.
+    `leave_out` is called with each gradient that was not finite as its bucket was compressed, and with its error. If it
+    `remembers`, a copy of what is sent is kept, for a step that is skipped.
     """
 
     def __init__(
@@ -605,8 +569,7 @@ class LaunchQueue:
     def receive(self) -> list[Slot]:
         """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.
 
-        A tensor without a gradient on this rank is parked until `settle` asks the other ranks. The message's share of
-        the bytes that may be under way is released.
+        A tensor without a gradient on this rank is parked until `settle` asks the other ranks.
         """
         bucket = self._under_way.pop()
         taken = [slot for slot in bucket.slots if slot.is_taken]
@@ -639,8 +602,7 @@ class LaunchQueue:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
 
         Agree also on whether to go on: `flagged` is whether any rank gave a `flag`, for a gradient that cannot be used.
-        This is the step's last collective, since a rank may still be launching the others. UsageError, on all ranks, if
-        `step` is not its number on each.
+        This is the step's last collective, since a rank may still be launching the others.
         """
         presence = self.agree(flag, step)
         if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
@@ -654,10 +616,8 @@ class LaunchQueue:
         return found
 
     def agree(self, flag: bool, step: int) -> list[int]:
-        """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`.
-
-        Warns if digests of parameters differ. Raises UsageError, on all ranks, if `step` differs between them.
-        """
+        """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`. Warns if digests of
+        parameters differ."""
         here = [*(int(slot.is_taken) for slot in self.slots), int(flag)]
         compared = [self.digest, self.digest**2] if self.digest else []  # on all ranks in the same steps
         sums = self._sums([*here, *compared], step)

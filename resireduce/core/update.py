@@ -2,8 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,11 +26,8 @@ EPS_CURE = "give eps=(1e-7, 1e-3), say, or make a group for each dtype"
 
 
 def shares_eps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` is an Adafactor that takes one number for parameters of several dtypes, by its default.
-
-    With `eps=(None, ...)`, it takes the dtype of the first parameter of a group that has a gradient, and uses the same
-    number for those after it.
-    """
+    """Whether `optimizer` is an Adafactor that takes one number, by the dtype of the first with a gradient, for
+    parameters of several dtypes: with its default, `eps=(None, ...)`."""
     if not isinstance(optimizer, torch.optim.Adafactor):
         return False
     groups = [group["params"] for group in optimizer.param_groups if group["eps"][0] is None]
@@ -50,10 +46,7 @@ MIB = 2**20
 
 
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` is one of SEPARABLE, or says so itself, and its `step` has not been replaced.
-
-    A subclass is looked up by its own name, since its `step` may do anything.
-    """
+    """Whether `optimizer` is one of SEPARABLE by its own name, or says so itself, and its `step` is its own."""
     kind, own = type(optimizer), vars(optimizer).get("step")
     if own is not None and (getattr(own, "__wrapped__", None) is not kind.step or not _is_of("torch", own)):
         return False  # another `step` than the one by which torch's schedulers count steps
@@ -75,10 +68,7 @@ def _is_of(package: str, function: Any) -> bool:
 
 
 class Tied:
-    """Finds two of some `parameters`, given by name, that share memory.
-
-    A script may give one the memory of another later, by `.data`.
-    """
+    """Finds two of some `parameters`, by name, that share memory, which a script may give them later by `.data`."""
 
     def __init__(self, parameters: Mapping[str, Tensor]):
         self._parameters = dict(parameters)
@@ -99,10 +89,8 @@ class Tied:
 class WrappedStep:
     """Calls `optimizer.step()`, once or several times for a step of training, and its hooks once.
 
-    Args:
-        optimizer: whose parameters have their averages in `.grad` when it is called.
-        streamed: whether averages are to be brought back, and freed, a few at a time where that is possible.
-        tied: knows two of its parameters that lie in the same memory, if any do, so that all are updated at once.
+    `streamed`: averages are brought back, and freed, a few at a time where that is possible; not where `tied` knows two
+    parameters that lie in the same memory.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool, tied: Tied | None = None):
@@ -116,19 +104,13 @@ class WrappedStep:
     @property
     def is_divisible(self) -> bool:
         """Whether `step()` could be called for a few parameters alone: a hook before it might need all gradients."""
-        return not self.has_hooks_before and is_separable(self.optimizer)
-
-    @property
-    def has_hooks_before(self) -> bool:
-        """Whether hooks other than the library's are called before `step()`."""
-        hooks = [hook for hook in self.optimizer._optimizer_step_pre_hooks.values() if not isinstance(hook, StepGuard)]
-        return bool(hooks or private.global_step_hooks)
+        hooks = self.optimizer._optimizer_step_pre_hooks.values()
+        has_hooks = private.global_step_hooks or any(not isinstance(hook, StepGuard) for hook in hooks)
+        return not has_hooks and is_separable(self.optimizer)
 
     def some(self) -> None:
-        """Update the parameters that have a gradient, as a part of a step: without its hooks.
-
-        Hooks are removed meanwhile, since a `step` that calls its base class's would run them there.
-        """
+        """Update the parameters that have a gradient, as a part of a step: without its hooks, which are removed
+        meanwhile, since a `step` that calls its base class's would run them there."""
         step, optimizer = type(self.optimizer).step, self.optimizer
         bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
         hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
@@ -188,12 +170,6 @@ class Updater(Watcher):
     alive at once: the optimizer is called for one chunk of them after the other. Otherwise all are received for one
     call.
 
-    Args:
-        optimizer: the wrapped optimizer.
-        slots: one for each parameter that is averaged.
-        queue: where messages come from.
-        settings: what `resireduce.distribute` was given.
-
     With a limit on the norm, or a GradScaler and streamed gradients, nothing is updated before all averages have been
     received. Until then averages that will be used in chunks are freed again; their messages are kept, and decompressed
     a second time.
@@ -252,9 +228,8 @@ class Updater(Watcher):
     def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
         """Receive everything under way, and update all parameters whose averages have come.
 
-        flag: returns whether a gradient of this rank cannot be used; called when all messages have come. If any rank's
-        cannot, parameters that have not been updated by then are not updated on any rank. loss: what the closure given
-        to `step` returned, if one was.
+        `flag` returns whether a gradient of this rank cannot be used; it is called when all messages have come. If any
+        rank's cannot, parameters that have not been updated by then are not updated on any rank.
         """
         self._in_chunks = self._wrapped_step.is_sliced
         self.queue.keeps_messages = self._in_chunks and self.waits
@@ -320,10 +295,8 @@ class Updater(Watcher):
         return None if self.max_grad_norm == math.inf else factor
 
     def look_for_ties(self) -> None:
-        """Hold all averages for one update, with a warning, if two parameters were given the same memory since.
-
-        Raises UsageError where one of them is updated before all uses of the other.
-        """
+        """Hold all averages for one update, with a warning, if two parameters were given the same memory since; it is
+        too late, an error, where averages are used in the backward pass."""
         if self._tied is None:
             return
         found = self._tied.look()
@@ -362,27 +335,23 @@ class Updater(Watcher):
         self._updating_bytes += slot.nbytes
 
     def update_some(self) -> None:
-        """Let the wrapped optimizer update the parameters whose averages have come; it skips those without `.grad`."""
-        with self._by_hand_aside():
-            self._wrapped_step.some()
-        self._free()
+        """Let the wrapped optimizer update the parameters whose averages have come; it skips those without `.grad`.
 
-    @contextmanager
-    def _by_hand_aside(self) -> Iterator[None]:
-        """Return a context in which only parameters that are being updated have a gradient. One that was put into
-        `.grad` by hand during the backward pass is this rank's own until `step()` averages it."""
+        One that was put there by hand during the backward pass is this rank's own until `step()` averages it.
+        """
         held = [(slot, grad) for slot in self._set_by_hand if (grad := slot.parameter.grad) is not None]
         aside = [(slot.parameter, grad) for slot, grad in held if slot not in self._updating]
         for parameter, _ in aside:
             parameter.grad = None
         try:
-            yield
+            self._wrapped_step.some()
         finally:
             for parameter, grad in aside:
                 parameter.grad = grad
+        self._free()
 
     def update_rest(self, loss: Tensor | float | None) -> None:
-        """Call the wrapped optimizer's `step()` itself, for the parameters that are left; `loss`: as in `finish`."""
+        """Call the wrapped optimizer's `step()` itself, for the parameters that are left."""
         self._wrapped_step.whole(loss, self._parameters)
 
     def _free(self) -> None:
@@ -405,14 +374,7 @@ def largest_layer(slots: Sequence[Slot]) -> int:
 
 
 class Watch:
-    """Refuses a step if the wrapped optimizer has been changed in a way that would train wrongly.
-
-    Args:
-        optimizer: the wrapped optimizer, as it is now.
-        slots: one for each parameter that is averaged.
-        wrapped_step: how it is called.
-        corrects_momentum: whether a compressor forms momentum in its place.
-    """
+    """Refuses a step if the wrapped optimizer has been changed in a way that would train wrongly."""
 
     def __init__(
         self,
@@ -433,10 +395,7 @@ class Watch:
         self._updated: dict[Slot, tuple[object, object]] = {}  # updated early: parameter and state as they were then
 
     def note_use(self) -> bool:
-        """Remember the options, which are about to be used in the backward pass; return whether it is the first time.
-
-        Raises UsageError if a hook would miss it.
-        """
+        """Remember the options, which are about to be used in the backward pass; return whether it is the first use."""
         self._refuse_hooks()
         is_first, self._used = self._used is None, self._used or self._options()
         return is_first
@@ -465,11 +424,8 @@ class Watch:
                 f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
                 "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"
             )
-        if self._used is not None:
-            self._refuse_after_use()
-
-    def _refuse_after_use(self) -> None:
-        """Raise UsageError if something has changed since it was used in the backward pass."""
+        if self._used is None:
+            return
         if self._used != self._options():
             raise UsageError(
                 "an option of the optimizer was changed between backward() and step(), when update='in_backward' had "
@@ -500,10 +456,9 @@ class Watch:
         return [(key, id(one), one._version) if isinstance(one, Tensor) else (key, one) for key, one in state.items()]
 
     def _options(self) -> list[dict[str, object]]:
-        groups = self.optimizer.param_groups
         return [
-            {key: value.tolist() if isinstance(value, Tensor) else value for key, value in group.items()}
-            for group in ({key: value for key, value in group.items() if key != "params"} for group in groups)
+            {key: one.tolist() if isinstance(one, Tensor) else one for key, one in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
         ]
 
 

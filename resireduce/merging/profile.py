@@ -25,12 +25,8 @@ SIZES, REPEATS = 4, 5
 class Profiler(Watcher):
     """Measures when tensors are ready, how long compression takes, and the link, and has `rule` make messages by that.
 
-    On a GPU, in the steps that are timed, the host waits for the device at each tensor.
-
-    Args:
-        rule: one of `resireduce.merging.rules.TIMED`.
-        exchange: compresses, and sends; its queue is given the costs, and the messages that follow from them.
-        world: all ranks.
+    On a GPU, in the steps that are timed, the host waits for the device at each tensor. The queue of `exchange` is
+    given the costs, and the messages that follow from them.
     """
 
     def __init__(self, rule: str, exchange: Exchange, world: Communicator):

@@ -178,8 +178,7 @@ def trace_passes(
 ) -> Passes:
     """Return the bytes of a forward and a backward pass of `model`, which has no storage, and is left as it was.
 
-    checkpointed: whether each of its repeated blocks is computed anew in the backward pass. `inputs`, `batch` and
-    `loss_chunk` are as in `resireduce.plan`. Raises ConfigError if there is no loss, or a part that is asked for.
+    checkpointed: `checkpoint` of `resireduce.plan`, which the others are as well.
     """
     blocks = blocks_of(model) if checkpointed else []
     if checkpointed and not blocks:
@@ -207,12 +206,7 @@ def trace_passes(
     for head in heads:
         head.forward = lambda hidden: hidden
     try:
-        with (
-            torch.device("meta"),
-            OnGpu(heads[0] if heads else None, loss_chunk),
-            Ones(),
-            alive,
-        ):
+        with torch.device("meta"), OnGpu(heads[0] if heads else None, loss_chunk), Ones(), alive:
             model.train()
             loss = _loss(inputs, model, batch)
             passes.forward = alive.since()
@@ -274,11 +268,8 @@ class Held:
 
 
 def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -> Held:
-    """Return the bytes that `optimizer` and its library hold in a step.
-
-    It is made by `resireduce.distribute`, of parameters without storage, and has taken a first step. The backward pass
-    hands over gradients in the `order` of these parameters.
-    """
+    """Return the bytes that `optimizer`, which has taken a first step, and its library hold in a step in which the
+    backward pass hands over gradients in the `order` of these parameters."""
     optimizer.zero_grad()
     states = held_items(optimizer)
     alive = count(tensor for _, tensor in states)
@@ -315,8 +306,7 @@ def hold(
     """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step, with
     `changed` settings in place of some that were `given`.
 
-    The backward pass hands over gradients in `order`. Tensors that are treated alike, each on its own, are represented
-    by one of them: few bits take many operations.
+    Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
     """
     given = replace(given, **changed)
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -357,10 +347,7 @@ def _hand_over(optimizer: DistributedOptimizer, parameters: list[nn.Parameter]) 
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
-    """Return where the fullest moment of a step lies, and the bytes of what is alive then.
-
-    Those of the model are in `passes`, those of the library and the optimizer in `held`.
-    """
+    """Return where the fullest moment of a step lies, and the bytes of what is alive then."""
     now, gradients = held.start + held.earlier, held.earlier if held.kept else 0
     best = (passes.forward + now, "forward", passes.forward, gradients)
     for parameter, most, rest in passes.handed:
@@ -437,7 +424,7 @@ def as_bytes(memory: object) -> int:
 def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **asked: Any) -> None:
     """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
 
-    batch, inputs, compiled, shards, asked: its arguments of these names; `asked` has checkpoint, loss_chunk and memory.
+    asked: checkpoint, loss_chunk and memory.
     """
     if batch is None:
         for name, value in asked.items():
@@ -465,32 +452,24 @@ def plan_batch(
     given: Settings,
     batch: int,
     inputs: Inputs,
-    progress: Callable[[str], object],
     checkpoint: bool,
     loss_chunk: int | None,
     memory: object,
 ) -> dict[str, Any]:
     """Return the fullest moment, what other choices would hold then, and with a `memory` what fits into it.
 
-    `optimizer` with its `arguments` and the settings `given` are those that were asked for; `model` is without storage,
-    and `batch`, `inputs`, `progress`, `checkpoint`, `loss_chunk` and `memory` are as `resireduce.plan` was given them.
+    `model` is without storage; the others are as `resireduce.plan` was given them.
     """
-
-    def trace(what: str, size: int, checkpointed: bool, chunk: int | None) -> Passes:
-        progress(f"the model's own step{what}")
-        return trace_passes(model, inputs, size, checkpointed, chunk)
-
-    passes = trace(f" with a batch of {batch}", batch, checkpoint, loss_chunk)
+    passes = trace_passes(model, inputs, batch, checkpoint, loss_chunk)
     order = [parameter for parameter, _, _ in passes.handed]
     ways = {"": passes}
     for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or CHUNK):
         try:
-            ways[way] = trace(f", {way.strip('_').replace('_', ' and ')}", batch, True, chunk)
+            ways[way] = trace_passes(model, inputs, batch, True, chunk)
         except ConfigError:  # the model has no blocks, or does not say which layer makes logits
             break
     rows: list[dict[str, Any]] = []
     for kind, other, of_other, changed in choices(optimizer, arguments, given):
-        progress(kind)
         try:
             held = hold(model, given, order, other, of_other, changed)
         except ConfigError:
@@ -506,8 +485,7 @@ def plan_batch(
         most = as_bytes(memory)
 
         def fullest_of(size: int) -> int:
-            one = trace(f" with a batch of {size}", size, checkpoint, loss_chunk)
-            return int(most_of(one, asked)["fullest_bytes"])
+            return int(most_of(trace_passes(model, inputs, size, checkpoint, loss_chunk), asked)["fullest_bytes"])
 
         result |= {"memory_bytes": most, "fits": result["fullest_bytes"] <= most}
         result["largest_batch"] = largest_batch(fullest_of, batch, result["fullest_bytes"], most)
@@ -517,10 +495,7 @@ def plan_batch(
 def choices(
     optimizer: Any, arguments: dict[str, Any], given: Settings
 ) -> Iterator[tuple[str, Any, dict[str, Any], Mapping[str, Any]]]:
-    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings.
-
-    What was asked for: `optimizer`, its `arguments`, and the settings `given`.
-    """
+    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings."""
     for kind, changed in KINDS.items():
         if kind == "as asked" or any(getattr(given, name) != value for name, value in changed.items()):
             yield kind, optimizer, arguments, changed

@@ -165,11 +165,7 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
-    """Return the tensors that `optimizer`, its parameters and its residuals hold now, each once, by kind of model
-    state.
-
-    Residuals in the host's memory are not among them.
-    """
+    """Return the tensors that `itemise_states` lists, by kind of model state."""
     held: dict[str, list[Tensor]] = {state: [] for state in STATES}
     for item, tensor in held_items(optimizer):
         held[item.state].append(tensor)

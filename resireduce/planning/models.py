@@ -185,11 +185,10 @@ def is_config_file(name: str) -> bool:
 
 
 def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Callable[[], nn.Module]:
-    """Return the function that builds model `name`, given `arguments`: see CURE for what `name` may be.
+    """Return the function that builds model `name`, given `arguments`, with the attribute `inputs` of what was named.
 
-    To a configuration file, arguments are values in place of its own. Raises ConfigError if there is no such model, or
-    if it takes no such argument; so does the function if it builds none. The function has the attribute `inputs` of
-    what was named.
+    See CURE for what `name` may be. To a configuration file, arguments are values in place of its own. Raises
+    ConfigError if there is no such model or argument; so does the function if it builds none.
     """
     given = dict(arguments or {})
     if is_config_file(name):

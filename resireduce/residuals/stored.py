@@ -187,9 +187,6 @@ class Hosted:
 
     Copies in both directions run on a stream of their own, in parallel to the backward pass: to the device by
     `prefetch`, before the gradient has come; to the host by `set_`, while the backward pass goes on.
-
-    Args:
-        near: made on the device of the gradients; what it holds is moved.
     """
 
     def __init__(self, near: "Plain | Blocks"):

@@ -196,10 +196,7 @@ class CompressionHook(HookState):
     Gathered ones take world size x payload bytes each: beyond a sixteenth of all gradients the oldest are received,
     within the backward pass, before the next is launched. The others are received when the last bucket comes.
 
-    Args:
-        model: the wrapper.
-        parameters: all parameters whose gradients the wrapper averages, by name, in the order of the model.
-        feedback: compresses gradients, and holds their residuals.
+    Its `feedback` compresses the gradients of `parameters`, by name: those that the wrapper, `model`, averages.
     """
 
     def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
@@ -280,8 +277,7 @@ class CompressionHook(HookState):
     def _check_layouts(self, views: Mapping[Slot, Tensor]) -> None:
         """Raise UsageError if one of `views`, in which a bucket was cut by the strides of parameters, is no gradient.
 
-        A bucket does not tell how it is laid out, so that values are compared, in the first pass that has a gradient. A
-        parameter whose strides have changed since an earlier pass is refused, whatever its gradient is.
+        A bucket does not tell how it is laid out, so that values are compared, in the first pass that has a gradient.
         """
         for slot, view in views.items():
             strides, grad = slot.parameter.stride(), slot.parameter.grad
@@ -347,10 +343,7 @@ class CompressionHook(HookState):
             place.copy_(left)
 
     def _consider_absent(self) -> None:
-        """Leave the compressor's state of a tensor as it was if no rank had a gradient: all have sent zeros.
-
-        Raises UsageError if momentum is corrected and only some ranks had a gradient.
-        """
+        """Leave the compressor's state of a tensor as it was if no rank had a gradient: all have sent zeros."""
         learning = [slot for slot in self.slots if self.feedback.learns(slot.name)]
         if not learning and self.feedback.momentum is None:
             return
@@ -366,10 +359,7 @@ class CompressionHook(HookState):
 
 @torch.compiler.disable
 def _mark_present(place: weakref.ref[CompressionHook], index: int, _: Tensor) -> None:
-    """Note that this rank has a gradient of a slot, from this pass or from an earlier one within `no_sync()`.
-
-    UsageError if the wrapper knows nothing of it.
-    """
+    """Note that this rank has a gradient of a slot, from this pass or from an earlier one within `no_sync()`."""
     if (hook := place()) is None:
         return
     slot = hook.slots[index]

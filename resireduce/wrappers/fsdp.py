@@ -182,7 +182,10 @@ def find_units(model: nn.Module) -> list[Unit]:
 
 
 def _groups(module: FSDPModule, name: str) -> list[Any]:
-    """Return the group that FSDP reduces at once for `module`; none if its parameters are all in other units."""
+    """Return the group that FSDP reduces at once for `module`; none if its parameters are all in other units.
+
+    Raises ConfigError unless it is sharded over one dimension, and has no hook.
+    """
     groups = held_by(module._get_fsdp_state())
     if len(groups) > 1:
         raise ConfigError(
@@ -190,29 +193,23 @@ def _groups(module: FSDPModule, name: str) -> list[Any]:
             "fully_shard on each part with its own mesh"
         )
     for group in groups:
-        _check_group(group, name)
-    return groups
-
-
-def _check_group(group: Any, name: str) -> None:
-    """Raise ConfigError unless `group`, of module `name`, is sharded over one dimension, and has no hook."""
-    if has_replicas(group):
-        raise ConfigError(
-            f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
-            "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
-        )
-    if group._all_reduce_hook is not None:
-        raise ConfigError(
-            f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
-            "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
-        )
-    for parameter in group.fsdp_params:
-        placements = parameter.sharded_param.placements
-        if len(placements) > 1:
+        if has_replicas(group):
             raise ConfigError(
-                f"model: a parameter of {name!r} is split in several ways {tuple(placements)} (tensor parallelism?), "
+                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+                "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
+            )
+        if group._all_reduce_hook is not None:
+            raise ConfigError(
+                f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
+                "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
+            )
+        split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
+        if split:
+            raise ConfigError(
+                f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
                 "which is not supported; give a model that only fully_shard has split"
             )
+    return groups
 
 
 def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
@@ -283,11 +280,7 @@ def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tens
 
 
 class Early:
-    """Knows whether the gradients of one unit are still to come in the backward pass that reduces it.
-
-    Args:
-        unit: is watched from the next forward pass on.
-    """
+    """Knows whether the gradients of one `unit` are still to come in the backward pass that reduces it."""
 
     def __init__(self, unit: Unit):
         self._unit = unit
@@ -301,8 +294,7 @@ class Early:
         FSDP then reduces the unit again; what it reduces now are zeros.
         """
         came, self._has_come = self._has_come, False
-        is_by_hand = private.current_pass() == -1  # after all passes
-        if came or is_by_hand or not self._unit.makes_zeros:
+        if came or private.current_pass() == -1 or not self._unit.makes_zeros:
             return False
         gathered = self._unit.gathered()
         known = all(any(one is other for other in self._watched) for one in gathered)
@@ -342,12 +334,8 @@ def _will_come(parameter: Tensor) -> bool:
 class PassEnd:
     """Calls `end` at the end of each backward pass in which `expect` has been called.
 
-    A pass may leave out any unit, as stochastic depth does, and reduce another one twice, so that a count of units does
-    not show its end.
-
-    Args:
-        units: those of the model.
-        end: is called once all of them that are reduced in the pass have been.
+    A pass may leave out any of the `units`, as stochastic depth does, and reduce another one twice, so that their count
+    does not show its end.
     """
 
     def __init__(self, units: Sequence[Unit], end: Callable[[], None]):
@@ -360,11 +348,6 @@ class PassEnd:
     def is_under_way(self) -> bool:
         """Whether FSDP is within a backward pass."""
         return any(unit.is_in_backward for unit in self._units)
-
-    @property
-    def is_by_hand(self) -> bool:
-        """Whether units are reduced outside of any pass: torch's pipelines do so after those of all microbatches."""
-        return bool(private.current_pass() == -1)
 
     def expect(self) -> bool:
         """Within a pass: have `end` called at its end. Return whether autograd has begun a pass since the last call.
@@ -409,11 +392,7 @@ class ShardedCompressionHook(HookState):
     a unit sends is received before the next one sends: FSDP needs the averages at once, on the stream on which it calls
     the hook, so that a GPU computes in the meantime.
 
-    Args:
-        model: the whole model.
-        units: its units, in its order.
-        feedback: compresses slices over the replicas, and holds their residuals.
-        shards: the ranks over which each replica is sharded.
+    Its `feedback` compresses slices of the `units` of `model` over the replicas; `shards` are the ranks of one replica.
     """
 
     def __init__(self, model: nn.Module, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
@@ -448,7 +427,7 @@ class ShardedCompressionHook(HookState):
         )
 
     def start_at(self, step: int) -> None:
-        """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
+        """Continue with step number `step`, counted from 0."""
         super().start_at(step)
         self._is_fresh = True
 
@@ -480,7 +459,7 @@ class ShardedCompressionHook(HookState):
             flat.mul_(self.feedback.communicator.world_size)
         self._reduced.add(unit)
         self._failed = False
-        if self._pass.is_by_hand and len(self._reduced) == len(self.units):
+        if private.current_pass() == -1 and len(self._reduced) == len(self.units):
             self._end_step()
 
     def _begin(self, unit: Unit, flat: Tensor) -> None:
@@ -495,8 +474,9 @@ class ShardedCompressionHook(HookState):
         unit.check(flat)
         if not self._is_known:
             self._compare_replicas()
-        # By hand there is no pass whose end could be awaited: each unit is reduced once.
-        by_hand, again = self._pass.is_by_hand, unit in self._reduced
+        # Torch's pipelines reduce units by hand, after the passes of all microbatches: there is no pass whose end could
+        # be awaited, and each unit is reduced once.
+        by_hand, again = private.current_pass() == -1, unit in self._reduced
         is_new = (again or not self._reduced) if by_hand else self._pass.expect()
         if is_new:
             unit.check_others()
@@ -547,11 +527,7 @@ class ShardedCompressionHook(HookState):
     # --- saved states: residuals of the slices that this rank owns, named by shard ---
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals. They differ between ranks: save one file per rank, or give this object to
-        torch.distributed.checkpoint.
-
-        Raises UsageError within a backward pass, which has updated only some of them.
-        """
+        """Return this rank's residuals, and the number of its shard; torch.distributed.checkpoint takes this object."""
         self._refuse_within_pass("residual_state_dict()")
         self._end_step()
         place = (self._shards.rank, self._shards.world_size)
@@ -559,11 +535,7 @@ class ShardedCompressionHook(HookState):
         return super().residual_state_dict() | named
 
     def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number.
-
-        Raises ConfigError if they belong to another model, scheme, residual_dtype, shard or replica, and UsageError
-        within a backward pass.
-        """
+        """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number."""
         self._refuse_within_pass("load_residual_state_dict()")
         (own,) = self.of_this_shard([state])
         super().load_residual_state_dict(own)
@@ -571,7 +543,7 @@ class ShardedCompressionHook(HookState):
     def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         """Return those of `states`, one saved by each rank, that belong to this rank's shard, without its number.
 
-        ConfigError if there is none, or if they were saved by a job with another number of shards.
+        Raises ConfigError if there is none, or if they are of another number of shards.
         """
         rank, world_size = self._shards.rank, self._shards.world_size
         places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states if isinstance(state, Mapping)]
@@ -651,20 +623,6 @@ def compress_fsdp(
     given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
     settings = Settings(**given, gradients="kept")
     check_count("warm_up_steps", warm_up_steps, of="steps")
-    _check_model(model)
-    units = find_units(model)
-    parameters, lossy = _parameters(model, units), find_compressor(settings)
-    settings = settle_slices(settings, lossy, model, parameters, likes(units))
-    ranks = shard_group(units)
-    across = _replicas(replicate, ranks)
-    shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
-    _agree(settings.agreed(compressor=lossy), units, parameters, shards, replicas)
-    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
-    return ShardedCompressionHook(model, units, feedback, shards)
-
-
-def _check_model(model: object) -> None:
-    """Raise ConfigError unless `model` is a module that FSDP2 may have sharded."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: an object of type {type(model).__name__} is not allowed; give a Module")
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
@@ -672,6 +630,18 @@ def _check_model(model: object) -> None:
             "model: a FullyShardedDataParallel (FSDP1) is not allowed; shard it by fully_shard of "
             "torch.distributed.fsdp (FSDP2)"
         )
+    units = find_units(model)
+    parameters, lossy = _parameters(model, units), find_compressor(settings)
+    settings = settle_slices(settings, lossy, model, parameters, likes(units))
+    ranks = shard_group(units)
+    across = _replicas(replicate, ranks)
+    shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
+    agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
+    found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
+    for own, others in ((shards, replicas), (replicas, shards)):
+        check_agreement(found | settings.agreed(compressor=lossy), parameters, own, beside=others)
+    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
+    return ShardedCompressionHook(model, units, feedback, shards)
 
 
 def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
@@ -708,17 +678,3 @@ def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup
             "other dimension of the mesh, whose ranks hold the same shard"
         )
     return group
-
-
-def _agree(
-    settings: dict[str, object],
-    units: list[Unit],
-    parameters: Mapping[str, nn.Parameter],
-    shards: Communicator,
-    replicas: Communicator,
-) -> None:
-    """Raise ConfigError on all ranks of all replicas if settings, units or parameters differ between any of them."""
-    agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
-    found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
-    for ranks, others in ((shards, replicas), (replicas, shards)):
-        check_agreement(found | settings, parameters, ranks, beside=others)

@@ -26,11 +26,7 @@ WITHIN = (
 
 
 class HookState(ABC):
-    """The common base of the hooks of wrappers: residuals are saved and loaded between two backward passes.
-
-    Args:
-        feedback: compresses gradients, and holds their residuals.
-    """
+    """The common base of the hooks of wrappers: residuals are saved and loaded between two backward passes."""
 
     def __init__(self, feedback: ErrorFeedback):
         self.feedback = feedback
@@ -188,12 +184,8 @@ class FirstSteps:
     steps, but nothing is ever exchanged.
 
     If parameters have moved all the same, they count as dropped once optimizers of torch take the steps, and none has.
-
-    Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values.
-
-    Args:
-        parameters: functions that return the parameters whose averages are exchanged, or this rank's shards of them,
-            the smallest first.
+    Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values. `parameters` are
+    functions that return what is exchanged, or this rank's shards of it, the smallest first.
     """
 
     def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
@@ -214,10 +206,8 @@ class FirstSteps:
 
     @torch.no_grad()
     def end(self, exchanged: Sequence[bool], is_new: bool) -> None:
-        """At the end of an exchange: remember the values of each parameter for which `exchanged` is True.
-
-        is_new: whether there are residuals that were not loaded, and no step was named, since the last exchange.
-        """
+        """At the end of an exchange: remember the values of each parameter for which `exchanged` is True. If residuals
+        are new, they were not loaded since the last exchange."""
         if self._looks == LOOKS:
             _warn_of_scaler()
             self._find_optimizers()

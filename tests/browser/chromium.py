@@ -22,7 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = ("--headless", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run")
 FLAGS += ("--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-pipe")
 PATIENCE_SECONDS = 60
-KEYS = {"Delete": 46, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
+KEYS = {"Delete": 46, "Enter": 13, "Escape": 27, "ArrowDown": 40}
 
 
 def find_chromium() -> tuple[str, dict[str, str]] | None:
@@ -93,9 +93,8 @@ class Chromium:
 
     def resize(self, width: int, height: int = 900) -> None:
         """Give the page a size, in CSS pixels."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def media(self, media: str = "") -> None:
         """Show the page as on a screen or as printed, in light colours."""
@@ -127,18 +126,19 @@ class Chromium:
         assert box[2], f"{selector} is covered"
         return box[0], box[1]
 
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        """Move, press or release the mouse."""
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=int(kind != "mouseMoved"))
+
     def click(self, selector: str) -> None:
         """Click on the middle of the first element, as a mouse does."""
-        x, y = self.place(selector)
+        place = self.place(selector)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=int(kind != "mouseMoved")
-            )
+            self.mouse(kind, *place)
 
     def hover(self, selector: str) -> None:
         """Move the mouse to the first element."""
-        x, y = self.place(selector)
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.mouse("mouseMoved", *self.place(selector))
 
     def tap(self, selector: str) -> None:
         """Touch the first element."""
@@ -148,11 +148,10 @@ class Chromium:
 
     def key(self, name: str) -> None:
         """Press a key."""
-        text = {"text": "\r"} if name == "Enter" else {"text": name} if name == " " else {}
+        known = {"key": name, "code": name, "windowsVirtualKeyCode": KEYS[name]}
+        known |= {"text": "\r"} if name == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.call(
-                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=KEYS[name], **text
-            )
+            self.call("Input.dispatchKeyEvent", type=kind, **known)
 
     def write(self, selector: str, text: str) -> None:
         """Click into a field and write into it, over what is there."""

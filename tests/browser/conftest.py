@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.analysis.charts.draw import draw_all
 from benchmarks.analysis.claims.claim import LedgerRow
+from benchmarks.analysis.grouping import starts_of
 from benchmarks.analysis.labels import MINUS
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page
@@ -53,28 +54,20 @@ LEDGER = [
     )
     for number, status in enumerate(STATUSES, start=1)
 ]
-ODD_ROWS = (
-    ("a", "9.84"),
-    ("b", "oom"),
-    ("c", f"{MINUS}3.2 ± 1"),
-    ("d", ""),
-    ("e", "2.5 GiB"),
-    ("f", "900 MiB"),
-    ("g", "1,200"),
-)
+ODD_ROWS = {"a": "9.84", "b": "oom", "c": f"{MINUS}3.2 ± 1", "d": "", "e": "2.5 GiB", "f": "900 MiB", "g": "1,200"}
 
 
 def odd_table() -> Table:
     """Numbers as people write them, and what is none."""
-    body = [[name, text] for name, text in ODD_ROWS]
-    return Table("odd", "Odd values", "Read it.", [{"name": row[0]} for row in body], ["Name", "Value"], body)
+    body = [[name, text] for name, text in ODD_ROWS.items()]
+    return Table("odd", "Odd values", "Read it.", [{"name": name} for name in ODD_ROWS], ["Name", "Value"], body)
 
 
 def long_table(rows: int) -> Table:
     """A table of many rows in three groups; shown values are equal where raw ones are not."""
     records = [{"model": f"m{index * 3 // rows}", "row": index, "raw": (index * 7919) % rows} for index in range(rows)]
     shown = [[one["model"], f"row {one['row']}", "1.0", *["0.123"] * 7] for one in records]
-    starts = tuple(i for i, one in enumerate(records) if i == 0 or one["model"] != records[i - 1]["model"])
+    starts = starts_of([one["model"] for one in records])
     head = ["Model", "Name", "Raw", *(f"c{index}" for index in range(7))]
     columns = ("", "", "raw", *[""] * 7)
     return Table("long", "Long", "Read it.", records, head, shown, "", 2, starts, columns=columns)

@@ -36,7 +36,9 @@ def trained(communicator: Communicator, dtype: torch.dtype, within: bool, **opti
     return model
 
 
-@pytest.mark.parametrize(("compressor", "dtype"), zip(COMPRESSORS, cycle([torch.float32, torch.float64]), strict=False))
+@pytest.mark.parametrize(
+    ("compressor", "dtype"), [*zip(COMPRESSORS, cycle([torch.float32, torch.float64]), strict=False)]
+)
 def test_training_is_that_without_autocast(compressor: str, dtype: torch.dtype) -> None:
     """In one message, where that is allowed: torch.cat refuses float16 and float64 in an autocast to bfloat16."""
     sizes = COMPRESSORS[compressor]

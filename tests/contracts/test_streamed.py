@@ -89,7 +89,11 @@ GOING_ON: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("options", GOING_ON, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    GOING_ON,
+    ids=lambda options: "-".join(f"{key}={getattr(value, '__name__', value)}" for key, value in options.items()),
+)
 def test_going_on_from_what_was_saved_is_not_stopping(options: dict[str, object]) -> None:
     """All that is remembered, by compressors too, is in the states that each rank writes to a file and loads again."""
     start, other = seeded(Net), seeded(Net, seed=1)

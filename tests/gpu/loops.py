@@ -89,15 +89,6 @@ def trained(
     return model
 
 
-def apart(found: nn.Module, expected: nn.Module, start: nn.Module) -> float:
-    """How far two models are apart, as a share of the way from the start of training.
-
-    Where rounding differs, another element may be sent of two that are nearly equal, and the other one a step later.
-    """
-    ends = [torch.cat([one.detach().flatten() for one in model.parameters()]) for model in (found, expected, start)]
-    return float((ends[0] - ends[1]).norm() / (ends[1] - ends[2]).norm())
-
-
 @contextmanager
 def stream_beside(device: torch.device) -> Iterator[None]:
     """Within it a GPU works in a stream that is not its usual one, which is waited for at the end."""

@@ -1,97 +1,18 @@
-"""The ways of training that `distribute` offers, on the device, against plain torch or the usual way of the library."""
+"""Going on from a file, and passes in a stream beside the usual one, on the device."""
 
 import io
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-import resireduce
 from resireduce.core.optimizer import DistributedOptimizer
-from tests.gpu.loops import apart, batches, distributed, net, step, stream_beside, trained
-from tests.worlds import OPTIMIZERS, Net, same, seeded
+from tests.gpu.loops import batches, distributed, net, step, stream_beside, trained
+from tests.worlds import Net, same, seeded
 
 NONE: dict[str, Any] = {"compressor": "none", "scheme": "none"}
-
-
-def plain(device: torch.device, name: str = "momentum", passes: int = 1, clip: float | None = None) -> nn.Module:
-    """Return the network that torch alone has trained; `passes` batches are added up for each step."""
-    model = net(device)
-    optimizer = OPTIMIZERS[name](list(model.parameters()))
-    made = batches(device, steps=4 * passes)
-    for number in range(4):
-        optimizer.zero_grad()
-        for x, y in made[passes * number : passes * (number + 1)]:
-            nn.functional.cross_entropy(model(x), y).backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-    return model
-
-
-def close(found: nn.Module, expected: nn.Module) -> bool:
-    """Whether all parameters are equal but for rounding."""
-    pairs = zip(found.parameters(), expected.parameters(), strict=True)
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
-
-
-# --- when gradients leave, and when parameters change ---
-
-
-@pytest.mark.parametrize("name", ["momentum", "adamw", "fused-adamw"])
-def test_an_update_in_the_backward_pass_is_that_of_plain_torch(device: torch.device, name: str) -> None:
-    assert same(trained(device, update="in_backward", optimizer=OPTIMIZERS[name], **NONE), plain(device, name))
-
-
-@pytest.mark.parametrize("compressor", ["topk", "none"])
-def test_messages_that_are_merged_carry_the_same(device: torch.device, compressor: str) -> None:
-    options: dict[str, Any] = {"compressor": compressor, "scheme": "none" if compressor == "none" else "w+2d"}
-    first, *others = (trained(device, merge=merge, steps=7, **options) for merge in (None, "one", 4096, "mg-wfbp"))
-    assert all(same(first, other) for other in others)
-
-
-# --- accumulation, warm-up, clipping ---
-
-
-def accumulated(device: torch.device, **options: Any) -> nn.Module:
-    """Train with two passes for each step."""
-    model = net(device)
-    optimizer = distributed(model, backward_passes_per_step=2, **options)
-    made = iter(batches(device, steps=8))
-    for _ in range(4):
-        optimizer.zero_grad()
-        for _ in range(2):
-            x, y = next(made)
-            nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return model
-
-
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_passes_are_added_up_as_in_plain_torch(device: torch.device, gradients: str) -> None:
-    assert same(accumulated(device, gradients=gradients, **NONE), plain(device, passes=2))
-
-
-@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
-def test_passes_that_residuals_absorb_are_those_that_are_kept(device: torch.device, scheme: str) -> None:
-    """Sums are formed in another order."""
-    kept, streamed = (accumulated(device, scheme=scheme, gradients=one) for one in ("kept", "streamed"))
-    assert apart(streamed, kept, net(device)) < 0.01
-
-
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_steps_of_warm_up_are_those_of_plain_torch(device: torch.device, gradients: str) -> None:
-    assert same(trained(device, warm_up_steps=4, gradients=gradients), plain(device))
-    assert not same(trained(device, warm_up_steps=3, gradients=gradients), plain(device))
-
-
-def test_a_limit_of_each_rank_s_norm_is_that_of_plain_torch(device: torch.device) -> None:
-    clipped = trained(device, gradients="kept", max_local_grad_norm=0.1, **NONE)
-    assert close(clipped, plain(device, clip=0.1)) and not close(clipped, plain(device))
 
 
 # --- saving ---
@@ -140,31 +61,6 @@ def test_going_on_from_a_file_is_not_stopping(device: torch.device, options: dic
     assert same(whole, model)
 
 
-@pytest.mark.parametrize("residual_dtype", [None, "int4"])
-def test_a_file_of_the_device_is_gone_on_from_on_the_cpu(device: torch.device, residual_dtype: str | None) -> None:
-    options = {"scheme": "w+2d", "residual_dtype": residual_dtype}
-    model = net(device)
-    optimizer = distributed(model, **options)
-    step(model, optimizer, batches(device)[0])
-    cpu = torch.device("cpu")
-    other, there = loaded(cpu, saved(model, optimizer), options)
-    ours, theirs = optimizer.residual_state_dict(), there.residual_state_dict()
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name].cpu(), theirs[name]) for name in ours)
-    step(other, there, batches(cpu)[1])
-    step(model, optimizer, batches(device)[1])
-    assert apart(model.cpu(), other, seeded(Net)) < 0.05
-
-
-def test_states_are_itemised_as_on_the_cpu(device: torch.device) -> None:
-    listed = []
-    for place in (device, torch.device("cpu")):
-        model = net(place)
-        optimizer = distributed(model, scheme="w+2d", residual_dtype="int4")
-        step(model, optimizer, batches(place)[0])
-        listed.append([one.as_dict() for one in resireduce.itemise_states(optimizer, model)])
-    assert listed[0] and listed[0] == listed[1]
-
-
 # --- streams ---
 
 
@@ -205,84 +101,3 @@ def test_passes_in_a_stream_beside_and_steps_in_the_usual_one(device: torch.devi
             optimizer.step()
         ends.append(model)
     assert same(*ends) and not same(ends[0], net(device))
-
-
-# --- models ---
-
-
-class Recomputed(Net):
-    """Activations of blocks are computed again in the backward pass."""
-
-    reentrant = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.first(x))
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return self.head(x)
-
-
-class Reentrant(Recomputed):
-    reentrant = True
-
-
-@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"scheme": "baseline"}])
-@pytest.mark.parametrize("kind", [Recomputed, Reentrant])
-def test_activations_that_are_recomputed(
-    device: torch.device, kind: Callable[[], nn.Module], options: dict[str, Any]
-) -> None:
-    assert same(trained(device, start=seeded(kind).to(device), **options), trained(device, **options))
-
-
-class Pictures(nn.Module):
-    """Convolutions in channels-last memory, an embedding that the head shares, a frozen layer and an unused one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 48, 3, stride=2))
-        self.seen.to(memory_format=torch.channels_last)
-        self.words, self.head = nn.Embedding(512, 48), nn.Linear(48, 512, bias=False)
-        self.head.weight = self.words.weight
-        self.frozen, self.unused = nn.Linear(48, 300), nn.Linear(300, 48)
-        self.frozen.requires_grad_(False)
-
-    def forward(self, pictures: Tensor, words: Tensor) -> Tensor:
-        seen = self.seen(pictures.contiguous(memory_format=torch.channels_last)).mean((2, 3))
-        mixed = seen + self.words(words)
-        return self.head(mixed) + self.frozen(mixed).mean(-1, keepdim=True)
-
-
-def seen(device: torch.device, autocast: bool, name: str = "momentum", **options: Any) -> nn.Module:
-    """Train `Pictures`; without options by torch alone."""
-    model = seeded(Pictures).to(device)
-    wrapped = OPTIMIZERS[name]([one for one in model.parameters() if one.requires_grad])
-    given = {"backend": "local", "density": 0.05, **options}
-    optimizer = resireduce.distribute(model, wrapped, **given) if options else wrapped  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        pictures = torch.randn(5, 3, 12, 12, generator=generator).to(device)
-        words = torch.randint(512, (5,), generator=generator).to(device)
-        optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            loss = nn.functional.cross_entropy(model(pictures, words), words)
-        loss.backward()
-        optimizer.step()
-    return model
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_pictures_and_words_without_compression_are_plain_torch(
-    device: torch.device, gradients: str, autocast: bool
-) -> None:
-    expected = seen(device, autocast)
-    found = seen(device, autocast, gradients=gradients, **NONE)
-    assert same(found, expected) and same(found.frozen, seeded(Pictures).to(device).frozen)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("scheme", ["baseline", "partial"])
-def test_pictures_and_words_streamed_are_those_kept(device: torch.device, scheme: str, autocast: bool) -> None:
-    kept, streamed = (seen(device, autocast, scheme=scheme, gradients=one) for one in ("kept", "streamed"))
-    assert same(kept, streamed) and not same(kept, seeded(Pictures).to(device))
-    assert same(kept.unused, seeded(Pictures).to(device).unused)

@@ -2,7 +2,6 @@
 
 import torch
 
-from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from tests.gpu.loops import compressors, net, trained
 from tests.gpu.ranks import all_alike, on_ranks
@@ -59,17 +58,6 @@ def _ways(device: torch.device) -> None:
     assert same(train(warm_up_steps=3), usual) and all_alike(usual)
 
 
-def _alone(device: torch.device) -> None:
-    """One rank sends to itself what it would have kept."""
-    for options in ({"scheme": "w+2d"}, {"scheme": "none", "compressor": "none"}, {"compressor": "threshold"}):
-        for gradients in ("kept", "streamed"):
-            made = [
-                trained(device, communicator=one, gradients=gradients, **options)
-                for one in (TorchCommunicator(), LocalCommunicator())
-            ]
-            assert same(*made), options
-
-
 def test_ranks_share_the_device_over_gloo_and_merge_messages(device: torch.device) -> None:
     on_ranks(2, "gloo", device, _share, _share_messages, _ways)
 
@@ -79,4 +67,4 @@ def test_two_nodes_share_the_device_over_gloo(device: torch.device) -> None:
 
 
 def test_one_rank_over_nccl(device: torch.device) -> None:
-    on_ranks(1, "nccl" if device.type == "cuda" else "gloo", device, _alone, _ways)
+    on_ranks(1, "nccl" if device.type == "cuda" else "gloo", device, _ways)

@@ -77,19 +77,6 @@ def test_optimizers_of_every_form(device: torch.device, name: str) -> None:
     assert same(kept, streamed) and not same(kept, net(device))
 
 
-@pytest.mark.parametrize("compressor", ["topk", "dgc", "randomk", "qsgd"])
-def test_twice_is_the_same(device: torch.device, compressor: str) -> None:
-    first, second = (trained(device, scheme="baseline", compressor=compressor, residual_dtype="int4") for _ in range(2))
-    assert same(first, second)
-
-
-def test_the_norm_of_averages(device: torch.device) -> None:
-    model = net(device)
-    optimizer = distributed(model, max_grad_norm=0.1)
-    step(model, optimizer, batches(device)[0])
-    assert optimizer.grad_norm is not None and float(optimizer.grad_norm) > 0
-
-
 def test_the_step_of_the_device_is_that_of_the_cpu(device: torch.device) -> None:
     there, here = (trained(one, compressor="none", scheme="none") for one in (device, torch.device("cpu")))
     for mine, other in zip(there.parameters(), here.parameters(), strict=True):

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -106,18 +106,6 @@ def _place() -> str | None:
     return None
 
 
-def _asked(device: torch.device, **options: Any) -> set[str]:
-    """What asks in a step after the first two, in which order and states are made."""
-    model = net(device)
-    optimizer = distributed(model, **options)
-    first, second, third, *_ = batches(device)
-    step(model, optimizer, first)
-    step(model, optimizer, second)
-    with Asked(device) as asked:
-        step(model, optimizer, third)
-    return asked.places
-
-
 @contextmanager
 def refused(device: torch.device) -> Iterator[None]:
     """Within it CUDA raises where the host would wait for the device."""
@@ -132,61 +120,36 @@ def refused(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def third_step(device: torch.device, within: AbstractContextManager[object], **options: Any) -> None:
+    """Take a step within something, after two in which the order and states are made."""
+    model = net(device)
+    optimizer = distributed(model, **options)
+    first, second, third, *_ = batches(device)
+    step(model, optimizer, first)
+    step(model, optimizer, second)
+    with within:
+        step(model, optimizer, third)
+
+
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_only_what_is_named_asks(device: torch.device, compressor: str, gradients: str) -> None:
     scheme = "none" if compressor == "none" else "w+2d"
     allowed = {*BY_DESIGN["every"], *BY_DESIGN.get(compressor, {})}
-    assert _asked(device, compressor=compressor, scheme=scheme, gradients=gradients) <= allowed
+    asked = Asked(device)
+    third_step(device, asked, compressor=compressor, scheme=scheme, gradients=gradients)
+    assert asked.places <= allowed
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
 @pytest.mark.parametrize("residual_dtype", [None, "int4"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_else_waits(
-    device: torch.device,
-    scheme: str,
-    residual_dtype: str | None,
-    gradients: str,
-    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device, scheme: str, residual_dtype: str | None, gradients: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the question away that ends a step, whether a gradient was not finite, CUDA itself finds none."""
     monkeypatch.setattr(Finiteness, "failure", lambda self: None)
-    model = net(device)
-    optimizer = distributed(model, scheme=scheme, residual_dtype=residual_dtype, gradients=gradients)
-    first, second, third, *_ = batches(device)
-    step(model, optimizer, first)
-    step(model, optimizer, second)
-    with refused(device):
-        step(model, optimizer, third)
-
-
-@pytest.mark.parametrize("residual_dtype", [None, "int4"])
-def test_residuals_in_the_host_s_memory_are_not_waited_for(
-    device: torch.device, residual_dtype: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Finiteness, "failure", lambda self: None)
-    model = net(device)
-    optimizer = distributed(model, scheme="baseline", residual_device="cpu", residual_dtype=residual_dtype)
-    first, second, *_ = batches(device)
-    step(model, optimizer, first)
-    with refused(device):
-        step(model, optimizer, second)
-
-
-def test_a_scaler_is_asked_for_its_scale_alone(device: torch.device) -> None:
-    model = net(device)
-    scaler = resireduce.GradScaler(device.type)
-    optimizer = distributed(model, grad_scaler=scaler)
-    for number, (x, y) in enumerate(batches(device)):
-        optimizer.zero_grad()
-        asked = Asked(device)
-        with asked:
-            scaler.scale(torch.nn.functional.cross_entropy(model(x), y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        if number > 1:
-            assert asked.places <= {"inverse_scale", *BY_DESIGN["every"]}
+    third_step(device, refused(device), scheme=scheme, residual_dtype=residual_dtype, gradients=gradients)
 
 
 def test_a_graph_of_a_step_is_refused_or_works(device: torch.device) -> None:

@@ -37,7 +37,7 @@ def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _in_ddp(
-    device: torch.device, passes: int = 1, beside: bool = False, ddp: dict[str, Any] = SMALL_BUCKETS, **options: Any
+    device: torch.device, beside: bool = False, ddp: dict[str, Any] = SMALL_BUCKETS, **options: Any
 ) -> tuple[nn.Module, Any]:
     """Train the network for three steps in the wrapper; without options with the wrapper's own all-reduce."""
     with stream_beside(device) if beside else nullcontext():
@@ -45,25 +45,20 @@ def _in_ddp(
         parallel = DistributedDataParallel(model, **ddp)
         hook = resireduce.compress_ddp(parallel, **{"density": 0.05, **options}) if options else None
         optimizer = OPTIMIZERS[sgd_for(options)](list(model.parameters()))
-        made = iter(batches(device, _rank(), 3 * passes))
-        for _ in range(3):
+        for batch in batches(device, _rank(), 3):
             optimizer.zero_grad()
-            for number in range(passes):
-                with parallel.no_sync() if number < passes - 1 else nullcontext():
-                    _loss(parallel, next(made)).backward()
+            _loss(parallel, batch).backward()
             optimizer.step()
     return model, hook
 
 
-def _kept(device: torch.device, passes: int = 1, **options: Any) -> tuple[nn.Module, Any]:
+def _kept(device: torch.device, **options: Any) -> tuple[nn.Module, Any]:
     """Train the network for three steps without a wrapper, with kept gradients."""
     model = net(device)
-    optimizer = distributed(model, TorchCommunicator(), gradients="kept", backward_passes_per_step=passes, **options)
-    made = iter(batches(device, _rank(), 3 * passes))
-    for _ in range(3):
+    optimizer = distributed(model, TorchCommunicator(), gradients="kept", **options)
+    for batch in batches(device, _rank(), 3):
         optimizer.zero_grad()
-        for _ in range(passes):
-            _loss(model, next(made)).backward()
+        _loss(model, batch).backward()
         optimizer.step()
     return model, optimizer
 
@@ -92,20 +87,12 @@ def _ddp_as_usual(device: torch.device) -> None:
     assert same(usual, _in_ddp(device, beside=True, scheme="w+2d")[0])
 
 
-def _ddp_accumulates(device: torch.device) -> None:
-    """Two passes for each step, the first within the wrapper's no_sync()."""
-    for options in ({"scheme": "w+2d"}, NONE):
-        (hooked, _), (kept, optimizer) = (one(device, passes=2, **options) for one in (_in_ddp, _kept))
-        assert same(hooked, kept), options
-        optimizer.close()
-
-
 def test_one_rank_in_ddp(device: torch.device) -> None:
-    on_ranks(1, _backend(device), device, _same_in_ddp, _ddp_as_usual, _ddp_accumulates)
+    on_ranks(1, _backend(device), device, _same_in_ddp, _ddp_as_usual)
 
 
 def test_two_ranks_in_ddp_share_the_device_over_gloo(device: torch.device) -> None:
-    on_ranks(2, "gloo", device, _same_in_ddp, _ddp_as_usual, _ddp_accumulates)
+    on_ranks(2, "gloo", device, _same_in_ddp, _ddp_as_usual)
 
 
 # --- FSDP2 ---
@@ -123,22 +110,11 @@ def _sharded(
     return model, resireduce.compress_fsdp(model, mesh["replicate"], **{"density": 0.05, **options})
 
 
-def _train(
-    device: torch.device,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    first: int = 0,
-    last: int = 4,
-    passes: int = 1,
-) -> nn.Module:
-    """Take the steps from `first` to before `last`; of several passes only the last one synchronises."""
-    made = batches(device, steps=4 * passes)
-    for number in range(first, last):
+def _train(device: torch.device, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+    """Take four steps."""
+    for batch in batches(device):
         optimizer.zero_grad()
-        for one in range(passes):
-            if hasattr(model, "set_requires_gradient_sync"):
-                model.set_requires_gradient_sync(one == passes - 1)
-            _loss(model, made[passes * number + one]).backward()
+        _loss(model, batch).backward()
         optimizer.step()
     return model
 
@@ -159,30 +135,25 @@ def _equal(found: nn.Module, expected: nn.Module) -> bool:
 
 
 def _as_unsharded(device: torch.device) -> None:
-    """One rank holds all of every gradient: parameters and residuals are those of the model without the wrapper.
-
-    Only topk and the like: random compressors count passes that synchronise, as steps.
-    """
+    """One rank holds all of every gradient: parameters and residuals are those of the model without the wrapper."""
     cases: tuple[dict[str, Any], ...] = (
         {"scheme": "baseline"}, {"scheme": "w+2d"}, {"scheme": "w+2d", "residual_dtype": "int4"},
         {"scheme": "baseline", "residual_device": "cpu"}, {"scheme": "baseline", "compressor": "threshold"},
         {"scheme": "baseline", "compressor": "dgc"}, {"scheme": "baseline", "compressor": "powersgd"}, NONE,
     )  # fmt: skip
     for options in cases:
-        for passes in (1, 2):
-            plain = seeded(Sharded).to(device)
-            wrapped = _momentum(plain, options)
-            given = {"density": 0.05, "gradients": "kept", "backward_passes_per_step": passes, **options}
-            optimizer = resireduce.distribute(plain, wrapped, backend="local", **given)
-            model, hook = _sharded(device, **options)
-            _train(device, plain, optimizer, passes=passes)
-            _train(device, model, _momentum(model, options), passes=passes)
-            assert hook.steps == 4 and _equal(model, plain), (options, passes)
-            assert not _equal(model, seeded(Sharded).to(device)), options
-            theirs = optimizer.residual_state_dict()
-            ours = {name: one for name, one in hook.residual_state_dict().items() if not name.startswith("shard_")}
-            assert ours.keys() == theirs.keys(), (ours.keys(), theirs.keys())
-            assert all(torch.equal(ours[name], theirs[name]) for name in ours), (options, passes)
+        plain = seeded(Sharded).to(device)
+        given = {"density": 0.05, "gradients": "kept", **options}
+        optimizer = resireduce.distribute(plain, _momentum(plain, options), backend="local", **given)
+        model, hook = _sharded(device, **options)
+        _train(device, plain, optimizer)
+        _train(device, model, _momentum(model, options))
+        assert hook.steps == 4 and _equal(model, plain), options
+        assert not _equal(model, seeded(Sharded).to(device)), options
+        theirs = optimizer.residual_state_dict()
+        ours = {name: one for name, one in hook.residual_state_dict().items() if not name.startswith("shard_")}
+        assert ours.keys() == theirs.keys(), (ours.keys(), theirs.keys())
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), options
 
 
 def _as_fsdp_itself(device: torch.device) -> None:
@@ -191,33 +162,12 @@ def _as_fsdp_itself(device: torch.device) -> None:
         made = [shard(seeded(Sharded).to(device), _mesh(device)["shard"], **fsdp), _sharded(device, fsdp, **NONE)[0]]
         usual, ours = (_train(device, model, _momentum(model, NONE)) for model in made)
         assert _equal(ours, usual), fsdp
-    with stream_beside(device):
-        model, _ = _sharded(device, **NONE)
-        _train(device, model, _momentum(model, NONE))
-    assert _equal(model, _train(device, *_with_optimizer(_sharded(device, **NONE)[0])))
-
-
-def _with_optimizer(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
-    return model, _momentum(model, NONE)
-
-
-def _goes_on_under_fsdp(device: torch.device) -> None:
-    """What is saved after two steps, right after a backward pass's end, is gone on from bit for bit."""
-    for options in ({"scheme": "w+2d"}, {"scheme": "baseline", "compressor": "dgc", "residual_device": "cpu"}):
-        whole, _ = _sharded(device, **options)
-        _train(device, whole, _momentum(whole, options))
-        first, hook = _sharded(device, **options)
-        optimizer = _momentum(first, options)
-        _train(device, first, optimizer, last=2)
-        residuals = {name: one.cpu() for name, one in hook.residual_state_dict().items()}
-        second, fresh = _sharded(device, **options)
-        second.load_state_dict(first.state_dict())
-        again = _momentum(second, options)
-        again.load_state_dict(optimizer.state_dict())
-        fresh.load_residual_state_dict(residuals)
-        _train(device, second, again, first=2)
-        assert fresh.steps == 4 and _equal(whole, second), options
+        if not fsdp:
+            with stream_beside(device):
+                model, _ = _sharded(device, **NONE)
+                _train(device, model, _momentum(model, NONE))
+            assert _equal(model, ours)
 
 
 def test_one_rank_under_fsdp(device: torch.device) -> None:
-    on_ranks(1, _backend(device), device, _as_unsharded, _as_fsdp_itself, _goes_on_under_fsdp)
+    on_ranks(1, _backend(device), device, _as_unsharded, _as_fsdp_itself)

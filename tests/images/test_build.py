@@ -94,9 +94,9 @@ def test_a_step_that_fails_leaves_neither_image_nor_container(client: docker.Doc
         info.size = len(text)
         tar.addfile(info, io.BytesIO(text))
     archive.seek(0)
-    messages = client.api.build(fileobj=archive, custom_context=True, decode=True, rm=True, forcerm=True)
+    options = {"custom_context": True, "decode": True, "rm": True, "forcerm": True}
     with pytest.raises(BuildError, match=r"(?s)broken could not be built.*that was it"):
-        follow(client, "broken", messages)
+        follow(client, "broken", lambda: client.api.build(fileobj=archive, **options))
     assert everything(client) == before
 
 

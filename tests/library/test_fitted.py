@@ -188,22 +188,6 @@ def test_a_threshold_is_rounded_down_so_that_the_same_is_greater() -> None:
 # --- properties ---
 
 
-@pytest.mark.parametrize("stages", range(1, 8))
-@pytest.mark.parametrize("fit", ["exponential", "pareto"])
-def test_of_laplace_inputs_any_number_of_stages_sends_the_density(fit: str, stages: int) -> None:
-    flat = drawn("laplace", 2, 400_000)
-    assert len(SIDCo(0.01, fit=fit, stages=stages).select(flat, "w", 0)) == pytest.approx(4000, rel=0.05)
-
-
-@pytest.mark.parametrize("name", FITTED)
-def test_a_scale_changes_nothing(name: str) -> None:
-    flat, compressor = drawn("t3"), build_compressor(name, 0.01)
-    assert isinstance(compressor, SparseCompressor)
-    chosen = compressor.select(flat, "w", 0)
-    for scale in (2.0**-60, 2.0**40):
-        assert torch.equal(compressor.select(flat * scale, "w", 0), chosen)
-
-
 @pytest.mark.parametrize("name", FITTED)
 def test_fits_that_go_wrong_send_something_and_no_zeros(name: str) -> None:
     compressor = build_compressor(name, 0.01)
@@ -253,23 +237,3 @@ def test_stages_follow_what_was_sent_five_calls_at_a_time() -> None:
     assert adapted([0.1, 1.5, 1.5, 1.5, 0.4]) == [1] * 5, "the mean of five counts"
     assert adapted([0.0] * 9 + [0.5] * 5)[-2:] == [1, 2], "nothing is to be learnt of zeros"
     assert adapted([0.5] * 60)[-1] == 7 and adapted([0.5] * 20, density=0.4)[-1] == 2, "ceil(log2(1 / density))"
-
-
-def test_without_a_state_the_stages_are_those_of_the_start() -> None:
-    flat = drawn("normal").view(200, 250)
-    compressor, fixed = SIDCo(0.01), SIDCo(0.01, stages=1)
-    assert torch.equal(compressor.compress(flat, "w", 0).buffer, fixed.compress(flat, "w", 0).buffer)
-    assert fixed.state(flat.shape, flat) == {}
-    state = compressor.state(flat.shape, flat)
-    state["stages"][0] = 3.0
-    three = SIDCo(0.01, stages=3).compress(flat, "w", 0)
-    assert torch.equal(compressor.compress_with(flat, "w", 0, state).buffer, three.buffer)
-
-
-def test_adapted_stages_come_near_the_density() -> None:
-    compressor, counts = SIDCo(0.01), []
-    state = compressor.state(torch.Size([N]), torch.empty(0))
-    for call in range(25):
-        payload = compressor.compress_with(drawn("normal", call), "w", 0, state)
-        counts.append(payload.parts()[0].numel() / (0.01 * N))
-    assert counts[0] < 0.1 and all(0.8 < count < 1.2 for count in counts[15:])

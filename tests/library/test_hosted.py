@@ -39,12 +39,3 @@ def test_what_was_fetched_for_a_step_goes_with_it() -> None:
         loss_of(model, torch.Generator()).backward()
         optimizer.step()
     assert alive.current_bytes == 0 and largest <= alive.peak_bytes <= 5 * largest, "what is used, and what comes next"
-
-
-def test_a_state_is_saved_and_loaded_there_too() -> None:
-    options = {"scheme": "w+2d", "residual_device": "cpu"}
-    _, stopped = train(LocalCommunicator(), seeded(Net), steps=3, **options)
-    state = {name: tensor.clone() for name, tensor in stopped.residual_state_dict().items()}
-    _, fresh = train(LocalCommunicator(), seeded(Net), steps=0, scheme="w+2d")
-    fresh.load_residual_state_dict(state)
-    assert all(torch.equal(state[name], tensor) for name, tensor in fresh.residual_state_dict().items())

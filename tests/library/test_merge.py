@@ -1,26 +1,20 @@
 """Merged messages: whatever travels together, training is the same, bit for bit, and what travels is what was asked."""
 
-import gc
 import json
-import threading
-import weakref
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.thresholds import Threshold
 from resireduce.errors import ConfigError
-from resireduce.merging import profile
-from resireduce.merging.rules import TIMED, Costs, line_through
+from resireduce.merging.rules import TIMED, Costs
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS
 from tests.threads import LocalWorld
-from tests.worlds import Net, distributed, residuals, same, seeded, train, train_world
+from tests.worlds import Net, distributed, same, seeded, train, train_world
 
 LARGE = ["head.weight", *[f"blocks.{i}.{way}.weight" for i in (2, 1, 0) for way in ("down", "up")], "first.weight"]
 """Tensors of `Wide` that are compressed, in the order in which their gradients come."""
@@ -126,27 +120,6 @@ def test_messages_are_those_that_were_asked_for() -> None:
     assert found == [*[[name] for name in LARGE[1:-2]], ["blocks.0.up.weight", "head.weight"], ["first.weight"]]
 
 
-def test_a_merged_message_is_one_collective_of_all_payloads() -> None:
-    counts = {}
-    for merge in (None, "one"):
-        communicator = Watched()
-        train(communicator, seeded(Wide), steps=2, scheme="baseline", merge=merge, loss=loss_of)
-        counts[merge] = communicator.gathers, communicator.sums
-    alone, together = counts[None][0], counts["one"][0]
-    assert len(alone) == 2 * len(LARGE) and len(together) == 2
-    assert sum(nbytes for _, nbytes in together) == sum(nbytes for _, nbytes in alone)
-    assert counts[None][1] == counts["one"][1], "small dense tensors travel as ever"
-
-
-def test_dense_gradients_are_merged_too_and_small_ones_keep_their_message() -> None:
-    communicator = Watched()
-    train(communicator, seeded(Wide), steps=1, scheme="none", compressor="none", merge="one", loss=loss_of)
-    model = seeded(Wide)
-    sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
-    large = sum(sizes[name] for name in LARGE)
-    assert sorted(nbytes for _, nbytes in communicator.sums) == sorted((large, sum(sizes.values()) - large))
-
-
 def test_hybrid_is_one_gather_and_one_sum() -> None:
     """Whatever is sent dense, beyond what a bucket holds too."""
     communicator = Watched()
@@ -157,13 +130,6 @@ def test_hybrid_is_one_gather_and_one_sum() -> None:
     assert [nbytes for _, nbytes in communicator.sums] == [dense] and len(communicator.gathers) == 1
     alone, together = (train_world(2, seeded(Wide), merge=merge, **options)[0][0] for merge in (None, "hybrid"))
     assert same(alone, together), "of two ranks nothing rounds otherwise"
-
-
-def test_warm_up_sums_the_tensors_of_each_bucket_as_they_are() -> None:
-    communicator = Watched()
-    options = {"scheme": "baseline", "merge": "one", "warm_up_steps": 1, "loss": loss_of}
-    train(communicator, seeded(Wide), steps=1, **options)  # type: ignore[arg-type]
-    assert not communicator.gathers and len(communicator.sums) == 2
 
 
 @pytest.mark.parametrize("hierarchy", ["flat", [[0, 1], [2, 3]]])
@@ -256,50 +222,6 @@ def test_first_steps_are_timed_in_every_form(options: dict[str, object]) -> None
         assert all(nbytes > 0 for nbytes in optimizer.costs.nbytes) and optimizer.costs.seconds_per_byte >= 0
 
 
-def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank whose clock runs a hundred times as fast finds everything to take longer; clocks tick when looked at."""
-    clock = threading.local()
-
-    def tick(_: object) -> float:
-        clock.now = getattr(clock, "now", 0.0) + getattr(clock, "factor", 1.0)
-        return float(clock.now)
-
-    monkeypatch.setattr(profile, "_clock", tick)
-
-    def rank(communicator: Communicator) -> Costs | None:
-        return train(communicator, start, merge="mg-wfbp", steps=6, gradients="kept", loss=loss_of)[1].costs
-
-    def other(communicator: Communicator) -> Costs | None:
-        clock.factor = 1.0 + 99.0 * communicator.rank
-        return rank(communicator)
-
-    start = seeded(Wide)
-    plain, slowed = (LocalWorld(2).run(work)[0] for work in (rank, other))
-    assert plain is not None and slowed is not None
-    assert sum(slowed.compress_seconds) > 5 * sum(plain.compress_seconds)
-
-
-def test_a_step_that_is_skipped_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One layer has a gradient in skipped steps alone; each step begins a thousand seconds after the one before."""
-    now = [0.0]
-    monkeypatch.setattr(profile, "_clock", lambda device: now.append(now[-1] + 1) or now[-1])
-    model, scaler = (
-        seeded(lambda: nn.Sequential(nn.Linear(120, 120), nn.Linear(120, 120))),
-        resireduce.GradScaler("cpu"),
-    )
-    optimizer = distributed(model, grad_scaler=scaler, merge="optimal")
-    for step in range(12):
-        now.append(now[-1] + 1000)
-        x = torch.ones(2, 120) if step % 2 else torch.full((2, 120), torch.inf)
-        y = model[1](x) + (0 if step % 2 else model[0](torch.ones(2, 120)))
-        scaler.scale(y.mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert optimizer.overflowed == (step % 2 == 0)
-        optimizer.zero_grad()
-    assert optimizer.costs is not None and max(optimizer.costs.ready_seconds) < 1000
-
-
 def test_messages_follow_from_costs_alone() -> None:
     """By hand: a link that is slow to start merges what is ready close together, one that is not merges nothing."""
     costs = {"names": ["c", "b", "a"], "ready_seconds": [1.0, 1.1, 9.0], "compress_seconds": [0.01] * 3}
@@ -316,46 +238,12 @@ def test_messages_follow_from_costs_alone() -> None:
         slow.messages("one")
 
 
-def test_a_tensor_that_waits_for_another_is_ready_after_it() -> None:
-    """Times of the slowest rank, tensor by tensor, need not ascend: messages leave in order."""
-    costs = {"names": ["b", "a"], "compress_seconds": [0.0] * 2, "nbytes": [10, 10], "elements": [100, 100]}
-    made = Costs(0.5, 0.01, ready_seconds=[1.1, 1.0], **costs)  # type: ignore[arg-type]
-    assert made.messages("optimal") == [["b", "a"]]
-
-
 def test_omgs_waits_for_the_backward_pass_alone() -> None:
     """Compressing the second tensor takes two of the three seconds between them, for which the first need not wait."""
     costs = {"names": ["b", "a"], "ready_seconds": [5.0, 8.0], "nbytes": [1, 1], "elements": [1000, 2000]}
     made = (Costs(1.5, 0.0, compress_seconds=[one, 2 * one], **costs) for one in (1.0, 0.0))  # type: ignore[arg-type]
     long, none = made
     assert long.messages("omgs") == [["b", "a"]] and none.messages("omgs") == [["b"], ["a"]]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "seconds", "line"),
-    [
-        ([1.0, 2.0, 4.0], [3.0, 5.0, 9.0], (1.0, 2.0)),
-        ([1.0, 2.0, 4.0], [2.0, 4.0, 8.0], (0.0, 2.0)),
-        ([1.0, 2.0, 3.0], [3.0, 3.0, 3.0], (3.0, 0.0)),
-        ([4.0], [8.0], None),
-        ([1.0, 2.0], [0.0, 0.0], (0.0, 0.0)),
-    ],
-)
-def test_a_line_through_times(sizes: list[float], seconds: list[float], line: tuple[float, float] | None) -> None:
-    start, each = line_through(np.array(sizes), np.array(seconds))
-    assert start >= 0 and each >= 0
-    if line is not None:
-        np.testing.assert_allclose((start, each), line, atol=1e-9)
-
-
-def test_a_line_that_would_begin_below_nothing_begins_at_nothing() -> None:
-    start, each = line_through(np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.0, 4.0]))
-    assert start == 0 and 0.5 < each < 1.4
-
-
-def test_a_line_is_as_near_to_small_times_as_to_large_ones() -> None:
-    start, each = line_through(np.array([10.0, 1e6, 2e6]), np.array([1e-4, 1.0, 2.2]))
-    np.testing.assert_allclose(start + each * np.array([10.0, 1e6, 2e6]), [1e-4, 1.0, 2.2], rtol=0.1)
 
 
 def test_what_is_not_known_before_training_is_not_planned() -> None:
@@ -368,18 +256,6 @@ def test_what_is_not_known_before_training_is_not_planned() -> None:
     assert together["peak_states"] > alone["peak_states"], "payloads wait for each other, and come together"
 
 
-@pytest.mark.parametrize(
-    "lists", [[["head.bias"]], [["head.weight", "norm.weight"]], [["head.weight", "first.weight"]]]
-)
-def test_lists_of_what_is_sent_dense(lists: list[list[str]]) -> None:
-    """They change nothing of its message."""
-    with distributed(Wide(), merge=lists) as optimizer:
-        assert {"norm.weight", "head.bias"} < set(optimizer.messages[-1])
-        messages = optimizer.messages
-    with distributed(Wide(), merge=messages) as optimizer:
-        assert optimizer.messages == messages
-
-
 def test_tensors_of_two_kinds_cannot_share_a_message_and_are_kept_apart() -> None:
     model = seeded(Wide)
     model.blocks[1].to(torch.bfloat16)  # type: ignore[operator]
@@ -389,21 +265,3 @@ def test_tensors_of_two_kinds_cannot_share_a_message_and_are_kept_apart() -> Non
     with distributed(model, merge="one") as optimizer:
         messages = [names for names in optimizer.messages if set(names) & set(LARGE)]
     assert len(messages) == 3 and all(len({kinds[name] for name in names}) == 1 for names in messages)
-
-
-@pytest.mark.parametrize("merge", ["none", "mg-wfbp"])
-def test_what_is_dropped_within_the_timed_steps_is_freed_at_once(merge: str) -> None:
-    model = seeded(Wide)
-    optimizer = resireduce.distribute(
-        model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", merge=merge
-    )
-    loss_of(model, torch.Generator().manual_seed(0)).backward()
-    optimizer.step()
-    held = [weakref.ref(residual) for residual in residuals(optimizer).values()]
-    gc.collect()
-    gc.disable()
-    try:
-        del optimizer
-        assert held and not any(one() is not None for one in held)
-    finally:
-        gc.enable()

@@ -16,17 +16,7 @@ pytestmark = pytest.mark.usefixtures("found_anew")
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 2), (16, 256), (17, 257), (128, 3000), (4097, 33)])
-def test_norms_of_rows_and_columns_are_the_same_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
-) -> None:
-    matrix = values(shape[0] * shape[1], "normal").view(shape)
-    for one, other in both(monkeypatch, lambda: list(l1_norms(matrix, torch.float32))):
-        assert torch.equal(one, other)
-
-
-@needs_compiler
-@pytest.mark.parametrize("shape", [(2, 2), (16, 256), (17, 257), (63, 1100), (128, 3000), (4097, 33)])
-def test_norms_of_rows_and_columns_are_the_same_in_any_number_of_threads(
+def test_norms_of_rows_and_columns_are_torchs_in_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
 ) -> None:
     matrix = values(shape[0] * shape[1], "normal").view(shape)
@@ -34,7 +24,8 @@ def test_norms_of_rows_and_columns_are_the_same_in_any_number_of_threads(
     monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
     for count in (1, 2, 3, 7):
         torch.set_num_threads(count)
-        assert all(map(torch.equal, l1_norms(matrix, torch.float32), expected))
+        for found, norm in zip(both(monkeypatch, lambda: [*l1_norms(matrix, torch.float32)]), expected, strict=True):
+            assert torch.equal(found[0], norm) and torch.equal(found[1], norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -71,17 +62,6 @@ def test_weights_of_norms_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPat
     for one, other in both(monkeypatch, lambda: [mean_norm(row, phi) for row in x]):
         assert torch.equal(bits(one), bits(other))
         assert torch.equal(bits(one), bits(expected.pop(0))) and (one.dtype, one.shape) == (torch.float32, ())
-
-
-@needs_compiler
-def test_weights_have_float32_whatever_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = values(20, "normal")
-    torch.set_default_dtype(torch.float64)
-    try:
-        for one, other in both(monkeypatch, lambda: [mean_norm(x, 0.5)]):
-            assert one.dtype == other.dtype == torch.float32
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 @needs_compiler

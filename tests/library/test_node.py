@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.comm.nodes import NodeSlices, find_nodes
+from resireduce.comm.nodes import find_nodes
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.scheme import COMPRESSORS, SCHEMES
@@ -21,25 +21,6 @@ from tests.worlds import Net, distributed, loss_of, residuals, same, seeded, tra
 PAIRS = [[0, 1], [2, 3]]
 SHAPES = [[[0, 1], [2, 3]], [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2], [1, 3]]]
 """2 x 2, 4 x 2 and 2 x 4 ranks, and ranks that are dealt out to nodes in turn."""
-
-
-# --- slices ---
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-@pytest.mark.parametrize("shape", [(8, 3), (9, 3, 2), (2, 700), (5,), (1,), (), (16,), (0,), (9, 0, 2)])
-def test_slices_are_the_tensor_cut_in_order(shape: tuple[int, ...], count: int) -> None:
-    tensor = torch.randn(shape)
-    slices = NodeSlices(tensor.shape, count)
-    rows = slices.spread(tensor)
-    own = [slices.own(row, place) for place, row in enumerate(rows)]
-    assert rows.shape == (count, slices.width)
-    assert torch.equal(torch.cat([one.view(-1)[:n] for one, n in zip(own, slices.sizes, strict=True)]), tensor.view(-1))
-    assert torch.equal(slices.joined(torch.stack([slices.padded(one) for one in own])), tensor)
-    for one, size in zip(own, slices.sizes, strict=True):
-        assert one.numel() == max(1, size) and (size or not one.any()), "no padding but for a rank without an element"
-        assert one.shape[1:] == tensor.shape[1:] or shape[0] < count or 0 in shape, "rows stay whole if enough"
-    assert max(slices.sizes) - min(slices.sizes) <= (math.prod(shape[1:]) if shape and shape[0] >= count else 1)
 
 
 # --- what is trained, against the definition in NumPy ---
@@ -137,79 +118,7 @@ def test_every_scheme_on_slices_keeps_ranks_alike_and_streamed_as_kept(scheme: s
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_group_on_slices_is_the_group_of_the_slices() -> None:
-    """The weighted average of a group, formed of slices with the weights of these."""
-    (_, optimizer), *_ = train_world(4, seeded(Net), hierarchy=PAIRS, scheme="w", steps=2)
-    shapes = {name: tuple(t.shape) for name, t in residuals(optimizer).items()}
-    assert shapes["weighted.blocks.0.up.weight"] == (72, 72), "half of the 144 rows that each member has"
-    assert "weighted.blocks.1.up.weight" not in shapes
-
-
 # --- gradients that are missing, or cannot be used ---
-
-
-class Branches(nn.Module):
-    """Three layers, of which a batch uses those that it names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(120, 120) for _ in range(3))
-
-    def forward(self, used: tuple[int, ...]) -> Tensor:
-        x = torch.linspace(-1, 1, 240).view(2, 120)
-        for number in used:
-            x = self.layers[number](x)
-        return x.square().mean()
-
-
-USED = [(0, 1), (0,), (0,), (0,)]
-"""Layer 1 is used by one rank of one node, layer 2 by none."""
-
-
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-@pytest.mark.parametrize("scheme", ["baseline", "w"])
-@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
-def test_layers_that_some_ranks_do_not_use(gradients: str, scheme: str, max_grad_norm: float | None) -> None:
-    """What no rank uses is left as it is, with momentum and weight decay; all others end alike on all ranks."""
-
-    start = seeded(Branches)
-
-    def rank(communicator: Communicator) -> nn.Module:
-        model = copy.deepcopy(start)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-        options = {"gradients": gradients, "max_grad_norm": max_grad_norm, "hierarchy": PAIRS}
-        optimizer = resireduce.distribute(model, wrapped, scheme, density=0.1, backend=communicator, **options)  # type: ignore[arg-type]
-        for turn in range(4):
-            optimizer.zero_grad()
-            model(USED[(communicator.rank + turn) % 4]).backward()
-            optimizer.step()
-        residual = optimizer.residual_state_dict()
-        assert all(not tensor.any() for name, tensor in residual.items() if "layers.2." in name)
-        return model
-
-    models = LocalWorld(4).run(rank)
-    assert all(same(model, models[0]) for model in models[1:])
-    for before, after, moves in zip(start.layers, models[0].layers, (True, True, False), strict=True):
-        assert all(torch.equal(p, q) != moves for p, q in zip(before.parameters(), after.parameters(), strict=True))
-
-
-def test_a_residual_stays_where_no_rank_of_the_node_has_a_gradient() -> None:
-    start = seeded(Branches)
-
-    def rank(communicator: Communicator) -> dict[str, Tensor]:
-        model = copy.deepcopy(start)
-        optimizer = distributed(model, backend=communicator, hierarchy=PAIRS)
-        model((0, 1)).backward()
-        optimizer.step()
-        before = copy.deepcopy(optimizer.residual_state_dict())
-        model((0, 1) if communicator.rank == 3 else (0,)).backward()
-        optimizer.step()
-        after = optimizer.residual_state_dict()
-        return {name: after[name] - before[name] for name in after if name.startswith("full.")}
-
-    changes = LocalWorld(4).run(rank)
-    assert [bool(change["full.layers.1.weight"].any()) for change in changes] == [False, False, True, True]
-    assert all(change["full.layers.0.weight"].any() for change in changes)
 
 
 @pytest.mark.parametrize(("gradients", "bad"), [("kept", 0), ("kept", 3), ("streamed", 1), ("streamed", 2)])
@@ -246,9 +155,6 @@ def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
         assert all(tensor.isfinite().all() for tensor in held)
 
     LocalWorld(4).run(rank)
-
-
-# --- several passes, limits, warm-up ---
 
 
 # --- which ranks share a node ---

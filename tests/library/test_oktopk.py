@@ -13,7 +13,7 @@ from torch import Tensor
 import resireduce
 from resireduce.comm.base import Communicator, Handle
 from resireduce.comm.local import LocalCommunicator, PretendCommunicator
-from resireduce.contrib.oktopk import OkTopK, is_due
+from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from tests.threads import LocalWorld, ThreadCommunicator
@@ -139,29 +139,6 @@ def test_ranks_do_as_it_is_defined(ranks: int) -> None:
     assert wanted <= set(definition.seen), "the gradients must lead through all that is defined"
 
 
-@pytest.mark.parametrize("absent", [None, 0, 2])
-def test_nothing_is_lost_between_the_ranks_and_all_have_the_same(absent: int | None) -> None:
-    def rank(communicator: Communicator) -> list[tuple[Tensor, Tensor, Tensor, list[Tensor]]]:
-        model, optimizer = distributed(communicator)
-        seen = []
-        for step in range(9):
-            had = held(optimizer, "residual")
-            mine = None if communicator.rank == absent and step in (0, 4, 5, 7) else drawn(communicator.rank, step)
-            back = average(model, optimizer, mine)
-            common = [held(optimizer, name) for name in ("common", "starts")]
-            seen.append((had if mine is None else had + mine, back, held(optimizer, "residual"), common))
-        return seen
-
-    for ranks in zip(*LocalWorld(3).run(rank), strict=True):
-        (_, back, _, common), *others = ranks
-        assert back.any()
-        assert all(torch.equal(back, theirs) for _, theirs, _, _ in others)
-        assert all(torch.equal(a, b) for *_, theirs in others for a, b in zip(common, theirs, strict=True))
-        torch.testing.assert_close(3 * back + sum(left for _, _, left, _ in ranks), sum(had for had, *_ in ranks))
-        for had, _, left, _ in ranks:
-            assert torch.equal(left[left != 0], had[left != 0]), "what is kept is kept as it was"
-
-
 def test_a_tensor_that_no_rank_has_a_gradient_of_is_forgotten_by_none() -> None:
     def rank(communicator: Communicator) -> None:
         model, optimizer = distributed(communicator)
@@ -175,11 +152,6 @@ def test_a_tensor_that_no_rank_has_a_gradient_of_is_forgotten_by_none() -> None:
         assert held(optimizer, "mine")[2] == held(optimizer, "starts")[-1] == 6, "what was due meanwhile is made up for"
 
     LocalWorld(2).run(rank)
-
-
-def test_steps_at_which_something_is_found_are_those_of_the_optimizer() -> None:
-    assert [step for step in range(100) if is_due(step, 1, 32)] == list(range(32, 100))
-    assert is_due(7, 0, 32) and not is_due(63, 33, 32) and is_due(64, 33, 32) and not is_due(31, 8, 32)
 
 
 # --- what it remembers ---

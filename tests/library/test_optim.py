@@ -9,13 +9,10 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC
 from resireduce.optim import DGCSGD, SecondMomentAdamW
-from resireduce.plan import plan
-from resireduce.planning.memory import measure_states
 from tests.threads import LocalWorld
-from tests.worlds import Net, loss_of, same, seeded
+from tests.worlds import Net, same, seeded
 
 SHAPES = ((30, 20), (7,), (2, 3, 4))
 DECAY = 0.03
@@ -62,28 +59,6 @@ def test_steps_follow_the_recursion(momentum: float, nesterov: bool) -> None:
         assert np.allclose(found.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
-def decayed(optimizer: torch.optim.Optimizer) -> float:
-    """Norm that is left of ones whose gradients are zeros."""
-    (parameter,) = optimizer.param_groups[0]["params"]
-    for _ in range(200):
-        parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-    return float(parameter.detach().norm() / parameter.numel() ** 0.5)
-
-
-def ones() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.ones(9, dtype=torch.float64))]
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_decay_takes_as_much_as_under_torchs_momentum_and_ten_times_what_it_takes_without(nesterov: bool) -> None:
-    own = decayed(DGCSGD(ones(), 0.1, 0.9, nesterov, 0.01))
-    torchs = decayed(torch.optim.SGD(ones(), 0.1, 0.9, weight_decay=0.01, nesterov=nesterov))
-    without = decayed(torch.optim.SGD(ones(), 0.1, weight_decay=0.01))
-    assert own == pytest.approx(torchs, rel=1e-12)
-    assert np.log(own) / np.log(without) == pytest.approx(10, rel=0.1)
-
-
 def double() -> nn.Module:
     return Net().double()
 
@@ -128,24 +103,6 @@ def test_where_all_is_sent_dense_it_is_torchs_sgd_with_momentum_and_decay(nester
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11, msg=name)
 
 
-@pytest.mark.parametrize("decay", [0.0, DECAY])
-def test_it_is_planned_to_the_byte(decay: float) -> None:
-    def make(parameters: list[nn.Parameter]) -> DGCSGD:
-        return DGCSGD(parameters, 0.1, weight_decay=decay)
-
-    planned = plan(Net, optimizer=make, compressor="dgc-momentum", world_size=1)
-    assert planned["optimizer_states"] == (2 if decay else 1) * planned["parameters"]
-    model = seeded(Net)
-    optimizer = resireduce.distribute(
-        model, make(list(model.parameters())), "w+2d", "dgc-momentum", backend=LocalCommunicator()
-    )
-    optimizer.zero_grad()
-    loss_of(model, torch.Generator().manual_seed(0)).backward()
-    optimizer.step()
-    states = measure_states(optimizer).as_dict()
-    assert states == {key: planned[key] for key in states}
-
-
 def test_a_saved_state_goes_on_as_if_nothing_had_happened_and_a_closure_is_called() -> None:
     parameter = nn.Parameter(torch.linspace(-1, 1, 5))
     optimizer = DGCSGD([parameter], 0.1, weight_decay=DECAY)
@@ -179,14 +136,3 @@ def test_without_a_first_moment_it_is_torchs_adamw(form: dict[str, bool]) -> Non
         assert form != {"foreach": False} or torch.equal(one, expected)
     held = [sum(tensor.nbytes for state in one.state.values() for tensor in state.values()) for one in both]
     assert held[1] - held[0] == sum(parameter.nbytes for parameter in mine), "torch's holds one state more"
-
-
-@pytest.mark.parametrize("name", ["second-moment-adamw", "rmsprop", "adafactor"])
-def test_plan_knows_its_name_and_those_of_others_that_hold_little(name: str) -> None:
-    planned, parameters = plan(Net, optimizer=name, world_size=1), [*Net().parameters()]
-    counters = 4 * len(parameters)
-    if name == "adafactor":
-        assert planned["optimizer_states"] < 0.1 * planned["parameters"]
-    else:
-        assert planned["optimizer_states"] == planned["parameters"] + counters
-    assert planned["peak_states"] < plan(Net, optimizer="adamw", world_size=1)["peak_states"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.packed import HEADER, Packed, PackedDGC, decode, encode
+from resireduce.compressors.packed import HEADER, Packed, decode, encode
 from resireduce.compressors.thresholds import SIDCo, Threshold
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.codes import octets, pack_bits, pack_codes, unpack_bits, unpack_codes
@@ -78,11 +78,6 @@ def test_what_is_packed_is_what_was_selected(dtype: torch.dtype, of: TopK) -> No
     assert (packed.exact, packed.momentum) == (of.exact, of.momentum)
     shifted = torch.cat((torch.zeros(3, dtype=torch.uint8), payload.buffer))[3:]
     assert torch.equal(packed.decompress(payload.received(shifted)), of.decompress(plain)), "it lies anywhere"
-
-
-def test_momentum_is_corrected_with_packed_indices_too() -> None:
-    packed = PackedDGC(DGC(0.1, momentum_factor=0.9))
-    assert packed.momentum is not None and packed.momentum.factor == 0.9
 
 
 def test_a_state_is_that_of_the_compressor_whose_indices_are_packed() -> None:

@@ -1,6 +1,7 @@
-"""What is largest is selected, packed and taken out by one call: the elements, bits and memory of a stable sort."""
+"""What is largest is selected, packed and taken out by one call, and added to its places by another."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,7 @@ import torch
 from resireduce.compressors.base import Sum
 from resireduce.compressors.topk import TopK
 from resireduce.kernels import ops
-from resireduce.kernels.ops import BYTES, NOT_FINITE, SWITCH, largest_each, library
-from resireduce.planning.memory import LiveBytes
+from resireduce.kernels.ops import BYTES, NOT_FINITE, SWITCH, add_sent_each_, largest_each, library
 from tests.compiled import needs_compiler, values
 
 pytestmark = needs_compiler
@@ -49,14 +49,6 @@ def test_they_are_the_last_of_a_stable_sort(n: int, kind: str, adds: bool) -> No
             assert same(target, total.index_fill(0, places, 0.0) if takes else total)
 
 
-def test_several_tensors_are_one_call() -> None:
-    tensors, ks = [values(n, "normal") for n in (3, 70_001, 500)], [2, 700, 5]
-    expected = [packed_of(one.clone(), k) for one, k in zip(tensors, ks, strict=True)]
-    found = [torch.empty(BYTES * k, dtype=torch.uint8) for k in ks]
-    assert largest_each([(*one, None, to, "") for *one, to in zip(tensors, ks, found, strict=True)]) == [1, 1, 1]
-    assert all(map(torch.equal, found, expected))
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kind", ["normal", "zero", "uneven"])
 @pytest.mark.parametrize("n", [20, 10_240, 70_001])
@@ -66,30 +58,6 @@ def test_what_is_not_finite_is_found_in_the_sum_and_beforehand(n: int, kind: str
         flat, packed = values(n, kind), torch.empty(BYTES * 2, dtype=torch.uint8)
         assert largest_each([(flat, 2, added, packed, check)]) == [NOT_FINITE]
         assert check == "sum" or same(flat, values(n, kind))
-
-
-def test_where_the_sample_misleads_all_elements_are_counted() -> None:
-    flat = torch.zeros(100_000)
-    step = ops._scan(100_000, 1000)[0]
-    flat[1::step] = values(len(flat[1::step]), "normal")  # what the sample skips: it finds zeros alone
-    flat[2::step] = 1e-9
-    places = flat.abs().sort(stable=True).indices[-1000:].sort().values
-    expected, left = flat[places], flat.index_fill(0, places, 0.0)
-    assert same(packed_of(flat, 1000)[:4000], expected) and same(flat, left)
-
-
-@pytest.mark.parametrize(
-    ("flat", "k"),
-    [
-        (torch.zeros(10_000, dtype=torch.float64), 10),
-        (torch.zeros(10_000, dtype=torch.bfloat16), 10),
-        (torch.zeros(20_000)[::2], 10),
-        (torch.zeros(0), 1),
-    ],
-)
-def test_nothing_is_done_to_what_it_is_not_for(flat: torch.Tensor, k: int) -> None:
-    packed = torch.empty(BYTES * k, dtype=torch.uint8)
-    assert largest_each([(flat, k, torch.ones_like(flat), packed, "")]) is None and not flat.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,25 +89,6 @@ def test_a_payload_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatc
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("n", [10_240, 262_144, 1_000_000])
-@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
-def test_what_it_holds_is_what_a_plan_counts(n: int, density: float) -> None:
-    def held(device: str) -> int:
-        dense, added = (torch.zeros(n, device=device) for _ in range(2))
-        with LiveBytes(lambda tensor: True) as live:
-            TopK(density).take_from_sums_([Sum(dense, added)])
-        return live.peak_bytes
-
-    assert held("cpu") == held("meta")
-
-
-@pytest.mark.parametrize("n", [12_544, 57_600, 230_400, 589_824, 2_359_296, 38_597_376, 2**25, 510_510 * 12])
-def test_a_sample_meets_all_rows_and_columns_and_fits_its_room(n: int) -> None:
-    for k in (1, max(1, n // 1000), n // 100, n // 10, n // 2):
-        step, _, room, nbytes = ops._scan(n, k)
-        assert math.gcd(step, n) == 1 and 4 * -(-n // step) <= nbytes >= 9 * room
-
-
 def test_it_takes_memory_of_the_host_whatever_the_default_device() -> None:
     """Compiled code that is given the address of another device's memory ends the process."""
     tensor, packed = values(20000, "normal"), torch.empty(3200, dtype=torch.uint8)
@@ -147,3 +96,35 @@ def test_it_takes_memory_of_the_host_whatever_the_default_device() -> None:
     with torch.device("meta"):
         assert largest_each([(tensor.clone(), 400, None, packed, "")]) == [1]
     assert torch.equal(packed, plain)
+
+
+# --- what was sent is added to its places ---
+
+N = 30_000
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 2, 1 / 3, -1 / 7])
+@pytest.mark.parametrize("density", [0.0001, 0.01, 1.0])
+def test_sums_have_the_bits_of_torch(monkeypatch: pytest.MonkeyPatch, density: float, scale: float) -> None:
+    compressor = TopK(density)
+    payload = compressor.compress(values(N, "normal"), "w", 0)
+    expected = values(N, "uneven").index_add_(0, compressor.sent_indices(payload), payload.parts()[0], alpha=scale)
+    for switch in ("1", "0"):
+        monkeypatch.setenv(SWITCH, switch)
+        library.cache_clear()
+        assert torch.equal(compressor.add_(values(N, "uneven"), payload, scale), expected)
+
+
+@pytest.mark.parametrize("index", [-1, N, 2**31 - 1])
+def test_a_message_with_a_place_that_is_not_there_is_refused(index: int) -> None:
+    compressor = TopK(0.01)
+    payload = compressor.compress(values(N, "normal"), "w", 0)
+    spoilt = replace(payload, buffer=payload.buffer.clone())
+    spoilt.parts()[1][7] = index
+    with pytest.raises((IndexError, RuntimeError)):
+        compressor.add_(values(N, "uneven"), spoilt)
+
+
+def test_nothing_is_read_behind_the_end_of_a_message() -> None:
+    packed = TopK(0.01).compress(values(N, "normal"), "w", 0).buffer
+    assert not add_sent_each_([(torch.zeros(N), [(packed[:-8], N // 100)])], 1.0, zero=False)

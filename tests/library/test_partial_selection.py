@@ -4,11 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-import resireduce
-from resireduce.comm.base import Communicator
 from resireduce.grouping import PartialSelection, partial_selection
-from tests.threads import LocalWorld
-from tests.worlds import residuals
 
 SIZES = {
     "a": (100, 100),
@@ -52,21 +48,3 @@ def test_what_is_dense_anyway_stays_so_and_is_no_part_of_it() -> None:
     assert partial_selection(built, 0.04) == PartialSelection(("e", "a"), pytest.approx((13_208 - 10_000) / 320_200))
     assert partial_selection(built, 0.1, dense=()) == partial_selection(model(), 0.1)
     assert partial_selection(built, 0.04, dense=["d"]).dense == ("d", "a", "b", "c")
-
-
-def test_distribute_takes_it() -> None:
-    def rank(communicator: Communicator) -> tuple[set[str], int]:
-        built, chosen = model(), partial_selection(model(), 0.03)
-        optimizer = resireduce.distribute(
-            built, torch.optim.SGD(built.parameters(), 1.0), "baseline", "adtopk", chosen.density, communicator,
-            dense=chosen.dense,
-        )  # fmt: skip
-        sum((parameter * (torch.arange(parameter.numel()) + 1.0).view_as(parameter)).sum()
-            for parameter in built.parameters()).backward()  # fmt: skip
-        optimizer.step()
-        moved = sum(int(getattr(built, name).count_nonzero()) for name in COMPRESSED)
-        return SIZES.keys() - {name.removeprefix("full.") for name in residuals(optimizer)}, moved
-
-    for dense, moved in LocalWorld(2).run(rank):
-        assert dense == {"a", "b", "c", "f", "g[0]"}
-        assert 0.9 * 0.03 * WHOLE <= moved <= 0.03 * WHOLE

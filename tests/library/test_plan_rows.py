@@ -1,14 +1,12 @@
 """What a plan says of frozen weights, of buffers, and of any optimizer's states is what a run then holds."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import resireduce
-from resireduce.__main__ import main
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
 from tests.worlds import Net, loss_of, seeded
@@ -46,11 +44,7 @@ def test_frozen_weights_and_buffers_have_rows_of_their_own(scheme: str) -> None:
     assert planned["frozen"] == sum(p.nbytes for p in model.parameters()) - states["parameters"] == 4 * 600 * 601
     assert planned["buffers"] == 4 * (600 + 600 + 7) + 8, "running statistics, one shared tensor, a count"
     assert planned["baseline_total"] < planned["frozen"], "what is frozen is in no other figure"
-
-
-def test_a_model_that_is_trained_whole_has_none_frozen() -> None:
-    assert plan(Net)["frozen"] == 0 < plan(Net)["buffers"]
-    assert plan(partial(nn.Linear, 200, 100))["buffers"] == 0
+    assert plan(Net)["frozen"] == 0 == plan(partial(nn.Linear, 200, 100))["buffers"]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
@@ -62,28 +56,6 @@ def test_parts_of_torch_jit_are_planned_as_others() -> None:
     assert plan(partial(layers, True)) == plan(partial(layers, False))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"compressor": "none"}], ids=str)
-def test_where_a_model_is_built_changes_nothing(tied: bool, options: dict[str, Any]) -> None:
-    """Not even the fullest moment; a constructor that reads values needs a device that has them."""
-
-    def on_the_cpu() -> nn.Module:
-        with torch.device("cpu"):
-            return nn.ModuleList([Net(tied=tied), Adapted()])
-
-    def without_storage() -> nn.Module:
-        return nn.ModuleList([Net(tied=tied), Adapted()])
-
-    assert plan(on_the_cpu, **options) == plan(without_storage, **options)
-
-
-def test_a_model_of_the_script_is_left_as_it_is() -> None:
-    model = nn.Sequential(nn.Linear(200, 100), nn.Linear(100, 200))
-    before = [one.clone() for one in model.parameters()]
-    assert plan(lambda: model) == plan(lambda: nn.Sequential(nn.Linear(200, 100), nn.Linear(100, 200)))
-    assert all(map(torch.equal, model.parameters(), before))
-
-
 def test_a_module_that_cannot_be_copied_is_planned_too() -> None:
     def normed() -> nn.Module:
         with torch.device("cpu"):
@@ -92,14 +64,9 @@ def test_a_module_that_cannot_be_copied_is_planned_too() -> None:
     assert plan(normed)["parameters"] == 4 * (200 * 100 + 2 * 100)
 
 
-def test_the_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "tests.library.test_plan_rows:Adapted", "--scheme", "baseline"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["frozen", "1.38", "MiB"] in lines and ["buffers", "0.00", "MiB"] in lines
-
-
 OPTIMIZERS = [f"torch.optim:{name}" for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "NAdam",
                                                  "RAdam", "RMSprop", "Rprop")]  # fmt: skip
+OPTIMIZERS += ["resireduce.optim:DGCSGD", "resireduce.optim:SecondMomentAdamW"]
 OPTIMIZERS += [f"bitsandbytes.optim:{name}" for name in ("AdamW", "AdamW8bit", "Lion8bit", "AdEMAMix8bit")]
 
 

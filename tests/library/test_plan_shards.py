@@ -1,17 +1,14 @@
 """A plan for FSDP2: what is refused, what is listed, and slices of one rank; tests/ranks has a real run."""
 
-from inspect import signature
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from resireduce import compress_fsdp
 from resireduce.__main__ import main
 from resireduce.errors import ConfigError
-from resireduce.plan import TAKEN, plan
-from resireduce.planning.item import sums
+from resireduce.plan import plan
 from tests.worlds import Net
 
 
@@ -54,15 +51,14 @@ class Wide(nn.Module):
         self.more = nn.ParameterDict({"w[0]": nn.Parameter(torch.empty(200, 100)), "v": nn.Parameter(torch.empty(9))})
 
 
-def test_layers_that_a_compressor_leaves_alone_are_in_no_group() -> None:
-    found = plan(Wide, shards=1, compressor="powersgd")
-    whole = plan(Wide, gradients="kept", compressor="powersgd")
-    assert {key: whole[key] for key in found} == found
-
-
-def test_a_dense_parameter_may_have_brackets_in_its_name() -> None:
-    found = plan(Wide, shards=2, dense=["more.w*"], scheme="baseline")
-    assert found["residuals"] == 3 * 2 * 5000 * 4 and found["normalised"] == 1
+@pytest.mark.parametrize(
+    ("build", "options"), [(Net, {}), (Net, {"scheme": "w", "itemised": True}), (Wide, {"compressor": "powersgd"})]
+)
+def test_one_shard_is_the_plan_of_kept_gradients(build: type[nn.Module], options: dict[str, Any]) -> None:
+    """Items say who shares a residual; layers that a compressor leaves alone are in no group."""
+    whole, sharded = plan(build, gradients="kept", **options), plan(build, shards=1, **options)
+    assert {key: whole[key] for key in sharded} == sharded
+    assert "itemised" not in options or any(item.members for item in sharded["items"])
 
 
 def test_a_compressor_that_knows_the_ranks_knows_the_replicas_alone() -> None:
@@ -70,30 +66,6 @@ def test_a_compressor_that_knows_the_ranks_knows_the_replicas_alone() -> None:
     given = {"scheme": "none", "compressor": "ok-topk"}
     of_two = plan(Net, world_size=2, gradients="kept", **given)["residuals"]
     assert plan(Net, world_size=8, shards=4, **given)["residuals"] == of_two > 0
-
-
-def test_it_takes_what_compress_fsdp_does() -> None:
-    arguments = [*signature(compress_fsdp).parameters]
-    assert {*TAKEN} == {*arguments} - {"model", "replicate", "warm_up_steps"}
-
-
-def test_one_shard_is_the_plan_of_kept_gradients() -> None:
-    whole, sharded = plan(Net, gradients="kept"), plan(Net, shards=1)
-    assert {key: whole[key] for key in sharded} == sharded
-
-
-def test_items_say_who_shares_a_residual() -> None:
-    ways = {"gradients": "kept"}, {"shards": 1}
-    whole, sharded = (plan(Net, scheme="w", itemised=True, **way)["items"] for way in ways)
-    assert sharded == whole and any(item.members for item in sharded)
-
-
-@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
-def test_n_shards_are_an_nth_but_for_rows_that_do_not_divide(scheme: str) -> None:
-    one, eight = (plan(Net, shards=shards, scheme=scheme, itemised=True) for shards in (1, 8))
-    rows = sum(72 * 4 for item in eight["items"] if len(item.shape) > 1)
-    assert one["total"] / 8 <= eight["total"] <= one["total"] / 8 + 8 * rows
-    assert sums(eight["items"]) == {state: eight[state] for state in sums(eight["items"])}
 
 
 def test_the_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,9 +57,3 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(kind: str, dtype: torch.dtype) -> None:
     ours, plain = (trained(compressor, KINDS[kind], dtype) for compressor in (TopK(0.01), InTurn(0.01)))
     assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True)) and ours[0].any()
-
-
-def test_a_gradient_that_does_not_lie_in_a_row_is_added_all_the_same() -> None:
-    residual = FullResidual(grouping=Grouping())
-    residual.register("w", torch.zeros(3, 2))
-    assert residual.compensate_(torch.arange(6.0).view(2, 3).t(), "w").tolist() == [[0, 3], [1, 4], [2, 5]]

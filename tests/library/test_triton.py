@@ -10,9 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
-
-from resireduce.kernels.ops import in_triton
 
 ROOT = Path(__file__).parents[2]
 APART = Path(sys.prefix) / "triton"
@@ -36,11 +33,6 @@ def test_kernels(files: tuple[str, ...], interpret: str, tmp_path: Path) -> None
     command += [f"tests/triton/{file}.py" for file in files]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and " skipped" not in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
-
-
-def test_tensors_of_a_cpu_are_left_to_the_plain_form() -> None:
-    flat = torch.zeros(1 << 17)
-    assert not in_triton(flat) and not in_triton(flat.to("meta"))
 
 
 def test_the_library_loads_without_triton() -> None:

@@ -1,38 +1,26 @@
 """Two phases: what ranks exchange, keep and remember, against the definition in NumPy; what is sent and saved."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import PretendCommunicator
 from resireduce.compressors.quantized import Block4, Fp8
 from resireduce.compressors.two_phase import Block8TwoPhase, Fp8TwoPhase
 from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from resireduce.plan import plan
 from tests.threads import LocalWorld
-from tests.worlds import reloaded
+from tests.worlds import Given, averages, distribute_given, reloaded
 
 SIZE, BLOCK, STEPS = 20_003, 256, 5
 KINDS = {"block8-two-phase": 127, "block4-two-phase": 7, "fp8-two-phase": None}
 """Levels on each side of zero; None: floats."""
 ABSENT = {2: (1,), 3: (0, 1, 2, 3)}
 """By step, the ranks that have no gradient."""
-
-
-class Given(nn.Module):
-    """Weights of zero, whose gradients are what they are multiplied by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(SIZE, 1, dtype=torch.float64))
-
-    def forward(self, gradient: Tensor) -> Tensor:
-        return (self.weight * gradient).sum()
 
 
 def drawn(rank: int, step: int) -> Tensor:
@@ -42,21 +30,12 @@ def drawn(rank: int, step: int) -> Tensor:
     return values * torch.logspace(-3, 2, SIZE, dtype=torch.float64).unsqueeze(1)
 
 
-def distributed(communicator: Communicator, **options: object) -> tuple[Given, DistributedOptimizer]:
-    """Each step moves the weights by the average."""
-    model = Given()
-    wrapped = torch.optim.SGD(model.parameters(), 1.0)
-    options = {"scheme": "baseline", "compressor": "block8-two-phase", **options}
-    return model, resireduce.distribute(model, wrapped, backend=communicator, **options)  # type: ignore[arg-type]
+distributed = partial(distribute_given, shapes={"weight": (SIZE, 1)})
 
 
 def average(model: Given, optimizer: DistributedOptimizer, gradient: Tensor | None) -> np.ndarray:
-    before = model.weight.detach().clone()
-    optimizer.zero_grad()
-    if gradient is not None:
-        model(gradient).backward()
-    optimizer.step()
-    return (before - model.weight.detach()).flatten().numpy()
+    found = averages(model, optimizer, {} if gradient is None else {"weight": gradient})
+    return found["weight"].flatten().numpy()
 
 
 # --- three steps by hand: two ranks, two parts of eight elements, whole numbers up to 7 ---
@@ -188,58 +167,6 @@ def test_steps_are_those_of_the_definition(compressor: str, ranks: int, gradient
         np.testing.assert_allclose(state["compressor.weight.owned"].numpy(), definition.owned[rank], atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("compressor", "most"), [("block8-two-phase", 127), ("block4-two-phase", 7)])
-def test_a_mean_of_levels_that_is_a_level_is_exact(compressor: str, most: int, dtype: torch.dtype) -> None:
-    own = torch.arange(SIZE) % (most + 1)
-    values = own, own % 2 + 2 * (torch.arange(SIZE) * 5 % (most // 2))
-    for one in values:
-        one[::8] = most  # the largest of every block
-
-    def train(communicator: Communicator) -> Tensor:
-        model = nn.Linear(1, SIZE, bias=False).to(dtype)
-        nn.init.zeros_(model.weight)
-        wrapped = torch.optim.SGD(model.parameters(), 1.0)
-        optimizer = resireduce.distribute(model, wrapped, "baseline", compressor, backend=communicator)
-        (model.weight[:, 0] * values[communicator.rank].to(dtype)).sum().backward()
-        optimizer.step()
-        return -model.weight[:, 0].detach()
-
-    for moved in LocalWorld(2).run(train):
-        torch.testing.assert_close(moved, ((values[0] + values[1]) // 2).to(dtype), rtol=3e-7, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("compressor", "bits"), [("block8-two-phase", 8), ("block4-two-phase", 4), ("fp8-two-phase", 8)]
-)
-@pytest.mark.parametrize("ranks", [2, 16])
-def test_a_rank_sends_as_many_bytes_whatever_the_number_of_ranks(compressor: str, bits: int, ranks: int) -> None:
-    sent = []
-
-    class Counting(PretendCommunicator):
-        """Adds up what this rank hands to exchanges and gathers."""
-
-        def all_to_all(self, tensor: Tensor, sizes: object, name: str) -> object:
-            sent.append(tensor.nbytes)
-            return super().all_to_all(tensor, sizes, name)  # type: ignore[arg-type]
-
-        def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> object:
-            sent.append(tensor.nbytes * (self.world_size - 1))
-            return super().all_gather(tensor, name, equal_sizes)
-
-    model = nn.Linear(1000, 1000, bias=False, device="meta")
-    optimizer = resireduce.distribute(
-        model,
-        torch.optim.SGD(model.parameters(), 1.0),
-        "baseline",
-        compressor,
-        backend=Counting(ranks),  # type: ignore[abstract]
-    )
-    model(torch.ones(1, 1000, device="meta")).sum().backward()
-    optimizer.step()
-    assert len(sent) == 2 and bits / 8 < sent[0] / 1e6 < 1.05 * bits / 8 and sum(sent) / 1e6 < bits / 4 + 0.1
-
-
 @pytest.mark.parametrize("compressor", KINDS)
 def test_training_goes_on_from_what_was_saved_bit_for_bit(compressor: str) -> None:
     def train(communicator: Communicator, stops: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -258,16 +185,6 @@ def test_training_goes_on_from_what_was_saved_bit_for_bit(compressor: str) -> No
     for (weights, state), (others, theirs) in zip(whole, halved, strict=True):
         assert torch.equal(weights, others) and state.keys() == theirs.keys()
         assert all(torch.equal(one, theirs[name]) for name, one in state.items())
-
-
-def test_a_plan_counts_what_the_owner_remembers() -> None:
-    def linear() -> nn.Module:
-        return nn.Linear(1000, 1000, bias=False)
-
-    with_state, without = (
-        plan(linear, scheme="none", compressor=name, world_size=4)["total"] for name in ("block8-two-phase", "block8")
-    )
-    assert with_state - without == 4 * 250_000
 
 
 def test_only_floats_of_8_bits_are_taken() -> None:

@@ -49,7 +49,7 @@ def _up(folder: Path, prefix: tuple[str, ...] = (), **settings: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("killed", [None, "slurmctld", "munged", "node2", "holder"])
+@pytest.mark.parametrize("killed", [None, "slurmctld", "holder"])
 def test_down_leaves_nothing(tmp_path, killed):
     before, folder = _machine(), tmp_path / "cluster"
     cluster = Cluster(folder)
@@ -145,8 +145,6 @@ def test_a_folder_in_use_is_refused(shared_cluster, tmp_path):
     [
         (["crash", "node5"], "node: 'node5' is none of"),
         (["slow", "fast"], "rate: 'fast' is not allowed; give 1mbit to 10gbit"),
-        (["slow", "0mbit"], "rate: '0mbit' is not allowed; give 1mbit to 10gbit"),
-        (["slow", "900kbit"], "rate: '900kbit' is not allowed; give 1mbit to 10gbit"),
         (["slow", "10.5gbit"], "rate: '10.5gbit' is not allowed; give 1mbit to 10gbit"),
         (["slow", "100mbit", "node5"], "node: 'node5' is none of"),
         (["ctld", "begin"], "ctld: 'begin' is none of stop, kill, start"),

@@ -3,15 +3,10 @@
 Oracles are NumPy's, from the definitions.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime import interpreter
 
 from resireduce.kernels.gpu import bucket
 from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, message_places, select
@@ -90,16 +85,6 @@ def test_each_tensor_of_a_bucket_has_its_own_largest_taken_out(dtype: torch.dtyp
     assert all(map(same_bits, residuals, left))
 
 
-def test_a_bucket_of_bfloat16() -> None:
-    """The numbers are whole and small: the interpreter rounds no sum of bfloat16 as it should."""
-    sizes = [700, 3, 130]
-    residuals, gradients = ([drawn(n, seed=seed).mul(8).round().bfloat16() for n in sizes] for seed in (1, 2))
-    ks = [35, 3, 9]
-    message, left = expected([one + more for one, more in zip(residuals, gradients, strict=True)], ks)
-    assert compressed([*gradients], residuals, ks)[1].tolist() == message.tolist()
-    assert all(map(same_bits, residuals, left))
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients_that_are_not_finite_are_zeros(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
@@ -129,57 +114,3 @@ def test_what_has_come_is_added_to_its_places() -> None:
 def test_a_selection_is_the_end_of_a_stable_sort(kind: str) -> None:
     flat = kinds(401, torch.float32)[kind]
     assert select(flat, 131).tolist() == last_of_a_stable_sort(flat, 131)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("k", [1, 130, 699])
-def test_a_selection_in_half_precision(k: int, dtype: torch.dtype) -> None:
-    flat = drawn(700, dtype)
-    assert select(flat, k).tolist() == last_of_a_stable_sort(flat, k)
-
-
-@pytest.mark.parametrize("n", [2, 127, 128, 129, 256, 257])
-def test_sizes_at_the_borders_of_chunks(n: int) -> None:
-    flat = drawn(n, torch.float16).mul_(4).round_()
-    for k in {1, n - 1, n}:
-        assert select(flat, k).tolist() == last_of_a_stable_sort(flat, k)
-
-
-class Launches(TorchDispatchMode):
-    """Counts torch's operations, but for views and memory that is only taken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not function.is_view and function.overloadpacket._qualified_op_name != "aten::empty":
-            self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
-    """Records what is launched; kernels are not run."""
-    found = Launches()
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda own, *_, **__: found.seen.append(own.fn.__name__))
-    yield found
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_launches_do_not_depend_on_how_many_tensors_there_are(dtype: torch.dtype, launches: Launches) -> None:
-    numbers = []
-    for count in (1, 3, 200):
-        gradients, residuals = ([torch.ones(300, dtype=dtype) for _ in range(count)] for _ in range(2))
-        ks = [5] * count
-        message = torch.empty(message_places(tuple(ks), dtype)[1], dtype=torch.uint8)
-        for _ in range(2):  # the second time addresses are known
-            launches.seen.clear()
-            with launches:
-                compress_topk_([*gradients], residuals, ks, message)
-        numbers.append(len(launches.seen))
-        launches.seen.clear()
-        with launches:
-            add_topk_(residuals, ks, message, 1.0)
-        assert launches.seen.count("_add_sent") == 1
-    assert numbers == [9 if dtype == torch.float32 else 7] * 3, launches.seen

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
-from benchmarks.training import kernel_cases
 from benchmarks.training.time_kernels import measured
 from resireduce.core import feedback
 from resireduce.errors import NonFiniteGradient
@@ -20,8 +19,6 @@ from resireduce.grouping import Grouping
 from resireduce.kernels import ops
 from resireduce.kernels.gpu import bucket, one_pass, self_check
 from resireduce.kernels.gpu.one_pass import jit, tl
-from resireduce.pieces import generator
-from resireduce.residuals.stored import Blocks
 from tests.triton.bucket import drawn, kinds
 from tests.worlds import residuals
 
@@ -39,39 +36,6 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 # --- one pass each ---
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(7, 300), (300, 7), (1, 9)])
-def test_where_rows_cross_columns(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    matrix = drawn(shape[0] * shape[1], dtype).view(shape)
-    before = matrix.double().numpy().copy()
-    rows, columns = (np.arange(size % 2, size, 2) for size in shape)
-    numbers = [torch.from_numpy(places).to(torch.int32) for places in (rows, columns)]
-    values = torch.empty(len(rows), len(columns), dtype=dtype)
-    one_pass.cut_crossing_into(values, matrix, *numbers, tile=64)
-    assert values.tolist() == before[np.ix_(rows, columns)].tolist()
-    one_pass.add_crossing_(matrix, *numbers, values, tile=64)
-    before[np.ix_(rows, columns)] *= 2  # exact
-    assert matrix.tolist() == before.tolist()
-
-
-@pytest.mark.usefixtures("used")
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_codes_have_the_bits_of_the_plain_form(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    for numel in (1, 65, 20_001):  # of two pieces, with a draw each
-        for name, values in kinds(max(numel, 300), dtype).items():
-            flat, made = values[:numel], []
-            if name == "infinite" or (numel > 1000 and name not in ("normal", "denormal")):
-                continue
-            for switch in ("1", "0"):
-                monkeypatch.setenv(ops.GPU_SWITCH, switch)
-                stored = Blocks((numel,), kind, CPU)
-                stored.set_(flat, generator(CPU, "source"))
-                made.append([*stored.tensors().values(), stored.add_to_(flat.clone())])
-            for one, other in zip(*made, strict=True):
-                assert np.array_equal(one.numpy().view(np.uint8), other.numpy().view(np.uint8)), (name, numel)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -194,30 +158,6 @@ def test_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["triton"] and len(found["rows"]) == 9
     for row in found["rows"]:
         assert row["same"] and row["kernel_seconds"] > 0 < row["plain_seconds"], row
-
-
-def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: object) -> None:
-        raise RuntimeError("no C compiler")
-
-    kernels, ways = ("int8: encode", "add a crossing", "cut a crossing"), kernel_cases.ways
-    monkeypatch.setattr(kernel_cases, "ways", lambda source: {one: ways(source)[one] for one in kernels})
-    monkeypatch.setattr(one_pass, "encode", failing)
-    monkeypatch.setattr(one_pass, "add_crossing_", lambda *_: None)
-    found = {row["kernel"]: row for row in kernel_cases.timed(drawn(400), 1)}
-    assert found["int8: encode"]["reason"] == "RuntimeError: no C compiler" and not found["int8: encode"]["same"]
-    assert found["add a crossing"]["same"] is False and found["cut a crossing"]["same"] is True
-
-
-@pytest.mark.usefixtures("used")
-def test_only_what_they_were_made_for_is_given_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat = drawn(1000)
-    assert ops.in_triton(flat) and ops.in_triton(flat, flat.half())
-    for other in (flat.double(), flat[::2], flat.to("meta"), torch.nn.Parameter(flat), flat[:0]):
-        assert not ops.in_triton(other)
-    assert not ops.in_triton(flat, flat[::2])
-    monkeypatch.setenv(ops.GPU_SWITCH, "0")
-    assert not ops.in_triton(flat)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -42,8 +42,6 @@ TORCH_FREE = (
     "resireduce/scheme.py",
     "resireduce/settings.py",
     "benchmarks/training/__init__.py",
-    "benchmarks/training/horovod.py",
-    "benchmarks/training/place.py",
 )
 """Loading these loads none of HEAVY, not even through others; all of the suite but training does not: test_rooms.py."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, Self
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
@@ -23,7 +23,7 @@ from benchmarks.core.progress import counted
 from benchmarks.core.provenance import STATUS, git, provenance
 from benchmarks.core.record import CellResult, RecordError
 from benchmarks.core.run_config import RUN_NAME, get_run_name
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, short
 
 # --- Remake a run's report in a temporary folder under the run's own name, and compare it with another report ---
 
@@ -83,22 +83,19 @@ def first_difference(path: str, old: Path, new: Path) -> str | None:
     is_page = path.endswith(".html")
     with old.open(errors="backslashreplace", newline="") as one, new.open(errors="backslashreplace", newline="") as two:
         for number, (was, now) in enumerate(zip_longest(one, two), start=1):
-            if was != now and not (is_page and was and now and _without_pictures(was) == _without_pictures(now)):
+            alike = is_page and was and now and PICTURE.sub("<svg>", was) == PICTURE.sub("<svg>", now)
+            if was != now and not alike:
                 return f"{path}, line {number}:\n    bundle:  {_short(was, now)}\n    records: {_short(now, was)}"
     return None if is_page else f"{path}: its bytes are no text"
-
-
-def _without_pictures(line: str) -> str:
-    return PICTURE.sub("<svg></svg>", line)
 
 
 def _short(line: str | None, other: str | None) -> str:
     """Return a line, cut to start shortly before the difference."""
     if line is None:
         return "(the file ends before)"
-    start = next((i for i, (a, b) in enumerate(zip(line, other or "", strict=False)) if a != b), len(other or ""))
-    start = max(0, start - 60) if len(line) > WIDTH else 0
-    return ("..." if start else "") + repr(line[start : start + WIDTH])[1:-1]
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(line, other or "", strict=False)))
+    start = alike - 60 if len(line) > WIDTH else 0
+    return ("..." if start > 0 else "") + repr(line[max(0, start) :][:WIDTH])[1:-1]
 
 
 # --- The contents of a bundle: files of the run and of the project, and texts that are made for it ---
@@ -121,10 +118,7 @@ Content = Path | bytes
 
 
 def contents(folder: Path, report: Path, name: str) -> dict[str, Content]:
-    """Return the contents of a bundle by their path in it, except README, crate and manifest.
-
-    folder: the run's folder; report: the folder of its fresh report; name: the run's name.
-    """
+    """Return the contents of a bundle by their path in it, except README, crate and manifest."""
     found: dict[str, Content] = {f"{RUNS}/{name}/{path}": file for path, file in files_of(folder, INPUTS).items()}
     found |= {f"{RUNS}/{name}/{path}": file for path, file in files_of(report, OUTPUTS).items()}
     for pattern in PROJECT:
@@ -156,13 +150,6 @@ def record_problem(path: Path) -> str | None:
         return str(error)
     expected = path.name.removesuffix(".json").removesuffix(".failed")
     return None if record.cell.name == expected else f"{path}: the record is of another cell, {record.cell.name}"
-
-
-def counts(folder: Path) -> dict[str, Any]:
-    """Return the number of records of finished and of failed cells."""
-    names = [path.name for path in (folder / "cells").glob("*.json")]
-    failed = sum(name.endswith(".failed.json") for name in names)
-    return {"finished": len(names) - failed, "failed": failed}
 
 
 # --- Write a bundle and its manifest. Files are sorted by name and share one time stamp ---
@@ -202,10 +189,10 @@ class Manifest:
             found = values.get("format") if isinstance(values, dict) else None
             raise BundleError(f"{NAME}: format {found!r} cannot be read; this code reads {FORMAT}")
         if not isinstance(values.get("run"), str) or not RUN_NAME.fullmatch(values["run"]):
-            raise BundleError(f"{NAME}: run: {str(values.get('run'))[:120]!r} is no name of a run")
+            raise BundleError(f"{NAME}: run: {short(values.get('run'))} is no name of a run")
         for name, kinds in {"date": str, "commit": str | None, "dirty": bool | None}.items():
             if not isinstance(values.get(name), kinds):
-                raise BundleError(f"{NAME}: {name}: {str(values.get(name))[:120]!r} is not allowed")
+                raise BundleError(f"{NAME}: {name}: {short(values.get(name))} is not allowed")
         try:
             files = {str(path): (str(one["sha256"]), int(one["bytes"])) for path, one in values["files"].items()}
             return cls(values["run"], values["date"], values["commit"], values["dirty"], files)
@@ -229,11 +216,6 @@ def pack(files: Mapping[str, Content], head: Manifest, output: Path) -> Manifest
     return manifest
 
 
-def size_of(content: Content) -> int:
-    """Return the size of a file or text in bytes."""
-    return content.stat().st_size if isinstance(content, Path) else len(content)
-
-
 def _add(bundle: ZipFile, path: str, content: Content) -> tuple[str, int]:
     """Return SHA-256 and bytes of the added content."""
     info, data = ZipInfo(path, EPOCH), content.read_bytes() if isinstance(content, Path) else content
@@ -252,10 +234,7 @@ CRATE_KINDS |= {".yaml": "application/yaml", ".csv": "text/csv", ".diff": "text/
 
 
 def crate_text(run: str, date: str, commit: str | None, sizes: Mapping[str, int]) -> str:
-    """Return the text of the metadata file: the root, and all files of the bundle.
-
-    sizes: bytes of each file of the bundle, by path.
-    """
+    """Return the text of the metadata file: the root, and all files of the bundle, of these sizes."""
     paths = [*sorted(sizes), NAME]
     about = {
         "name": f"ResiReduce suite, run {run}",
@@ -308,9 +287,11 @@ def main(args: argparse.Namespace) -> int:
         if stale:
             print(f"Note: {len(stale)} tables of {args.run} are not as its records make them; the bundle has new ones")
         files = contents(args.run, report, name)
-        about = {"run": name, "date": date, "commit": commit, "dirty": here["dirty"], **counts(args.run)}
+        failed = len([*args.run.glob("cells/*.failed.json")])
+        about = {"run": name, "date": date, "commit": commit, "dirty": here["dirty"], "failed": failed}
+        about |= {"finished": len([*args.run.glob("cells/*.json")]) - failed}
         files["README.md"] = rendered("bundle.md.j2", **about).encode()
-        sizes = {path: size_of(content) for path, content in files.items()}
+        sizes = {path: one.stat().st_size if isinstance(one, Path) else len(one) for path, one in files.items()}
         files[CRATE_NAME] = crate_text(name, date, commit, sizes).encode()
         manifest = pack(files, Manifest(name, date, commit, here["dirty"], {}), output)
     packed = f"{len(manifest.files)} files of {sum(sizes.values()):,} bytes"

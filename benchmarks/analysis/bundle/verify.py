@@ -56,14 +56,11 @@ def unpack(bundle: ZipFile, folder: Path) -> tuple[Manifest, list[str]]:
     manifest = Manifest.from_values(values)
     paths = [path for path in folder.rglob("*") if path.is_file() and path != folder / NAME]
     found = {path.relative_to(folder).as_posix(): (file_hash(path), path.stat().st_size) for path in paths}
-    return manifest, _compare(manifest.files, found)
-
-
-def _compare(said: dict[str, tuple[str, int]], found: dict[str, tuple[str, int]]) -> list[str]:
+    said = manifest.files
     problems = [f"{path}: missing, though the manifest has it" for path in sorted(said.keys() - found.keys())]
     problems += [f"{path}: added, the manifest does not have it" for path in sorted(found.keys() - said.keys())]
     changed = (path for path in sorted(found.keys() & said.keys()) if found[path] != said[path])
-    return [*problems, *(f"{path}: changed, its SHA-256 is not that of the manifest" for path in changed)]
+    return manifest, [*problems, *(f"{path}: changed, its SHA-256 is not that of the manifest" for path in changed)]
 
 
 # --- What a bundle rests on, beside what this checkout has ---
@@ -128,7 +125,9 @@ def main(args: argparse.Namespace) -> int:
         except BundleError as error:
             return _failed(args.bundle, [str(error)])
         wrong, notes = of_checkout(manifest, Path(folder))
-        _note(notes)
+        more = [f"{len(notes) - MOST_SHOWN} more like these"] if len(notes) > MOST_SHOWN else []
+        for note in [*notes[:MOST_SHOWN], *more]:
+            say(f"Note: {note}")
         problems += wrong
         run = Path(folder) / RUNS / manifest.run
         paths = sorted((run / "cells").glob("*.json"))
@@ -141,12 +140,6 @@ def main(args: argparse.Namespace) -> int:
     made = f"{tables} tables and report.html made again; of figures only the SHA-256"
     print(f"Verified: {args.bundle}: {len(manifest.files)} files, run {manifest.run}, {made}")
     return 0
-
-
-def _note(found: list[str]) -> None:
-    more = [f"{len(found) - MOST_SHOWN} more like these"] if len(found) > MOST_SHOWN else []
-    for note in [*found[:MOST_SHOWN], *more]:
-        say(f"Note: {note}")
 
 
 def differing_tables(run: Path, name: str) -> list[str]:

@@ -24,21 +24,16 @@ def shares_chart(records: Sequence[Record]) -> look.Specification | None:
     """Return Fig. 3: for each model, the metric over the share of the residuals that is stored."""
     rows = []
     for one in records:
-        common = {"model": one["model"], "panel": f"{one['model']}\n{_metric(one)}", "x": share(one)}
+        # The share of the residuals that its setting stores.
+        x = 100.0 if one["scheme"] == "baseline" else 100 * float(one["options"].get("ratio", 0.5))
+        common = {"model": one["model"], "panel": f"{one['model']}\n{_metric(one)}", "x": x}
         for line, column in (("measured", "measured"), (look.PUBLISHED, "published")):
             if one[column] is not None:
                 half = one["measured_half_width"] or 0 if column == "measured" else 0
-                tip = f"{one['model']}, {share(one):g} % stored\n{line}: {one[column]:.4g}" + f" ± {half:.2g}" * bool(
-                    half
-                )
+                tip = f"{one['model']}, {x:g} % stored\n{line}: {one[column]:.4g}" + f" ± {half:.2g}" * bool(half)
                 ends = {"low": one[column] - half, "high": one[column] + half}
                 rows.append(common | ends | {"line": line, "y": one[column], "tip": tip})
     return _curves(rows, "residuals stored, %")
-
-
-def share(record: Record) -> float:
-    """Return the percentage of the residuals that a record's setting stores."""
-    return 100.0 if record["scheme"] == "baseline" else 100 * float(record["options"].get("ratio", 0.5))
 
 
 def convergence_chart(records: Sequence[Record]) -> look.Specification | None:
@@ -54,11 +49,8 @@ def _over_time(records: Sequence[Record]) -> Iterator[look.Row]:
     for over in ("steps", "hours"):
         for one in shown:
             scale = one["hours"] / one["steps_taken"] if over == "hours" else 1
-            common = {
-                "model": one["model"],
-                "panel": f"{one['model']}\n{_metric(one)}, over {over}",
-                "line": one["line"],
-            }
+            panel = f"{one['model']}\n{_metric(one)}, over {over}"
+            common = {"model": one["model"], "panel": panel, "line": one["line"]}
             for step, value in one["curve"]:
                 tip = f"{one['model']}, {one['line']}\n{_metric(one)}: {value:.4g}\n{over}: {step * scale:.4g}"
                 if value <= most:

@@ -86,7 +86,12 @@ def draw_all(tables: Sequence[Table]) -> dict[str, Drawn]:
 def drawn(name: str, specification: Mapping[str, Any] | None) -> Drawn:
     """Return a specification with the files made from it."""
     compiled = vl_convert.vegalite_to_vega({"background": "white", **(specification or NOTHING)})
-    svg = with_own_ids(vl_convert.vega_to_svg(compiled), name)
+    numbers: dict[str, int] = {}
+    svg = re.sub(  # Vega's ids count on and on: these are reproducible, and unique to the figure
+        r'((?:id="|url\(#))clip(\d+)',
+        lambda found: f"{found[1]}{name}-clip{numbers.setdefault(found[2], len(numbers))}",
+        vl_convert.vega_to_svg(compiled),
+    )
     png, pdf = vl_convert.svg_to_png(svg, ppi=DOTS_PER_INCH), vl_convert.svg_to_pdf(svg)
     return Drawn(name, specification, compiled, svg, png, pdf)
 
@@ -95,16 +100,6 @@ def drawn(name: str, specification: Mapping[str, Any] | None) -> Drawn:
 def library() -> str:
     """Return the script that draws specifications in a page: Vega and what it needs. This takes seconds."""
     return f"(() => {{\n{vl_convert.javascript_bundle(SNIPPET)}\n}})();"
-
-
-def with_own_ids(svg: str, name: str) -> str:
-    """Return an SVG with ids that are reproducible and unique to the figure; Vega's own count on and on."""
-    numbers: dict[str, int] = {}
-    return re.sub(
-        r'((?:id="|url\(#))clip(\d+)',
-        lambda found: f"{found[1]}{name}-clip{numbers.setdefault(found[2], len(numbers))}",
-        svg,
-    )
 
 
 # --- Pictures of single commands as SVG ---
@@ -138,7 +133,12 @@ def step(pieces: Sequence[dict[str, Any]], title: str) -> str:
     pieces: lane, part (one of PARTS), start_seconds, end_seconds and text of each; lanes are in their order. title:
     what was simulated.
     """
-    rows = [_piece(piece, title) for piece in pieces if piece["end_seconds"] > piece["start_seconds"]]
+    rows = []
+    for piece in pieces:
+        start, end = (1000 * piece[name] for name in ("start_seconds", "end_seconds"))
+        row = {"panel": title, "lane": piece["lane"], "part": piece["part"], "start": start, "end": end}
+        if end > start:
+            rows.append(row | {"tip": [piece["lane"], piece["text"], f"{start:.3f} to {end:.3f} ms"]})
     lanes = list(dict.fromkeys(piece["lane"] for piece in pieces))
     scale = alt.Scale(domain=list(PARTS), range=list(PARTS.values()))
     bars = (
@@ -153,9 +153,3 @@ def step(pieces: Sequence[dict[str, Any]], title: str) -> str:
         )
     )
     return drawn("step", look.side_by_side(rows, [bars], hides="part", columns=1, width=620, height=alt.Step(22))).svg
-
-
-def _piece(piece: dict[str, Any], title: str) -> look.Row:
-    start, end = (1000 * piece[name] for name in ("start_seconds", "end_seconds"))
-    tip = [piece["lane"], piece["text"], f"{start:.3f} to {end:.3f} ms"]
-    return {"panel": title, "lane": piece["lane"], "part": piece["part"], "start": start, "end": end, "tip": tip}

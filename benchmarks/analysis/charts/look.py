@@ -13,6 +13,8 @@ from benchmarks.core.cell import Cell
 Row = dict[str, Any]
 """The values of a mark: model, panel (its title), tip (exact values, one per line), and the mark's own."""
 Specification = dict[str, Any]
+BASELINE = ("topk", "baseline", "kept")
+"""Compressor, scheme and gradients that others are compared with."""
 MOST, MOST_IN_ALL = 40, 120
 """Most rows of one model in a figure, and of all models; the table has all."""
 NEAR = 9
@@ -93,6 +95,17 @@ def metric_words(record: Record) -> str:
 def exact() -> dict[str, Any]:
     """Return the channels with a mark's exact values: a tooltip, and a description for screen readers."""
     return {"tooltip": alt.Tooltip("tip:N"), "description": alt.Description("tip:N")}
+
+
+def rows_axis() -> alt.Y:
+    """Return the vertical axis of a figure with a row per setting."""
+    return alt.Y("label:N", title=None, sort=alt.EncodingSortField("row", op="min"))
+
+
+def texts() -> alt.Chart:
+    """Return the `text` of each row at the right edge."""
+    chart = alt.Chart().mark_text(align="left", dx=5, aria=False).transform_filter("datum.text")
+    return chart.encode(x=alt.value("width"), text="text:N", y=rows_axis())
 
 
 def schemes(rows: Sequence[Row]) -> dict[str, Any]:

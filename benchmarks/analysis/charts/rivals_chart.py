@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import altair as alt
 
 from benchmarks.analysis.charts import look
-from benchmarks.analysis.charts.look import NEAR
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import MINUS, signed_with_half
 from resireduce.scheme import COMPRESSORS
@@ -20,31 +19,14 @@ LETTER, ASCENT, DESCENT = 4.7, 7.0, 2.0
 """Pixels of a name in font size 8: width of a letter, height above the line, depth below."""
 POINT, FARTHER = 3.5, 2.0
 """Half a point in pixels; and the pixels a name may cover before the next spot is preferred."""
-
-
-class Spot(NamedTuple):
-    """The place of a name relative to its point."""
-
-    align: Literal["left", "right"]
-    right: int
-    down: int
-
-
-SPOTS = tuple(
-    spot for down in (-3, 9, -13, 19, -23, 29, -33, 39) for spot in (Spot("left", 5, down), Spot("right", -5, down))
-)
-"""Places for a name, the better ones first."""
+Align = Literal["left", "right"]
+SIDES: tuple[tuple[Align, int], ...] = (("left", 5), ("right", -5))
+SPOTS = tuple((align, right, down) for down in (-3, 9, -13, 19, -23, 29, -33, 39) for align, right in SIDES)
+"""Places for a name relative to its point, the better ones first: alignment, pixels rightwards and downwards."""
 NO_SPOT = -1
 """Used for a spot if the name is left out."""
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, in pixels."""
-
-
-def name_layers(points: alt.Chart) -> Iterator[alt.Chart]:
-    """Yield layers with the `label` of each row of `points` at its `spot`."""
-    for spot, (align, right, down) in enumerate(SPOTS):
-        here = points.transform_filter(alt.datum.spot == spot)
-        yield here.mark_text(align=align, dx=right, dy=down, fontSize=8, aria=False).encode(text="label:N")
 
 
 def places(
@@ -53,52 +35,21 @@ def places(
     """Return, for each point, the index of its name's spot in SPOTS, chosen one after the other.
 
     points: right and down, in pixels of a panel of `width` and `height`. A name goes where it is near its point and
-    covers little of earlier names, of all points and of the area outside of the panel. It gets NO_SPOT if it would
-    cover more than `most` pixels anywhere.
+    covers little of earlier names, of all points and of the area outside of the panel, but for a little on the right.
+    It gets NO_SPOT if it would cover more than `most` pixels anywhere.
     """
-    marks = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in points]
-    taken: list[Box] = []
-    found = []
+    taken: list[Box] = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in points]
+    panel, found = (0, 0, width + 60, height), []
     for (x, y), name in zip(points, names, strict=True):
-        boxes = [_box(x, y, len(name) * LETTER, spot) for spot in SPOTS]
-        covered = [sum(_common(box, one) for one in (*taken, *marks)) + _outside(box, width, height) for box in boxes]
-        costs = [area + FARTHER * place for place, area in enumerate(covered)]
-        best = costs.index(min(costs))
-        if covered[best] > most:
-            found.append(NO_SPOT)
-            continue
-        taken.append(boxes[best])
-        found.append(best)
+        long, boxes = len(name) * LETTER, list[Box]()
+        for align, right, down in SPOTS:
+            left = x + right - (long if align == "right" else 0)
+            boxes.append((left, y + down - ASCENT, left + long, y + down + DESCENT))
+        covered = [sum(_common(box, one) for one in taken) + _common(box, box) - _common(box, panel) for box in boxes]
+        best = min(range(len(SPOTS)), key=lambda place: covered[place] + FARTHER * place)
+        found.append(best if covered[best] <= most else NO_SPOT)
+        taken += [boxes[best]] if covered[best] <= most else []
     return found
-
-
-def panel_points(
-    across: Sequence[float], up: Sequence[float], reach: Sequence[float], width: float, height: float, aside: float
-) -> list[tuple[float, float]]:
-    """Return where points lie in a panel, right and down, in pixels.
-
-    across, up: values on linear scales. `reach` has all values drawn upwards, including bars; `aside` is kept free on
-    the left and on the right, and NEAR above and below.
-    """
-    x = scaled(across, (min(across), max(across)), aside, width - aside)
-    y = scaled(up, (min(reach), max(reach)), height - NEAR, NEAR)
-    return list(zip(x, y, strict=True))
-
-
-def symlog(value: float) -> float:
-    """Return the place of a value on a symlog scale whose constant is 1."""
-    return math.copysign(math.log1p(abs(value)), value)
-
-
-def scaled(values: Sequence[float], ends: tuple[float, float], first: float, last: float) -> list[float]:
-    """Return `values` as pixels: the lesser of `ends` is at `first`, the greater at `last`; in the middle if equal."""
-    low, high = ends
-    return [first + (last - first) * ((value - low) / (high - low) if high > low else 0.5) for value in values]
-
-
-def _box(x: float, y: float, width: float, spot: Spot) -> Box:
-    left = x + spot.right - (width if spot.align == "right" else 0)
-    return left, y + spot.down - ASCENT, left + width, y + spot.down + DESCENT
 
 
 def _common(one: Box, other: Box) -> float:
@@ -108,10 +59,26 @@ def _common(one: Box, other: Box) -> float:
     return across * along if across > 0 and along > 0 else 0.0
 
 
-def _outside(box: Box, width: float, height: float) -> float:
-    """Return the area of a box beyond a panel; to the right, names may extend a little into empty space."""
-    inside = _common(box, (0, 0, width + 60, height))
-    return (box[2] - box[0]) * (box[3] - box[1]) - inside
+def _points(
+    shown: Sequence[look.Row], across: str, upwards: Callable[[float], float], size: tuple[int, int]
+) -> list[tuple[float, float]]:
+    """Return where points lie in a panel of this size, right and down, in pixels; their intervals are in it too."""
+    x = [math.log(row[across]) for row in shown]
+    y = [upwards(row["value"]) for row in shown]
+    reach = y + [upwards(row[end]) for row in shown for end in ("low", "high") if row[end] is not None]
+    right = _scaled(x, x, ASIDE, size[0] - ASIDE)
+    return list(zip(right, _scaled(y, reach, size[1] - look.NEAR, look.NEAR), strict=True))
+
+
+def _scaled(values: Sequence[float], reach: Sequence[float], first: float, last: float) -> list[float]:
+    """Return values as pixels, of which the least of `reach` is at `first` and the greatest at `last`."""
+    low, high = min(reach, default=0), max(reach, default=0)
+    return [first + (last - first) * ((value - low) / (high - low) if high > low else 0.5) for value in values]
+
+
+def _symlog(value: float) -> float:
+    """Return the place of a value on a symlog scale whose constant is 1."""
+    return math.copysign(math.log1p(abs(value)), value)
 
 
 # --- Compare compressors and systems: contraction, or the metric lost, against bytes, time of a step or memory ---
@@ -138,7 +105,7 @@ before it is left out."""
 
 
 def contraction_chart(rows: Rows) -> look.Specification | None:
-    """Return the figure of `rivals_rows`: how much of a gradient is taken up, by bytes sent per step; None without any.
+    """Return how much of a gradient each compressor takes up, by bytes sent per step; None without any.
 
     It shows 1 - contraction, since most contractions are near 1. Contractions of 1 and more are not drawn: what is sent
     then does not have the gradient's length, as with votes.
@@ -151,7 +118,7 @@ def contraction_chart(rows: Rows) -> look.Specification | None:
 
 
 def lost_chart(rows: Rows) -> look.Specification | None:
-    """Return the figure of `rivals_rows`: how much of the metric is lost, by bytes sent per step; None without any."""
+    """Return how much of the metric is lost with each compressor, by bytes sent per step; None without any."""
     shown = list(_compressors(rows, "lost_mean", "metric lost"))
     return _of_compressors(shown, "metric lost against no compression", _lost_scale()) if shown else None
 
@@ -173,7 +140,7 @@ def _of_compressors(shown: list[look.Row], title: str, upwards: alt.Scale) -> lo
 
 
 def systems_chart(rows: Rows) -> look.Specification | None:
-    """Return the figure of `systems_rows`: the metric lost by each, against its cost; None without any.
+    """Return the metric that each system loses, against its cost; None without any.
 
     Systems with fewer than half as many seeds as the model's best covered one are left out: a system with one seed,
     which shows that it equals another to the last bit, would lie beside that one.
@@ -199,7 +166,9 @@ def _named_points(base: alt.Chart) -> Iterator[alt.Chart]:
     """Yield the layers of points, of bars for their intervals, and of their names."""
     yield base.mark_point(filled=True, size=35, opacity=1).encode(**look.exact())
     yield base.transform_filter("isValid(datum.low)").mark_rule(opacity=0.5, aria=False).encode(y="low:Q", y2="high:Q")
-    yield from name_layers(base)
+    for spot, (align, right, down) in enumerate(SPOTS):
+        here = base.transform_filter(alt.datum.spot == spot)
+        yield here.mark_text(align=align, dx=right, dy=down, fontSize=8, aria=False).encode(text="label:N")
 
 
 def _compressors(rows: Rows, column: str, what: str) -> Iterator[look.Row]:
@@ -207,7 +176,7 @@ def _compressors(rows: Rows, column: str, what: str) -> Iterator[look.Row]:
         shown = [
             _compressor(row, column, what) for row in sorted(its, key=lambda row: (row["sent_bytes"], row[column]))
         ]
-        points = _points(shown, "bytes", math.log if column == "taken" else symlog, LARGE)
+        points = _points(shown, "bytes", math.log if column == "taken" else _symlog, LARGE)
         # Where it is crowded, top-k and the outermost points come first.
         middle = median(y for _, y in points)
         order = sorted(range(len(shown)), key=lambda i: (shown[i]["kind"] != CURVE, -abs(points[i][1] - middle)))
@@ -244,7 +213,7 @@ def _systems(rows: Rows, view: str) -> list[look.Row]:
     column, _ = VIEWS[view]
     known = sorted((row for row in rows if row[column]), key=lambda row: (row[column], row["lost_mean"]))
     shown = [_system(row, view) for row in known]
-    spots = places(_points(shown, "at", symlog, SMALL), [row["label"] for row in shown], *SMALL)
+    spots = places(_points(shown, "at", _symlog, SMALL), [row["label"] for row in shown], *SMALL)
     return [row | {"spot": spot} for row, spot in zip(shown, spots, strict=True)]
 
 
@@ -270,14 +239,3 @@ def _value(value: float, half: float | None) -> look.Row:
         "low": None if half is None else value - half,
         "high": None if half is None else value + half,
     }
-
-
-def _points(
-    shown: Sequence[look.Row], across: str, upwards: Callable[[float], float], size: tuple[int, int]
-) -> list[tuple[float, float]]:
-    """Return where points lie in a panel of this size, right and down, in pixels; their intervals are in it too."""
-    if not shown:
-        return []
-    up = [upwards(row["value"]) for row in shown]
-    reach = up + [upwards(row[end]) for row in shown for end in ("low", "high") if row[end] is not None]
-    return panel_points([math.log(row[across]) for row in shown], up, reach, *size, ASIDE)

@@ -24,18 +24,17 @@ def accuracy_chart(records: Sequence[Record]) -> look.Specification | None:
     None if nothing has finished on real data.
     """
     shown = [record for record in records if record["data"] == "real"]  # else the metric means nothing
-
-    def text(one: Record) -> str:
-        return metric_value(one["metric_mean"]) + _spread(one, "metric")
-
-    def difference(one: Record) -> str:
-        return signed(one["difference_mean"], one["metric_mean"]) + _spread(one, "difference")
-
-    def axis(one: Record) -> str:
-        return f"{one['metric_name']}, difference to baseline"
-
-    rows = [row | {"view": "metric"} for row in _rows(shown, "metric", text, look.metric_words)]
-    apart = _rows(shown, "difference", difference, axis, reference=0.0)
+    metrics = _rows(
+        shown, "metric", lambda one: metric_value(one["metric_mean"]) + _spread(one, "metric"), look.metric_words
+    )
+    apart = _rows(
+        shown,
+        "difference",
+        lambda one: signed(one["difference_mean"], one["metric_mean"]) + _spread(one, "difference"),
+        lambda one: f"{one['metric_name']}, difference to baseline",
+        reference=0.0,
+    )
+    rows = [row | {"view": "metric"} for row in metrics]
     return _dots([*rows, *(row | {"view": "difference to baseline"} for row in apart)])
 
 
@@ -52,23 +51,24 @@ def throughput_chart(records: Sequence[Record]) -> look.Specification | None:
 
 def values_chart(records: Sequence[Record]) -> look.Specification | None:
     """Return the figure of a table of the paper: measured values with intervals, published ones as open diamonds."""
-    return _dots(list(_paper_rows(records)))
+    return _dots(_paper_rows(records))
 
 
 def bars_chart(records: Sequence[Record]) -> look.Specification | None:
     """Return the figure of a table of the paper as bars from zero; None if nothing has finished."""
-    return _dots(list(_paper_rows(records)), bars=True)
+    return _dots(_paper_rows(records), bars=True)
 
 
-def _paper_rows(records: Sequence[Record]) -> Iterator[look.Row]:
+def _paper_rows(records: Sequence[Record]) -> list[look.Row]:
     named = [one | {"measured_mean": one["measured"]} for one in records]
 
     def axis(one: Record) -> str:
-        is_metric = one["quantity"] == METRIC.name
-        words = look.metric_words(one | {"metric_name": None if not is_metric else one["metric_name"], "unit": ""})
-        return words if is_metric else words.replace("metric", QUANTITIES[one["quantity"]].words, 1)
+        if one["quantity"] == METRIC.name:
+            return look.metric_words(one | {"unit": ""})
+        words = look.metric_words(one | {"metric_name": None, "unit": ""})
+        return words.replace("metric", QUANTITIES[one["quantity"]].words, 1)
 
-    return _rows(named, "measured", lambda one: f"{one['measured']:.2f}", axis)
+    return list(_rows(named, "measured", lambda one: f"{one['measured']:.2f}", axis))
 
 
 def _rows(
@@ -78,7 +78,8 @@ def _rows(
     mean, half = f"{column}_mean", f"{column}_half_width"
     for model, (its, title) in look.shown_of(records, lambda one: one[mean] is not None).items():
         known = next(one for one in its if one[mean] is not None)
-        base = next((one[mean] for one in its if _is_baseline(one)), None) if reference is None else reference
+        plain = (one for one in its if (one["compressor"], one["scheme"], one["gradients"]) == look.BASELINE)
+        base = next((one[mean] for one in plain), None) if reference is None else reference
         panel = f"{title}\n{axis(known)}"
         for place, (record, label) in enumerate(zip(its, look.labels_of(its), strict=True)):
             common = {"model": model, "panel": panel, "axis": axis(known), "row": place, "label": label}
@@ -99,32 +100,25 @@ def _rows(
 def _dots(rows: list[look.Row], zero: bool = False, bars: bool = False) -> look.Specification | None:
     if not rows:
         return None
-    chart = alt.Chart().encode(y=alt.Y("label:N", title=None, sort=alt.EncodingSortField("row", op="min")))
+    chart = alt.Chart().encode(y=look.rows_axis())
     x = alt.X("value:Q", title=None).scale(zero=zero or bars, padding=look.NEAR)
     known, channels = chart.transform_filter("isValid(datum.value)"), look.schemes(rows)
-    marks = known.mark_point(size=75, strokeWidth=1.6, opacity=1).encode(x=x, **channels, **look.exact())
+    ends = chart.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5, aria=False)
     layers = [
-        marks,
-        chart.transform_filter("isValid(datum.low)")
-        .mark_rule(strokeWidth=1.5, aria=False)
-        .encode(x="low:Q", x2="high:Q"),
+        known.mark_point(size=75, strokeWidth=1.6, opacity=1).encode(x=x, **channels, **look.exact()),
+        ends.encode(x="low:Q", x2="high:Q"),
     ]
     if bars:
-        thick = known.transform_filter(f"datum.series != '{look.PUBLISHED}'").mark_bar(
-            stroke=look.INK, strokeWidth=0.6, aria=False
-        )
+        measured = known.transform_filter(f"datum.series != '{look.PUBLISHED}'")
+        thick = measured.mark_bar(stroke=look.INK, strokeWidth=0.6, aria=False)
         layers.insert(0, thick.encode(x=x, fill=channels["fill"], fillOpacity=channels["fillOpacity"]))
     if any(row["base"] is not None for row in rows):
         layers.append(alt.Chart().mark_rule(**look.REFERENCE).encode(x="mean(base):Q"))
-    words = chart.mark_text(align="left", dx=5, aria=False)
-    layers.append(words.transform_filter("datum.text").encode(x=alt.value("width"), text="text:N"))
+    layers.append(look.texts())
     if any("why" in row for row in rows):
+        words = chart.mark_text(align="left", dx=5, aria=False)
         layers.append(words.transform_filter("datum.why").encode(x=alt.value(0), text="why:N"))
     return look.side_by_side(rows, layers, hides="series", height=alt.Step(20))
-
-
-def _is_baseline(record: Record) -> bool:
-    return (record["compressor"], record["scheme"], record["gradients"]) == ("topk", "baseline", "kept")
 
 
 def _spread(record: Record, column: str) -> str:
@@ -152,18 +146,12 @@ def trade_off_chart(memory: Sequence[Record], accuracy: Sequence[Record]) -> loo
         return None
     # A metric that is better when lower is drawn below zero, so that higher is better in all panels.
     up = alt.Axis(labelExpr="replace(datum.label, '\N{MINUS SIGN}', '')", grid=True)
+    y = alt.Y("value:Q", title=None, axis=up).scale(zero=False, padding=look.NEAR)
     x = alt.X("share:Q", title="memory, % of baseline, kept").scale(zero=False, padding=look.NEAR)
     chart = alt.Chart().encode(x=x)
-    points = chart.mark_point(size=85, strokeWidth=1.6, opacity=1)
-    layers = [
-        points.encode(
-            y=alt.Y("value:Q", title=None, axis=up).scale(zero=False, padding=look.NEAR),
-            **look.schemes(rows),
-            **look.exact(),
-        ),
-        chart.mark_rule(color=look.INK, strokeWidth=1.5, opacity=0.7, aria=False).encode(y="low:Q", y2="high:Q"),
-    ]
-    return look.side_by_side(rows, layers, hides="series", width=330, height=210)
+    points = chart.mark_point(size=85, strokeWidth=1.6, opacity=1).encode(y=y, **look.schemes(rows), **look.exact())
+    ends = chart.mark_rule(color=look.INK, strokeWidth=1.5, opacity=0.7, aria=False).encode(y="low:Q", y2="high:Q")
+    return look.side_by_side(rows, [points, ends], hides="series", width=330, height=210)
 
 
 def _trade_rows(memory: Sequence[Record], accuracy: Sequence[Record]) -> Iterator[look.Row]:
@@ -179,18 +167,18 @@ def _trade_rows(memory: Sequence[Record], accuracy: Sequence[Record]) -> Iterato
         for record, label in zip(its[:MOST], look.labels_of(its[:MOST]), strict=True):
             value, half = record["metric_mean"], record["metric_half_width"]
             sign = -1 if record["higher_is_better"] is False else 1
-            spread = "" if half is None else f" ± {metric_value(half)}"
-            common = {
-                "model": model,
-                "panel": panel,
-                "series": look.series_of(record),
-                "gradients": record["gradients"],
-            }
+            series, gradients = look.series_of(record), record["gradients"]
+            common = {"model": model, "panel": panel, "series": series, "gradients": gradients}
             common |= {"value": sign * value, "low": sign * value - (half or 0), "high": sign * value + (half or 0)}
             for view, column in COLUMNS.items():
                 tip = f"{model}, {label}\nmemory: {percent(record[column])}\n{record['metric_name']}: "
-                tip += f"{metric_value(value)}{spread}\nn = {record['seeds']}"
-                yield common | {"view": view, "share": 100 * record[column], "tip": tip}
+                tip += f"{metric_value(value)}{_spread(record, 'metric')}\nn = {record['seeds']}"
+                yield common | {
+                    "view": view,
+                    "share": 100 * record[column],
+                    "tip": tip,
+                    "series": look.series_of(record),
+                }
 
 
 def _key(record: Record) -> tuple[Any, ...]:

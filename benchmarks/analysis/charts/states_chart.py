@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 
 from benchmarks.analysis.charts import look
-from benchmarks.analysis.charts.look import INK, REFERENCE, Row, Specification, exact, labels_of, shown_of, side_by_side
 from benchmarks.analysis.labels import mebibytes, percent
 from benchmarks.analysis.table import Record
 from benchmarks.core.rank_memory import BANDS, thinned
@@ -27,22 +26,22 @@ LETTERS_FROM = 0.05
 """Parts shorter than this share of the longest bar have no letter."""
 
 
-def memory_chart(records: Sequence[Record]) -> Specification | None:
+def memory_chart(records: Sequence[Record]) -> look.Specification | None:
     """Return the figure of the memory table's records, in per cent of the baseline; None if there is no baseline."""
     rows = list(_memory_rows(records))
     if not rows:
         return None
-    base = alt.Chart().mark_rule(**REFERENCE).encode(x=alt.XDatum(100))
-    peak = alt.Chart().mark_point(shape="diamond", filled=True, size=60, color=INK, opacity=1)
-    peak = peak.transform_filter(f"datum.part == '{PEAK}'").encode(x="at:Q", y=_rows_axis(), **exact())
-    layers = [*_bars("% of baseline, kept"), base, peak, _texts()]
-    return side_by_side(rows, layers, hides="part", width=230, height=alt.Step(20))
+    base = alt.Chart().mark_rule(**look.REFERENCE).encode(x=alt.XDatum(100))
+    peak = alt.Chart().mark_point(shape="diamond", filled=True, size=60, color=look.INK, opacity=1)
+    peak = peak.transform_filter(f"datum.part == '{PEAK}'").encode(x="at:Q", y=look.rows_axis(), **look.exact())
+    layers = [*_bars("% of baseline, kept"), base, peak, look.texts()]
+    return look.side_by_side(rows, layers, hides="part", width=230, height=alt.Step(20))
 
 
-def _memory_rows(records: Sequence[Record]) -> Iterator[Row]:
-    for model, (its, panel) in shown_of(records, lambda one: one["normalised"] is not None).items():
+def _memory_rows(records: Sequence[Record]) -> Iterator[look.Row]:
+    for model, (its, panel) in look.shown_of(records, lambda one: one["normalised"] is not None).items():
         longest = max(one["peak_normalised"] or 0 for one in its)
-        for number, (record, label) in enumerate(zip(its, labels_of(its), strict=True)):
+        for number, (record, label) in enumerate(zip(its, look.labels_of(its), strict=True)):
             common = {"model": model, "panel": panel, "row": number, "label": label}
             if record["normalised"] is None:
                 text = "no baseline" if record["seeds"] else "missing"
@@ -76,26 +75,16 @@ def _tip(record: Record, label: str) -> str:
 
 def _bars(title: str) -> list[alt.Chart]:
     """Return the bars of parts, which close up if one is hidden, each with its letter for the colour-blind."""
-    parts = PARTS | {PEAK: ("", INK)}
+    parts = PARTS | {PEAK: ("", look.INK)}
     base = alt.Chart().transform_filter("datum.part && datum.share != null")
     base = base.transform_stack(["left", "right"], "share", ["panel", "label"], sort=[alt.SortField("place")])
-    base = base.transform_calculate(middle="(datum.left + datum.right) / 2").encode(y=_rows_axis())
+    base = base.transform_calculate(middle="(datum.left + datum.right) / 2").encode(y=look.rows_axis())
     colour = alt.Color("part:N").scale(domain=list(parts), range=[colour for _, colour in parts.values()])
     bars = base.mark_bar(stroke="white", strokeWidth=0.6)
     return [
-        bars.encode(x=alt.X("left:Q", title=title), x2="right:Q", color=colour, **exact()),
+        bars.encode(x=alt.X("left:Q", title=title), x2="right:Q", color=colour, **look.exact()),
         base.mark_text(color="black", fontSize=10, aria=False).encode(x="middle:Q", text="letter:N"),
     ]
-
-
-def _texts() -> alt.Chart:
-    """Return the texts at the right edge."""
-    chart = alt.Chart().mark_text(align="left", dx=5, aria=False).transform_filter("datum.text")
-    return chart.encode(x=alt.value("width"), text="text:N", y=_rows_axis())
-
-
-def _rows_axis() -> alt.Y:
-    return alt.Y("label:N", title=None, sort=alt.EncodingSortField("row", op="min"))
 
 
 # --- The memory of a step over time: a panel for each setting, with stacked bands for each kind of tensor ---

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.analysis.check.compare import (
@@ -24,7 +23,6 @@ from benchmarks.analysis.check.compare import (
     measured_on,
 )
 from benchmarks.analysis.check.reference import (
-    ONE_OF,
     QUANTITY_WORDS,
     Reference,
     change_text,
@@ -32,6 +30,7 @@ from benchmarks.analysis.check.reference import (
     path_of,
     provenance_of,
     rows_of,
+    setup_problems,
 )
 from benchmarks.analysis.claims.evidence import ambiguous, left_out, mixed, other_peaks
 from benchmarks.analysis.grouping import grouped
@@ -59,8 +58,6 @@ HEADINGS = {
     "new": "NEW, not in the reference",
     "better": "BETTER than the reference",
 }
-WITHOUT = "without a valid record"
-"""The word for a problem where settings are counted."""
 HINT = "To make what is told here the reference: the same command with --accept 'why'"
 
 
@@ -79,7 +76,8 @@ def diff_text(outcomes: Sequence[Outcome]) -> str:
 def verdict_text(outcomes: Sequence[Outcome]) -> str:
     """Return the last line: how many settings there are, and how many have each verdict."""
     counts = {verdict: len({one.name for one in outcomes if one.verdict == verdict}) for verdict in TOLD}
-    told = [f"{count} {WITHOUT if verdict == 'problem' else verdict}" for verdict, count in counts.items() if count]
+    words = {"problem": "without a valid record"}
+    told = [f"{count} {words.get(verdict, verdict)}" for verdict, count in counts.items() if count]
     total = len({one.name for one in outcomes})
     state = "FAILED" if any(one.fails for one in outcomes) else "PASSED"
     return f"Check {state}: {total} settings, {', '.join(told) or 'all as in the reference'}"
@@ -105,8 +103,7 @@ UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def junit(outcomes: Sequence[Outcome], run: str, seconds: float) -> bytes:
     """Return a JUnit file: "worse" and "problem" are failures; what could not be compared is skipped."""
-    failures = sum(one.fails for one in outcomes)
-    skipped = sum(one.verdict == "skipped" for one in outcomes)
+    failures, skipped = sum(one.fails for one in outcomes), sum(one.verdict == "skipped" for one in outcomes)
     counts = {"tests": str(len(outcomes)), "failures": str(failures), "errors": "0", "skipped": str(skipped)}
     counts |= {"time": f"{seconds:.3f}"}
     root = ElementTree.Element("testsuites", {"name": "benchmarks check", **counts})
@@ -138,17 +135,12 @@ MOST_LINES = 200
 
 def check_acceptable(run: Run) -> None:
     """Raise ConfigError, one line, for a run that is incomplete, ambiguous or mixed."""
-    known = provenance_of(run.results.values())
-    several = [name for name in ONE_OF if isinstance(known[name], list)]
-    lacking = [name for name in ONE_OF if run.results and not known[name]]
     problems = [
         *(f"{hole.name} is {hole.status}" for hole in run.holes.values()),
         *(f"{cell.name} is there twice, also as {name}" for cell, name in duplicates(run)),
         *(f"{cell.name}: {reason}" for cell, reason in contradicted(run)),
         *run.notes,
-        *(f"its records are of several: {name} {known[name]}" for name in several),
-        *(f"its records do not say their {name}" for name in lacking),
-        *([] if run.results else ["it has no records"]),
+        *(f"it has {problem}" for problem in setup_problems(run)),
     ]
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
@@ -168,16 +160,13 @@ def accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: S
             f"accept: {lost[0].label} is in {path} and not in {run.folder}, as are {len(lost) - 1} others; accept a "
             "run of all, or delete the reference to begin anew"
         )
-    rows = rows_of(run)
-    here = provenance()
-    entry: dict[str, Any] = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "reason": " ".join(reason.split()),
-        "commit": here["commit"],
-        "dirty": here["dirty"],
-        "changes": [f"{len(rows)} settings measured for the first time"] if old is None else changes(outcomes),
-    }
-    history = [*(old.history if old else []), entry]
+    rows, here = rows_of(run), provenance()
+    told = [f"{len(rows)} settings measured for the first time"] if old is None else changes(outcomes)
+    entry = {"date": datetime.now(UTC).date().isoformat(), "reason": " ".join(reason.split())}
+    history = [
+        *(old.history if old else []),
+        entry | {name: here[name] for name in ("commit", "dirty")} | {"changes": told},
+    ]
     # The file that was read; else the one that `path` names, or cpu.json in that folder.
     target = old.path if old else path / "cpu.json" if path.is_dir() else path_of(path)
     reference = Reference(target, rows, provenance_of(run.results.values()), history)
@@ -195,12 +184,9 @@ def changes(outcomes: Sequence[Outcome]) -> list[str]:
 # --- Does a run still show what the committed measurements show? Imports no torch ---
 
 
-EPILOG = "Exit status: 0 as the reference or better, 1 worse or without valid records, 2 wrong use."
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.epilog = EPILOG
+    parser.epilog = "Exit status: 0 as the reference or better, 1 worse or without valid records, 2 wrong use."
     parser.add_argument("--run", required=True, type=Path, help="the run's folder, e.g. results/runs/memory")
     text = "file of committed measurements, folder of such files, or another run's folder"
     parser.add_argument("--reference", required=True, type=Path, help=text)
@@ -234,25 +220,22 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError for wrong options, before any work."""
+    """Raise ConfigError for wrong options, before any work, as measuring takes minutes."""
+    file = path_of(args.reference)
     if args.accept is not None and not args.accept.strip():
         raise ConfigError("accept: '' is no reason; say why the measurements may change: --accept 'why'")
-    if args.accept is None and not args.reference.exists() and not path_of(args.reference).exists():
+    if args.accept is None and not args.reference.exists() and not file.exists():
         raise ConfigError(f"reference: {args.reference} is not there; give one of results/reference, or --accept 'why'")
     if args.junit is not None:
         writable("junit", args.junit)
-    if args.measure is not None:
-        _check_measuring(args.run, path_of(args.reference), accepting=args.accept is not None)
-
-
-def _check_measuring(run: Path, reference: Path, accepting: bool) -> None:
-    """Raise ConfigError for what would be refused only after minutes of measuring."""
-    if run.exists() and not run.is_dir():
-        raise ConfigError(f"run: {run} is not a folder; give one that exists, or a new one, for the records")
-    if reference.is_file():
-        Reference.load(reference)
-    elif accepting and not reference.is_dir():
-        writable("reference", reference)
+    if args.measure is None:
+        return
+    if args.run.exists() and not args.run.is_dir():
+        raise ConfigError(f"run: {args.run} is not a folder; give one that exists, or a new one, for the records")
+    if file.is_file():
+        Reference.load(file)
+    elif args.accept is not None and not file.is_dir():
+        writable("reference", file)
 
 
 def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None:
@@ -274,12 +257,11 @@ def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None
 
 def _code_notes(run: Run) -> list[str]:
     """Return notes on records that other code than this checkout's has measured: they say nothing of this one."""
-    known, here = provenance_of(run.results.values()), provenance()
-    commits = known["commit"] if isinstance(known["commit"], list) else [known["commit"]]
-    others = [str(one) for one in commits if one != here["commit"]] if run.results else []
+    sources, here = [one.provenance for one in run.results.values()], provenance()["commit"]
+    others = sorted({str(one.get("commit")) for one in sources} - {str(here)})
     more = f" and {len(others) - 1} others" if len(others) > 1 else ""
-    found = [f"commit of records is {others[0]}{more}, that of this checkout {here['commit']}"] if others else []
-    dirty = sum(one.provenance.get("dirty") is not False for one in run.results.values())
+    found = [f"commit of records is {others[0]}{more}, that of this checkout {here}"] if others else []
+    dirty = sum(one.get("dirty") is not False for one in sources)
     return found + ([f"{dirty} records are of code with changes that are not committed, or not known"] if dirty else [])
 
 
@@ -308,20 +290,16 @@ def measure(config_file: Path, folder: Path) -> None:
     write_specs(str(folder), config, cells.values())
     (folder / "logs").mkdir(exist_ok=True)
     for cell in counted("measured cells", cells.values(), len(cells)):
-        _measure_one(cell, folder)
-
-
-def _measure_one(cell: Cell, folder: Path) -> None:
-    record, log = folder / f"cells/{cell.name}.json", folder / f"logs/{cell.name}.log"
-    for old in (record, record.with_suffix(".failed.json")):
-        old.unlink(missing_ok=True)
-    with log.open("w", encoding="utf-8") as file:
-        if cell.backend == "local":
-            with redirect_stderr(file):
-                _train_here(cell).save(record)
-        else:
-            command = [sys.executable, "-m", "benchmarks", "run", "--cell", str(folder / f"specs/{cell.name}.json")]
-            subprocess.run([*command, "--output", str(record)], stdout=file, stderr=file, check=False)
+        record = folder / f"cells/{cell.name}.json"
+        for old in (record, record.with_suffix(".failed.json")):
+            old.unlink(missing_ok=True)
+        with (folder / f"logs/{cell.name}.log").open("w", encoding="utf-8") as file:
+            if cell.backend == "local":
+                with redirect_stderr(file):
+                    _train_here(cell).save(record)
+            else:
+                command = [sys.executable, "-m", "benchmarks", "run", "--cell", str(folder / f"specs/{cell.name}.json")]
+                subprocess.run([*command, "--output", str(record)], stdout=file, stderr=file, check=False)
 
 
 def _train_here(cell: Cell) -> CellResult:

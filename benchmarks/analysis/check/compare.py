@@ -2,9 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from benchmarks.analysis.check.reference import (
@@ -19,7 +18,6 @@ from benchmarks.analysis.check.reference import (
     rows_of,
     usual_of,
 )
-from benchmarks.analysis.claims.evidence import peaks_by_time
 from benchmarks.analysis.claims.sound import fewer_than_planned, unsound
 from benchmarks.analysis.labels import percent
 from benchmarks.analysis.load_run import Run, strays
@@ -76,7 +74,7 @@ class Bands:
 
         It is absolute for savings, else relative; None if the quantity is not compared.
         """
-        uneven = setting is not None and (setting.compressor in UNEVEN or peaks_by_time(setting))
+        uneven = setting is not None and setting.compressor in UNEVEN
         exact_peaks = self.exact_bytes and self.same_torch and not uneven
         if quantity == "saving":
             return 0.0 if self.exact_bytes else GPU_SAVING
@@ -167,15 +165,16 @@ def compare(reference: Reference, run: Run) -> list[Outcome]:
 
 def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
     """Return outcomes for cells without a measurement, and for records that contradict themselves or exist twice."""
-    found = [
-        _problem(cell, usual, f"{hole.status}: {hole.reason}; to fill it: {hole.command}")
-        for cell, hole in run.holes.items()
-    ]
-    found += [_problem(cell, usual, f"{reason}; {AGAIN}") for cell, reason in contradicted(run)]
-    found += [_problem(cell, usual, reason) for cell, reason in [*_strangers(run), *_uneven(run)]]
-    return found + [
-        _problem(cell, usual, f"there twice: cells/{cell.name}.json and cells/{other} are records of it")
-        for cell, other in duplicates(run)
+    wrong = [(cell, f"{hole.status}: {hole.reason}; to fill it: {hole.command}") for cell, hole in run.holes.items()]
+    wrong += [(cell, f"{reason}; {AGAIN}") for cell, reason in contradicted(run)]
+    wrong += [*_strangers(run), *_uneven(run)]
+    for cell, other in duplicates(run):
+        wrong.append((cell, f"there twice: cells/{cell.name}.json and cells/{other} are records of it"))
+    return [
+        _no_record(
+            cell.name, label_of(replace(cell, seed=0), usual) + (f", seed {cell.seed}" if cell.seed else ""), why
+        )
+        for cell, why in wrong
     ]
 
 
@@ -190,41 +189,29 @@ def measured_on(run: Run) -> dict[str, Any]:
 
     One record of another device would else widen the bands of all.
     """
-    return provenance_of(run.results.values()) | {name: _most_common(run, name) for name in ONE_OF}
+    every = [provenance_of([one]) for one in run.results.values()]
+    common = {name: Counter(one[name] for one in every).most_common(1) for name in ONE_OF}
+    return provenance_of(run.results.values()) | {name: top[0][0] if top else None for name, top in common.items()}
 
 
-def _most_common(run: Run, name: str) -> Any:
-    counts = Counter(map(repr, values := [provenance_of([one])[name] for one in run.results.values()]))
-    return next((one for one in values if repr(one) == counts.most_common(1)[0][0]), None)
-
-
-def _strangers(run: Run) -> list[tuple[Cell, str]]:
-    """Return cells that were measured on another device, or with another torch, than most of the run."""
-    found, usual = [], measured_on(run)
+def _strangers(run: Run) -> Iterator[tuple[Cell, str]]:
+    """Yield cells that were measured on another device, or with another torch, than most of the run."""
+    usual = measured_on(run)
     for cell, result in run.results.items():
         own = provenance_of([result])
-        other = [
-            f"{name} is {own[name]}, that of most records {usual[name]}" for name in ONE_OF if own[name] != usual[name]
-        ]
-        found += [(cell, f"{other[0]}; run it again with the setup of the others")] if other else []
-    return found
+        if name := next((name for name in ONE_OF if own[name] != usual[name]), None):
+            text = f"{name} is {own[name]}, that of most records {usual[name]}"
+            yield cell, f"{text}; run it again with the setup of the others"
 
 
-def _uneven(run: Run) -> list[tuple[Cell, str]]:
-    """Return cells whose model states differ from the setting's first seed; the row keeps only the seed with most."""
-    found: dict[Cell, str] = {}
+def _uneven(run: Run) -> Iterator[tuple[Cell, str]]:
+    """Yield cells whose model states differ from the setting's first seed; the row keeps only the seed with most."""
     for results in run.settings().values():
-        for one, name in product(results[1:], STATE_FIELDS):
-            first, other = getattr(results[0], name), getattr(one, name)
-            if first != other:
-                text = f"{name} is {other:,}, that of seed {results[0].cell.seed} {first:,}"
-                found.setdefault(one.cell, f"{text}; model states do not depend on seeds, run the wrong one again")
-    return list(found.items())
-
-
-def _problem(cell: Cell, usual: Cell | None, reason: str) -> Outcome:
-    label = label_of(replace(cell, seed=0), usual) + (f", seed {cell.seed}" if cell.seed else "")
-    return _no_record(cell.name, label, reason)
+        for one in results[1:]:
+            pairs = ((name, getattr(results[0], name), getattr(one, name)) for name in STATE_FIELDS)
+            if other := next((pair for pair in pairs if pair[1] != pair[2]), None):
+                text = f"{other[0]} is {other[2]:,}, that of seed {results[0].cell.seed} {other[1]:,}"
+                yield one.cell, f"{text}; model states do not depend on seeds, run the wrong one again"
 
 
 def _no_record(name: str, label: str, reason: str) -> Outcome:
@@ -259,9 +246,12 @@ def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: st
     if new is None:
         reason = f"the reference has it, the run has not: {why_none}"
         return replace(outcome, verdict="problem", reason=reason, severity=math.inf)
-    unlike = _unlike(old_row, new_row) if quantity == "metric" else None
-    if problem := unlike or fewer_than_planned(old_row.setting, quantity, old, new):
-        return replace(outcome, verdict="problem", reason=problem, severity=math.inf)
+    fewer = fewer_than_planned(old_row.setting, quantity, old, new)
+    for name in ("metric_name", "higher_is_better") if quantity == "metric" else ():
+        was, now = getattr(old_row, name), getattr(new_row, name)
+        fewer = f"{name} was {was} and is {now}" if was != now else fewer
+    if fewer:
+        return replace(outcome, verdict="problem", reason=fewer, severity=math.inf)
     if band is None:
         return replace(outcome, reason="measured on another device")
     relative = abs(new - old) if quantity in SAVINGS else abs(new - old) / abs(old) if old else float(new != old)
@@ -270,19 +260,5 @@ def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: st
         return replace(outcome, verdict="changed" if told else "same", severity=relative)
     whole = old_row.baseline_total_bytes
     severity = abs(new - old) / whole if quantity in BYTES and whole else relative
-    return replace(outcome, verdict="worse" if _is_worse(quantity, old_row, new - old) else "better", severity=severity)
-
-
-def _is_worse(quantity: str, row: Row, difference: float) -> bool:
-    """Say whether a change is for the worse: more bytes, or less of others, unless the metric is better when lower."""
-    more_is_worse = quantity in BYTES or (quantity == "metric" and row.higher_is_better is False)
-    return (difference > 0) == more_is_worse
-
-
-def _unlike(old: Row, new: Row) -> str | None:
-    """Return why metrics of two rows cannot be compared; None if they can."""
-    if old.metric_name != new.metric_name:
-        return f"it was the {old.metric_name} and is the {new.metric_name}"
-    if old.higher_is_better != new.higher_is_better:
-        return f"higher_is_better was {old.higher_is_better} and is {new.higher_is_better}"
-    return None
+    more_is_worse = quantity in BYTES or (quantity == "metric" and old_row.higher_is_better is False)
+    return replace(outcome, verdict="worse" if (new > old) == more_is_worse else "better", severity=severity)

@@ -16,7 +16,7 @@ from benchmarks.analysis.tables.accuracy import throughput_record
 from benchmarks.analysis.tables.memory_table import memory_record
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import all_of, first_twice, is_text, wrong_fields
-from benchmarks.core.files import load_json, save_text
+from benchmarks.core.files import load_json, save_text, try_json
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 from resireduce.errors import ConfigError, is_count, short
 
@@ -38,7 +38,7 @@ class Row:
 
     setting: Cell
     """The cell with seed 0."""
-    seeds: tuple[int, ...]
+    seeds: list[int]
     parameters_bytes: int
     gradients_bytes: int
     residuals_bytes: int
@@ -78,7 +78,7 @@ class Row:
         cell = {name: value for name, value in plain.items() if name == "model" or value != DEFAULTS[name]}
         found = {name: value for name, value in asdict(self).items() if name not in ("setting", "seeds")}
         kept = {name: value for name, value in found.items() if value is not None}
-        return {"name": self.setting.name, "cell": cell, "seeds": list(self.seeds), **kept} | (
+        return {"name": self.setting.name, "cell": cell, "seeds": self.seeds, **kept} | (
             {} if self.saving is None else {"normalised": round(1 - self.saving, 6)}
         )
 
@@ -91,10 +91,8 @@ class Row:
         if values.get("name") != setting.name:
             raise ConfigError(f"row: the name {short(values.get('name'))} is not that of its cell, {setting.name!r}")
         rest = {name: value for name, value in values.items() if name not in ("name", "cell", "normalised")}
-        if not isinstance(rest.get("seeds"), list):
-            raise ConfigError(f"{setting.name}: seeds: {short(rest.get('seeds'))} is not a list of seeds")
         try:
-            found = cls(setting=setting, **rest | {"seeds": tuple(rest["seeds"])})
+            found = cls(setting=setting, **rest)
         except TypeError as error:  # a missing or unknown key
             raise ConfigError(f"{setting.name}: {str(error).split('__init__() ')[-1]}") from None
         if values.get("normalised") != (again := found.to_dict().get("normalised")):
@@ -102,23 +100,23 @@ class Row:
         return found
 
 
-def _are_seeds(seeds: tuple[int, ...]) -> bool:
-    return bool(seeds) and all(map(is_count, seeds)) and len(set(seeds)) == len(seeds)
+def _are_seeds(seeds: Any) -> bool:
+    return isinstance(seeds, list) and bool(seeds) and all(map(is_count, seeds)) and len(set(seeds)) == len(seeds)
 
 
 def rows_of(run: Run) -> dict[Cell, Row]:
     """Return a row for each setting of a run with a finished seed."""
-    return {setting: row_of(run, setting, results) for setting, results in run.settings().items() if results}
+    return {setting: _row_of(run, setting, results) for setting, results in run.settings().items() if results}
 
 
-def row_of(run: Run, setting: Cell, results: Sequence[CellResult]) -> Row:
+def _row_of(run: Run, setting: Cell, results: Sequence[CellResult]) -> Row:
     """Return a setting's row, computed as in the tables."""
     memory = memory_record(run, setting, results)
     long_enough = all(result.steps >= SHORT_STEPS for result in results)
     ratio = throughput_record(run, setting, results)["ratio_to_baseline"] if long_enough else None
     return Row(
         setting=setting,
-        seeds=tuple(sorted(result.cell.seed for result in results)),
+        seeds=sorted(result.cell.seed for result in results),
         **{name: memory[name] for name in (*GUARDED, "baseline_total_bytes")},
         throughput_ratio=round(ratio, 4) if ratio is not None else None,
         metric_name=results[0].metric_name if long_enough else None,
@@ -153,22 +151,17 @@ def label_of(setting: Cell, usual: Cell | None) -> str:
     return f"{short_labels([setting, usual or setting])[0]} on {setting.model}"
 
 
-def shares(old: float, new: float) -> tuple[str, str, str]:
-    """Return two shares in per cent and their distance in points, with enough digits to differ."""
-    digits = next((n for n in range(1, 6) if round(100 * abs(new - old), n) > 0), 6)
-    texts = [f"{100 * value:.{digits}f} %" for value in (old, new)]
-    return texts[0], texts[1], f"{100 * abs(new - old):.{digits}f}"
-
-
 def change_text(quantity: str, old: float, new: float) -> str:
     """Return "saving 16.4 % -> 15.9 %: 0.5 points less", or bytes with their difference."""
-    word, direction = QUANTITY_WORDS[quantity], "more" if new > old else "less"
+    word, direction, apart = QUANTITY_WORDS[quantity], "more" if new > old else "less", abs(new - old)
     if quantity in ("saving", "peak_saving"):
-        before, after, points = shares(old, new)
-        return f"{word} {before} -> {after}: {points} points {direction}"
-    relative = f" ({'+' if new > old else '-'}{100 * abs(new - old) / abs(old):.3g} %)" if old else ""
+        # As many digits as tell the two apart.
+        digits = next((n for n in range(1, 6) if round(100 * apart, n) > 0), 6)
+        both = f"{100 * old:.{digits}f} % -> {100 * new:.{digits}f} %"
+        return f"{word} {both}: {100 * apart:.{digits}f} points {direction}"
+    relative = f" ({'+' if new > old else '-'}{100 * apart / abs(old):.3g} %)" if old else ""
     if quantity.endswith("_bytes"):
-        return f"{word} {int(old):,} -> {int(new):,}: {int(abs(new - old)):,} bytes {direction}{relative}"
+        return f"{word} {int(old):,} -> {int(new):,}: {int(apart):,} bytes {direction}{relative}"
     return f"{word} {old:.6g} -> {new:.6g}{relative}"
 
 
@@ -237,7 +230,13 @@ def find_reference(path: Path, device: str | None) -> Reference:
     if path.is_dir():
         if (path / "config.json").exists() or (path / "cells").is_dir():
             return _of_run(load_run(path))  # its own measurements
-        found = [Reference.load(file) for file in sorted(path.glob("*.json")) if _is_reference(file)]
+        # A broken file is loaded too, which says what is wrong with it.
+        known = {file: try_json(file) for file in sorted(path.glob("*.json"))}
+        found = [
+            Reference.load(file)
+            for file, values in known.items()
+            if values is None or (isinstance(values, dict) and values.get("made_by") == MADE_BY)
+        ]
         fitting = [one for one in found if one.device == device] or found
         if len(fitting) != 1:
             names = ", ".join(one.path.name for one in fitting) or "none"
@@ -248,11 +247,9 @@ def find_reference(path: Path, device: str | None) -> Reference:
 
 def _of_run(run: Run) -> Reference:
     """Return a run's own measurements. Raises ConfigError if it has none, or if they are of several setups."""
-    known = provenance_of(run.results.values())
-    several = [f"records of several: {name} {known[name]}" for name in ONE_OF if isinstance(known[name], list)]
-    if problems := [*several, *([] if run.results else ["no records"])]:
+    if problems := setup_problems(run):
         raise ConfigError(f"reference: {run.folder} has {problems[0]}; give a run of one setup, or a committed file")
-    return Reference(run.folder, rows_of(run), known)
+    return Reference(run.folder, rows_of(run), provenance_of(run.results.values()))
 
 
 def path_of(path: Path) -> Path:
@@ -268,36 +265,35 @@ def provenance_of(results: Iterable[CellResult]) -> dict[str, Any]:
         packages = result.provenance.get("packages")
         known = result.provenance | {"torch": packages.get("torch") if isinstance(packages, dict) else None}
         for name, values in found.items():
-            value = known.get(name)
             # A record may have anything here, even unhashable values.
-            values.add(str(value) if isinstance(value, list | dict) else value)
+            values.add(str(known[name]) if isinstance(known.get(name), list | dict) else known.get(name))
     return {
-        name: (next(iter(values)) if len(values) == 1 else sorted(values, key=str)) if values else None
-        for name, values in found.items()
+        name: sorted(those, key=str) if len(those) > 1 else next(iter(those), None) for name, those in found.items()
     }
 
 
-def _is_reference(path: Path) -> bool:
-    try:
-        values = load_json(path)
-    except (OSError, ValueError):
-        return True  # so that loading it reports what is wrong
-    return isinstance(values, dict) and values.get("made_by") == MADE_BY
+def setup_problems(run: Run) -> list[str]:
+    """Return why the records of a run do not come from one setup."""
+    known = provenance_of(run.results.values())
+    several = [f"records of several: {name} {known[name]}" for name in ONE_OF if isinstance(known[name], list)]
+    return [*several, *([] if run.results else ["no records"])]
 
 
 def check_head(values: dict[str, Any]) -> None:
     """Raise ConfigError, with one line, for anything but the rows that --accept would not have written."""
-    version, provenance, history = (values.get(name) for name in ("format", "provenance", "history"))
-    if version is True or not isinstance(version, int) or version != FORMAT or values.keys() != KEYS:
+    if values.get("format") is True or values.get("format") != FORMAT or values.keys() != KEYS:
         names = ", ".join(sorted(map(str, KEYS ^ values.keys())))
         more = f", and its keys differ by {names}" if names else ""
-        raise ConfigError(f"has format {short(version)}{more}; this code reads {FORMAT}")
-    if not isinstance(provenance, dict) or provenance.keys() != set(FACTS):
-        raise ConfigError(f"provenance: {str(provenance)[:80]!r} is not a mapping of {', '.join(FACTS)}")
+        raise ConfigError(f"has format {short(values.get('format'))}{more}; this code reads {FORMAT}")
+    source = values["provenance"]
+    checks = {
+        "provenance": (isinstance(source, dict) and source.keys() == set(FACTS), f"a mapping of {', '.join(FACTS)}"),
+        "history": (values["history"] and all_of(values["history"], dict), "a list of at least one acceptance"),
+        "rows": (values["rows"] and isinstance(values["rows"], list), "a list of at least one setting"),
+    }
+    for name, (is_right, allowed) in checks.items():
+        if not is_right:
+            raise ConfigError(f"{name}: {str(values[name])[:80]!r} is not {allowed}")
     for name in ONE_OF:
-        if not is_text(provenance[name]):
-            raise ConfigError(f"provenance: {name}: {short(provenance[name])} is not a text")
-    if not all_of(history, dict) or not history:
-        raise ConfigError(f"history: {str(history)[:80]!r} is not a list of at least one acceptance")
-    if not isinstance(values["rows"], list) or not values["rows"]:
-        raise ConfigError(f"rows: {str(values['rows'])[:80]!r} is not a list of at least one setting")
+        if not is_text(source[name]):
+            raise ConfigError(f"provenance: {name}: {short(source[name])} is not a text")

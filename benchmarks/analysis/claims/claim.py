@@ -22,7 +22,7 @@ class Scope:
 
     statement: str
     models: tuple[str, ...]
-    """Names of workloads; several are judged together. Empty if the claim has no test here."""
+    """Several are judged together. Empty if the claim has no test here."""
     roles: Mapping[str, Criteria]
     """Criteria for the cells of each role of the kind: tested, against, control."""
     limits: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Claim:
     """The paper's numbers by role: `value`, or `tested` and `against`, whose difference counts."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Margin:
     """The two published values behind the margin of a metric: the largest loss that the paper calls kept."""
 
@@ -213,14 +213,14 @@ def combined(verdicts: Sequence[Verdict], groups: Sequence[str]) -> Verdict:
     """
     if len(verdicts) == 1:
         return verdicts[0]
-    status = worst_one = worst(one.status for one in verdicts)
-    if status == NOT_RUN and any(one.status != NOT_RUN for one in verdicts):
-        status = INCONCLUSIVE
-    pairs = list(zip(verdicts, groups, strict=True))
-    leading, name = next(pair for pair in pairs if pair[0].status == worst_one)
-    others = [f"{one.status} with {group}" for one, group in pairs if group != name]
+    statuses = [one.status for one in verdicts]
+    status = worst(statuses)
+    leading, name = verdicts[statuses.index(status)], groups[statuses.index(status)]
+    others = [f"{one} with {group}" for one, group in zip(statuses, groups, strict=True) if group != name]
     results = tuple(record for one in verdicts for record in one.results)
     reason = f"with {name}: {leading.reason}; {'; '.join(others)}"
+    if status == NOT_RUN and set(statuses) != {NOT_RUN}:
+        status = INCONCLUSIVE
     if status == REPRODUCED:  # all groups must show it, so the least certain one decides
         values = [one.p_value for one in verdicts if one.p_value is not None]
         leading = replace(leading, seeds=min(one.seeds for one in verdicts), p_value=max(values, default=None))

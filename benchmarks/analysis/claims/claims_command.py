@@ -86,21 +86,16 @@ def _line(one: LedgerRow) -> str:
     short = one.reason.partition(". On ")[0]
     if one.command == "python -m benchmarks claims":
         short = f"{_measured(one)} by arithmetic" + (f", stated {_published(one)}" if _published(one) else "")
-    return textwrap.shorten(f"{SYMBOLS[one.status]} {one.id:<36}".replace(" ", "\0") + f" {short}", WIDTH).replace(
-        "\0", " "
-    )
+    name = f"{SYMBOLS[one.status]} {one.id:<36} "
+    return name + textwrap.shorten(short, WIDTH - len(name))
 
 
 def _not_run(judged: Sequence[LedgerRow]) -> list[str]:
     """Return commands, each with the claims that it tests."""
     lines = ["", "Not run. What fills them:"] if waiting(judged) else []
     for command, names in waiting(judged).items():
-        lines += textwrap.wrap(
-            f"- {command}  ({len(names)}: {families(names)})",
-            WIDTH,
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-        )
+        text = f"- {command}  ({len(names)}: {families(names)})"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
     return lines
 
 
@@ -134,13 +129,8 @@ LONGEST_NOTE = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "--run",
-        type=Path,
-        action="append",
-        default=[],
-        help="a run's folder, e.g. results/runs/smoke; of several the record of a cell that was measured first counts",
-    )
+    text = "a run's folder, e.g. results/runs/smoke; of several the record of a cell that was measured first counts"
+    parser.add_argument("--run", type=Path, action="append", default=[], help=text)
     text = "folder of records of the one-GPU check, with a folder for each GPU (default: %(default)s, as committed)"
     parser.add_argument("--gpus", metavar="DIR", type=Path, default=REFERENCE, help=text)
     parser.add_argument("--json", action="store_true", help="print the ledger as JSON, a list of claims")
@@ -152,17 +142,16 @@ def main(args: argparse.Namespace) -> int:
     A folder without a run is said to have no results yet.
     """
     runs = [_load(path) for path in args.run]
-    for run in runs:
-        for note in (*run.notes, *other_peaks(run), *uncommitted(run), *left_out(run)):
-            _note(f"{run.name}: {note}")
-    for note in changed_claims():
-        _note(note)
+    told = [
+        f"{run.name}: {note}"
+        for run in runs
+        for note in (*run.notes, *other_peaks(run), *uncommitted(run), *left_out(run))
+    ]
     if args.gpus != REFERENCE and not args.gpus.is_dir():
         raise ConfigError(f"gpus: {str(args.gpus)!r} is not a folder; give one that holds a folder for each GPU")
     devices = read_devices(args.gpus)
-    for device in devices:
-        for note in device.notes:
-            _note(note)
+    for note in (*told, *changed_claims(), *(note for device in devices for note in device.notes)):
+        _note(note)
     found = ledger(*runs, devices=devices)
     print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
     return 0

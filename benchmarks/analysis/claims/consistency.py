@@ -1,6 +1,7 @@
 """Claims that need no run: does the paper agree with itself and its code, by arithmetic on its own numbers?"""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.analysis.claims.claim import Book, Counts, Scope, Verdict, number, shown
@@ -43,7 +44,8 @@ def relative_losses(book: Book, limits: Mapping[str, Any]) -> Verdict:
     in_percent, in_points = (", ".join(map(number, those)) for those in (relative, absolute))
     text = f"relative: {in_percent} %, so {number(least)} to {number(most)}; stated {low.value:g} to {high.value:g}; "
     text += f"absolute: {in_points}"
-    return _judged(_same(least, low) and _same(most, high), text, most, high.value, "%", _TOLERANCE)
+    agrees = _same(least, low) and _same(most, high)
+    return replace(_verdict(book, {"stated": limits["high"]}, most, text, agrees), reason=text)
 
 
 def saving_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
@@ -78,8 +80,8 @@ def best(book: Book, limits: Mapping[str, Any]) -> Verdict:
     stated, values = book.published[limits["stated"]], {one: book.published[one].value for one in limits["of"]}
     name = (min if stated.unit == "ppl" else max)(values, key=lambda one: values[one])
     better = values[name] < stated.value if stated.unit == "ppl" else values[name] > stated.value
-    text = f"the best of the others is {values[name]:g}, {name}; stated {stated.value:g} {stated.unit}"
-    return _judged(not better, text, values[name], stated.value, stated.unit, "none of the others better")
+    text = f"the best of the others is {values[name]:g}, {name}"
+    return replace(_verdict(book, limits, values[name], text, not better), tolerance="none of the others better")
 
 
 def same(book: Book, limits: Mapping[str, Any]) -> Verdict:
@@ -94,26 +96,22 @@ def w_over_2d(book: Book, limits: Mapping[str, Any]) -> Verdict:
     held, total = planned.residuals_bytes, planned.total_bytes
     w, two = (100 * (held["baseline"] - held[scheme]) / total for scheme in ("w", "2d"))
     text = f"w saves {number(w)} % of {total:,} bytes, 2d {number(two)} %"
-    return _judged(w > two, text, w - two, None, "points", "w saves more")
+    return Verdict(status=shown(w > two), reason=text, value=w - two, unit="points", tolerance="w saves more")
 
 
-def _verdict(book: Book, limits: Mapping[str, Any], value: float, text: str) -> Verdict:
-    stated = book.published[limits["stated"]]
-    tolerance = float(limits.get("tolerance", 0))
-    agrees = _same(value, stated) if not tolerance else abs(value - stated.value) <= tolerance
-    says = f"± {tolerance:g}" if tolerance else _TOLERANCE
-    return _judged(agrees, f"{text}; stated {stated.value:g} {stated.unit}", value, stated.value, stated.unit, says)
-
-
-def _judged(
-    agrees: bool, reason: str, value: float, published: float | None, unit: str | None, tolerance: str
-) -> Verdict:
+def _verdict(book: Book, limits: Mapping[str, Any], value: float, text: str, agrees: bool | None = None) -> Verdict:
+    """Compare a value with the stated one, unless it is known already whether they agree."""
+    stated, tolerance = book.published[limits["stated"]], float(limits.get("tolerance", 0))
+    if agrees is None:
+        agrees = _same(value, stated) if not tolerance else abs(value - stated.value) <= tolerance
     return Verdict(
-        status=shown(agrees), reason=reason, value=value, published=published, unit=unit, tolerance=tolerance
+        status=shown(agrees),
+        reason=f"{text}; stated {stated.value:g} {stated.unit}",
+        value=value,
+        published=stated.value,
+        unit=stated.unit,
+        tolerance=f"± {tolerance:g}" if tolerance else "equal to as many digits as are stated",
     )
-
-
-_TOLERANCE = "equal to as many digits as are stated"
 
 
 def _same(value: float, stated: Published) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.claims.sound import date_of, planned_residuals, unsound
@@ -48,28 +47,27 @@ def gather(runs: Sequence[Run]) -> Evidence:
     A record that cannot be genuine counts as a hole.
     """
     found: dict[Cell, list[tuple[str, CellResult]]] = {}
-    holes: dict[Cell, Hole] = {}
-    twice, ended = dict[Cell, str](), dict[Cell, str]()
+    holes, twice, ended = dict[Cell, Hole](), dict[Cell, str](), dict[Cell, str]()
     for run in sorted(runs, key=lambda one: (one.name, str(one.folder))):
         twice |= _twice(run)
         if not run.is_whole:
-            twice |= dict.fromkeys(
-                run.results, f"config.json of {run.name} cannot be read: what is missing is not known"
-            )
+            text = f"config.json of {run.name} cannot be read: what is missing is not known"
+            twice |= dict.fromkeys(run.results, text)
         broken = _broken(run)
-        sound = {cell: result for cell, result in run.results.items() if cell not in broken}
         holes |= broken
-        for cell, result in sound.items():
-            found.setdefault(cell, []).append((run.name, result))
+        for cell, result in run.results.items():
+            if cell not in broken:
+                found.setdefault(cell, []).append((run.name, result))
         for cell, hole in run.holes.items():
             holes[cell] = min(holes.get(cell, hole), hole, key=_rank)
             if hole.status in OUTCOMES:
                 ended.setdefault(cell, f"{cell.name} ended as {hole.status} in {run.name}: {hole.why}")
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
-    twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
-    twice |= {cell: text for cell, text in ended.items() if cell in results}
-    missing = {cell: hole for cell, hole in holes.items() if cell not in results}
-    return Evidence(results, missing, twice)
+    for cell, ((name, first), *others) in found.items():
+        if other := next((run for run, one in others if _measured(one) != _measured(first)), None):
+            twice[cell] = f"{name} and {other} have other values of {cell.name}; give one of them"
+    twice |= doubled(results.values()) | {cell: text for cell, text in ended.items() if cell in results}
+    return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
 
 
 def _broken(run: Run) -> dict[Cell, Hole]:
@@ -84,47 +82,16 @@ def _rank(hole: Hole) -> tuple[bool, bool]:
     return hole.status not in OUTCOMES, bool(hole.doubt)
 
 
-def doubts(run: Run, shown: str = "Tables show it") -> list[str]:
-    """Return a line for each record of a run that its ledger does not count; `shown` says, as words, what does."""
-    evidence = gather([run])
-    broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
-    return _lines([*broken, *evidence.twice.values()], shown)
-
-
-def ambiguous(run: Run) -> list[str]:
-    """Return a line for each record of a run that is sound, but a copy of another."""
-    return _lines(gather([run]).twice.values(), "The check counts it")
-
-
-def _lines(texts: Iterable[str], shown: str) -> list[str]:
-    found = list(dict.fromkeys(texts))
-    more = [f"{len(found) - MOST} more records like these"] if len(found) > MOST else []
-    return [f"{text}. {shown}, the ledger does not count it." for text in (*found[:MOST], *more)]
-
-
 def _when(record: tuple[str, CellResult]) -> tuple[datetime, str, str]:
     """Return when a record was measured; one that does not say comes last."""
     name, result = record
     return date_of(result.provenance.get("date")) or datetime.max.replace(tzinfo=UTC), name, repr(result.step_seconds)
 
 
-def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator[str]:
-    """Yield a message for each run whose values for a cell differ from the first run's."""
-    name, first = records[0]
-    for other, result in records[1:]:
-        if _measured(first) != _measured(result):
-            yield f"{name} and {other} have other values of {cell.name}; give one of them"
-
-
-def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
-    """Return cells whose records come from one training under several names: all seconds or evaluations agree."""
-    times = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
-    texts: dict[Cell, str] = {}
-    for cells in times.values():
-        names = " and ".join(sorted(cell.name for cell in cells))
-        text = f"{names} took the same seconds in every step: one training, not {len(cells)}"
-        texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
-    return texts | doubled(results.values())
+def _measured(result: CellResult) -> tuple[object, ...]:
+    """Return what two records of one cell must share; times and peaks always differ."""
+    history = tuple(tuple(pair) for pair in result.metric_history)
+    return result.metric_name, result.metric, history, *(getattr(result, name) for name in BYTE_FIELDS[:5])
 
 
 def _twice(run: Run) -> dict[Cell, str]:
@@ -135,21 +102,14 @@ def _twice(run: Run) -> dict[Cell, str]:
         with suppress(OSError, RecordError):
             if (other := load_failed(path, cell)).status in OUTCOMES and not other.failure.get("interrupted"):
                 found[cell] = f"{path.name} says that {cell.name} ended as {other.status}; delete the wrong one"
-    others = {
-        other.cell: f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
-        for path, other in strays(run)
-        if (own := run.results.get(other.cell)) and other.status == "ok" and _measured(own) != _measured(other)
-    }
-    return found | others
+    for path, other in strays(run):
+        own = run.results.get(other.cell)
+        if own and other.status == "ok" and _measured(own) != _measured(other):
+            found[other.cell] = f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
+    return found
 
 
-def _measured(result: CellResult) -> tuple[object, ...]:
-    """Return what two records of one cell must share; times and peaks always differ."""
-    history = tuple(tuple(pair) for pair in result.metric_history)
-    return result.metric_name, result.metric, history, *(getattr(result, name) for name in BYTE_FIELDS[:5])
-
-
-# --- Records of one training under several names, by their history: the metric of each evaluation ---
+# --- Records of one training under several names: by their seconds, and by the metric of each evaluation ---
 #
 # Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds,
 # of residuals of other sizes, or that send other elements, do not, except by chance where a metric is a share of a
@@ -162,7 +122,6 @@ EXACT = 2
 """Fewest of perplexities, which have so many digits that they do not agree by chance."""
 COARSE = "accuracy"
 """The metric that is a share of a few hundred answers, so that one of 10,000 pairs of trainings agrees by chance."""
-
 SIZED = ("baseline", "w", "2d", "w+2d")
 """Schemes whose residuals are the same where they have the same size by plan; those of others differ in values."""
 
@@ -173,16 +132,26 @@ def same_histories(records: Iterable[CellResult]) -> list[list[CellResult]]:
 
 
 def doubled(records: Iterable[CellResult]) -> dict[Cell, str]:
-    """Return which of these records have the history of another training, and what is said of them.
+    """Return which of these records have the seconds or the history of another training, and what is said of them.
 
     Two settings may agree once by chance in a coarse metric, not twice.
     """
-    found: list[list[CellResult]] = []
+    records, texts, found = list(records), dict[Cell, str](), list[list[CellResult]]()
+    for those in grouped((tuple(one.step_seconds), one) for one in records if len(one.step_seconds) > 1).values():
+        text = f"{_names(those)} took the same seconds in every step: one training, not {len(those)}"
+        texts |= {one.cell: text for one in those if len(those) > 1}
     for those in grouped((one.cell.model, one) for one in records).values():
         found += [alike for alike in same_histories(those) if _tells(alike[0]) and len({*map(_training, alike)}) > 1]
     often = Counter(pair for alike in found for pair in _settings(alike))
-    sure = [one for one in found if one[0].metric_name != COARSE or any(often[pair] > 1 for pair in _settings(one))]
-    return {one.cell: _same_history(alike) for alike in sure for one in alike}
+    for alike in found:
+        if alike[0].metric_name != COARSE or any(often[pair] > 1 for pair in _settings(alike)):
+            text = f"{_names(alike)} have the same history: they are one training"
+            texts |= {one.cell: text for one in alike}
+    return texts
+
+
+def _names(records: Iterable[CellResult]) -> str:
+    return " and ".join(sorted(one.cell.name for one in records))
 
 
 def _settings(alike: Sequence[CellResult]) -> Iterator[frozenset[Cell]]:
@@ -190,11 +159,6 @@ def _settings(alike: Sequence[CellResult]) -> Iterator[frozenset[Cell]]:
     for one, other in combinations(alike, 2):
         if _training(one) != _training(other):
             yield frozenset(replace(record.cell, seed=0) for record in (one, other))
-
-
-def _same_history(alike: Sequence[CellResult]) -> str:
-    names = sorted(one.cell.name for one in alike)
-    return f"{' and '.join(names)} have the same history: they are one training"
 
 
 def _training(record: CellResult) -> Hashable:
@@ -217,14 +181,11 @@ def _tells(record: CellResult) -> bool:
 # --- What is odd about the records of a run, for commands whose figures are of them all ---
 
 
-CONTENT = ("resireduce", "benchmarks", "packages")
-"""Parts of `provenance: content`: hashes of the library's and the suite's code, and what the data come from."""
 SAME_PEAKS = ("none", "topk")
 """Compressors whose messages have the same bytes for all seeds."""
-NUMERIC: tuple[str, ...] = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
-NUMERIC += ("tf32", "deterministic", "cudnn")
-NUMERIC += tuple(f"content: {name}" for name in CONTENT)
-"""Provenance facts that can change a metric: other data, initial weights, order of sums or code."""
+NUMERIC: tuple[str, ...] = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty", "tf32")
+NUMERIC += ("deterministic", "cudnn", "content: resireduce", "content: benchmarks", "content: packages")
+"""Provenance facts that can change a metric: other data, initial weights, order of sums, or hashes of code and data."""
 
 
 def print_doubts(run: Run) -> None:
@@ -235,49 +196,61 @@ def print_doubts(run: Run) -> None:
         print(printable(f"Note: {line}"), file=sys.stderr)
 
 
-def mixed(run: Run) -> Iterator[str]:
-    """Yield a line if records of one model and the same data differ in what can change their metrics.
+def doubts(run: Run, shown: str = "Tables show it") -> list[str]:
+    """Return a line for each record of a run that its ledger does not count; `shown` says, as words, what does."""
+    evidence = gather([run])
+    broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
+    return _lines([*broken, *evidence.twice.values()], shown)
 
-    A record that does not say differs from none, as one of a training in the process that measures it.
-    """
-    for model, records in _of_one_start(run):
+
+def ambiguous(run: Run) -> list[str]:
+    """Return a line for each record of a run that is sound, but a copy of another."""
+    return _lines(gather([run]).twice.values(), "The check counts it")
+
+
+def _lines(texts: Iterable[str], shown: str) -> list[str]:
+    found = list(dict.fromkeys(texts))
+    more = [f"{len(found) - MOST} more records like these"] if len(found) > MOST else []
+    return [f"{text}. {shown}, the ledger does not count it." for text in (*found[:MOST], *more)]
+
+
+def mixed(run: Run) -> Iterator[str]:
+    """Yield a line if records of one model and the same data differ in what can change their metrics."""
+    for records in _of_one_start(run):
         if facts := _differing(records):
-            yield f"records of {model} differ in {', '.join(facts)}: so may their figures, whatever their settings are"
+            what = f"records of {records[0].cell.model} differ in {', '.join(facts)}"
+            yield f"{what}: so may their figures, whatever their settings are"
 
 
 def other_peaks(run: Run) -> Iterator[str]:
-    """Yield a line if records of one setting and the same code, of other seeds, were fullest at other bytes."""
-    for _, records in _of_one_start(run):
-        if not _differing(records) and (names := _other_peaks(records)):
+    """Yield a line if records of one setting and the same code, of other seeds, were fullest at other bytes.
+
+    Where lengths of messages are decided by values, that is as it should be.
+    """
+    for records in _of_one_start(run):
+        same = [one for one in records if one.cell.compressor in SAME_PEAKS and not _counts_what_goes(one.cell)]
+        alike = grouped((replace(one.cell, seed=0), one) for one in same).values()
+        others = [those for those in alike if len({one.peak_states_bytes for one in those}) > 1]
+        if others and not _differing(records):
+            names = " and ".join(one.cell.name for one in others[0][:MOST])
             yield f"records of one setting and code differ in peak_states_bytes, which are arithmetic: {names}"
 
 
-def _of_one_start(run: Run) -> Iterator[tuple[str, list[CellResult]]]:
-    """Yield the records of each model and the same data."""
-    for (model, *_), records in grouped((_inputs(one.cell), one) for one in run.results.values()).items():
-        yield model, records
+def _counts_what_goes(cell: Cell) -> bool:
+    """Return whether older records of a cell count, at the fullest moment, what threads of Gloo were letting go of."""
+    return cell.update == "in_backward" and cell.world_size > 1
+
+
+def _of_one_start(run: Run) -> Iterable[list[CellResult]]:
+    """Return the records by what the hash of their data depends on: the model, and what it is trained on."""
+    cells = ((one.cell, one) for one in run.results.values())
+    return grouped(((cell.model, cell.data, str(cell.length), *cell.released), one) for cell, one in cells).values()
 
 
 def _differing(records: Sequence[CellResult]) -> list[str]:
-    """Return which of NUMERIC these records have several values of."""
+    """Return which of NUMERIC these records have several values of; one that does not say differs from none."""
     told = {fact: {str(value) for one in records if (value := fact_of(one.provenance, fact))} for fact in NUMERIC}
     return [fact for fact, values in told.items() if len(values) > 1]
-
-
-def _other_peaks(records: Iterable[CellResult]) -> str:
-    """Return the names of records of one setting, other seeds of which were fullest at other bytes; "" if none.
-
-    Where lengths of messages are decided by values, or by time, that is as it should be.
-    """
-    same = [one for one in records if one.cell.compressor in SAME_PEAKS and not peaks_by_time(one.cell)]
-    alike = grouped((replace(one.cell, seed=0), one) for one in same).values()
-    differing = [those for those in alike if len({one.peak_states_bytes for one in those}) > 1]
-    return " and ".join(one.cell.name for those in differing[:1] for one in those[:MOST])
-
-
-def peaks_by_time(cell: Cell) -> bool:
-    """Return whether it is a matter of time which messages are under way at the fullest moment of a step."""
-    return cell.update == "in_backward" and cell.world_size > 1
 
 
 def uncommitted(run: Run) -> Iterator[str]:
@@ -293,11 +266,6 @@ def changed_claims() -> Iterator[str]:
         yield f"claims are judged by files that differ from the commit's: {names}"
 
 
-def _inputs(cell: Cell) -> tuple[str, ...]:
-    """Return what the hash of a cell's data depends on, its model first."""
-    return cell.model, cell.data, str(cell.length), *cell.released
-
-
 def fact_of(source: Mapping[str, Any], key: str) -> Any:
     """Return a fact of a record's provenance; None if it does not say."""
     where, _, name = key.rpartition(": ")
@@ -307,25 +275,20 @@ def fact_of(source: Mapping[str, Any], key: str) -> Any:
     return sorted(map(str, value.values())) if key == "ranks_per_host" and isinstance(value, Mapping) else value
 
 
-# --- What was measured and does not count, since a run's config does not name it ---
-
-
 def left_out(run: Run) -> list[str]:
     """Return lines if the folder of a run has records, or failures, that its config does not name: of further seeds of
     its settings, and of others."""
     names, settings = {cell.name for cell in run.cells}, run.seeds()
-    paths = (path for path in sorted(run.folder.glob("cells/*.json")) if _stem(path) not in names)
-    cells = [one.cell for path in paths if (one := try_load(path)) and one.cell.name not in names]
+    known = {f"{name}{end}" for name in names for end in (".json", ".failed.json")}
+    paths = [path for path in sorted(run.folder.glob("cells/*.json")) if path.name not in known]
+    cells = [one.cell for one in map(try_load, paths) if one and one.cell.name not in names]
     found = grouped((setting, cell.seed) for cell in cells if (setting := replace(cell, seed=0)) in settings)
     others = [cell.name for cell in cells if replace(cell, seed=0) not in settings]
-    more = f"left out: {len(others)} more in cells, e.g. {''.join(others[:1])}: config.json does not name it."
-    lines = [more] if others else []
-    if not found:
-        return lines
-    seeds = ", ".join(map(str, sorted({seed for those in found.values() for seed in those})))
-    words = f"{len(found)} setting{'s' if len(found) > 1 else ''}, e.g. {next(iter(found)).name}"
-    return [f"seeds left out: {seeds} of {words}: cells has records of them, config.json does not name them.", *lines]
-
-
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".json").removesuffix(".failed")
+    lines = []
+    if found:
+        seeds = ", ".join(map(str, sorted({seed for those in found.values() for seed in those})))
+        words = f"{len(found)} setting{'s' if len(found) > 1 else ''}, e.g. {next(iter(found)).name}"
+        lines = [f"seeds left out: {seeds} of {words}: cells has records of them, config.json does not name them."]
+    if others:
+        lines.append(f"left out: {len(others)} more in cells, e.g. {others[0]}: config.json does not name it.")
+    return lines

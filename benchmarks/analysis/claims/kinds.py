@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
@@ -21,7 +22,6 @@ from benchmarks.analysis.claims.claim import (
 )
 from benchmarks.analysis.claims.memory_claims import enough_bytes, maximum, saving, share, with_streamed
 from benchmarks.analysis.claims.metric_claims import BOTH, better, identical, margin_of, not_worse
-from benchmarks.analysis.claims.metric_claims import BOTH as PAIR
 from benchmarks.analysis.claims.select import (
     Case,
     Comparison,
@@ -49,13 +49,13 @@ UNIT = "%"
 def lost_time(case: Case, name: str) -> Verdict:
     """Judge the loss of steps_per_second or the rise of wall_seconds; the whole interval must be below the margin."""
     found = case.only
-    seeds = common_seeds(found, *BOTH)
+    seeds, records = common_seeds(found, *BOTH), found.records(*BOTH)
+    resumed = next((one for one in records if one.provenance.get("resumed_at_steps")), None)
     if odd := _other_hosts(found, seeds):
-        raise Undecided(odd, seeds=len(seeds), results=found.records(*BOTH))
-    for record in found.records(*BOTH):
-        if steps := record.provenance.get("resumed_at_steps"):
-            why = f"{record.cell.name} was stopped, and went on at step {steps[0]}: what it took is not that of one run"
-            raise Undecided(why, seeds=len(seeds), results=found.records(*BOTH))
+        raise Undecided(odd, seeds=len(seeds), results=records)
+    if resumed:
+        at = f"{resumed.cell.name} was stopped, and went on at step {resumed.provenance['resumed_at_steps'][0]}"
+        raise Undecided(f"{at}: what it took is not that of one run", seeds=len(seeds), results=records)
     loss, how = _loss(found, seeds, name)
     margin, within = margin_of(case.book, case.limits), bounds(loss)
     word = "loss of throughput" if name == "steps_per_second" else "longer by"
@@ -70,21 +70,21 @@ def lost_time(case: Case, name: str) -> Verdict:
         tolerance=f"95 % interval of the loss below {margin.value:g} % ({margin.reason})",
         seeds=len(seeds),
         p_value=p_beyond(loss, margin.value, degrees=None if len(seeds) > 1 else BLOCKS - 1),
-        results=found.records(*BOTH),
+        results=records,
     )
 
 
 def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval, str]:
-    """Return the loss in per cent, and the source of its interval."""
+    """Return the loss in per cent, a longer time or a lower speed, and the source of its interval."""
     pairs = [tuple(found.results[role][seed] for role in BOTH) for seed in seeds]
-    values = [_loss_of(one, other, name) for one, other in pairs]
-    if len(values) >= 2:
-        over_seeds = interval(values)
-        assert over_seeds is not None
-        return over_seeds, f"over {len(values)} seeds"
+    ratios = [float(getattr(one, name) or 0) / float(getattr(other, name) or math.inf) for one, other in pairs]
+    over_seeds = interval([100 * (ratio - 1 if name == "wall_seconds" else 1 - ratio) for ratio in ratios])
+    assert over_seeds is not None
+    if len(seeds) >= 2:
+        return over_seeds, f"over {len(seeds)} seeds"
     if name == "steps_per_second" and not any(map(on_cpu, pairs[0])) and (over_blocks := _block_interval(*pairs[0])):
         return over_blocks, f"one run each, over {BLOCKS} blocks of steps"
-    return Interval(values[0], None, 1), "n = 1: no interval"
+    return over_seeds, "n = 1: no interval"
 
 
 def _other_hosts(found: Comparison, seeds: Sequence[int]) -> str | None:
@@ -93,7 +93,8 @@ def _other_hosts(found: Comparison, seeds: Sequence[int]) -> str | None:
     Where each training has hosts of its own, as under Slurm, those of one side are no faster than those of the other
     but by chance, which seeds show.
     """
-    places = [[_hosts(found.results[role][seed]) for seed in seeds] for role in BOTH]
+    given = [[found.results[role][seed].provenance.get("ranks_per_host") for seed in seeds] for role in BOTH]
+    places = [[frozenset(one if isinstance(one, dict) else ()) for one in side] for side in given]
     mine, others = (set().union(*side) for side in places)
     if not mine or not others or mine & others or len({*places[0], *places[1]}) == 2 * len(seeds):
         return None
@@ -101,22 +102,15 @@ def _other_hosts(found: Comparison, seeds: Sequence[int]) -> str | None:
     return f"the two sides have no host in common, {names}: a faster one counts for its side"
 
 
-def _hosts(record: CellResult) -> frozenset[str]:
-    given = record.provenance.get("ranks_per_host")
-    return frozenset(given) if isinstance(given, dict) else frozenset()
-
-
-def _loss_of(one: CellResult, other: CellResult, name: str) -> float:
-    """Return the loss in per cent: a longer time or a lower speed."""
-    ratio = float(getattr(one, name) or 0) / float(getattr(other, name) or math.inf)
-    return 100 * (ratio - 1 if name == "wall_seconds" else 1 - ratio)
-
-
-def _block_interval(one: CellResult, other: CellResult) -> Interval | None:
-    """Return the loss computed from mean seconds of blocks of steps; None if there are too few steps."""
-    blocks = [_block_means(result.step_seconds) for result in (one, other)]
-    if not all(blocks):
+def _block_interval(*sides: CellResult) -> Interval | None:
+    """Return the loss computed from mean seconds of BLOCKS equal stretches; None if these have fewer than two steps."""
+    sizes = [len(one.step_seconds) // BLOCKS for one in sides]
+    if min(sizes) < 2:
         return None
+    blocks = [
+        [mean(one.step_seconds[size * i : size * (i + 1)]) for i in range(BLOCKS)]
+        for one, size in zip(sides, sizes, strict=True)
+    ]
     (mine, mine_error), (others, others_error) = ((mean(b), stdev(b) / math.sqrt(BLOCKS)) for b in blocks)
     ratio = others / mine
     # First-order error of the ratio of two independent means.
@@ -124,20 +118,11 @@ def _block_interval(one: CellResult, other: CellResult) -> Interval | None:
     return Interval(100 * (1 - ratio), 100 * t_quantile((1 + CONFIDENCE) / 2, BLOCKS - 1) * error, 1)
 
 
-def _block_means(seconds: Sequence[float]) -> list[float]:
-    """Return the means of BLOCKS equal stretches; [] if they have fewer than two steps."""
-    size = len(seconds) // BLOCKS
-    if size < 2:
-        return []
-    return [mean(seconds[size * i : size * (i + 1)]) for i in range(BLOCKS)]
-
-
 # --- The kinds of tests, by name; adding one takes one function and one line here ---
 
 
 CONSISTENCY = "consistency"
 """The kind that needs no cells: `benchmarks.analysis.claims.consistency`."""
-BOUNDS = ("tolerance", "at_least", "at_most")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,18 +146,6 @@ class Kind:
     """Whether a group with cells of these roles can be judged."""
     published: tuple[str, ...] = ("value",)
     """The published numbers it takes; `tested` and `against` give a difference, `low` and `high` a range."""
-
-
-def _of_bytes(judge: Callable[[Case], Verdict], roles: tuple[str, ...] = PAIR, together: bool = False) -> Kind:
-    return Kind(
-        judge=judge,
-        roles=roles,
-        limits=BOUNDS,
-        measured="memory",
-        together=together,
-        more_roles=with_streamed,
-        enough=enough_bytes,
-    )
 
 
 # --- Claims about distributions: residuals overlap within a group, and more than between groups ---
@@ -216,43 +189,43 @@ def overlap(case: Case) -> Verdict:
 def _distances(record: CellResult) -> tuple[float, float]:
     """Return the divergence within groups, and the ratio between / within.
 
-    Raises LookupError and others if a distance is missing, ValueError if it is none: a number above 0, or from 0 to 1
-    bits for a divergence.
+    Raises LookupError and others if a distance is missing, or is no number from 0, a divergence up to 1 bit.
     """
     seen = record.observations[NAME]
-    values = [seen[where][kind] for where in ("within", "between") for kind in DISTANCES]
-    if not all(is_number(value) and math.isfinite(value) and value >= 0 for value in values):
-        raise ValueError("distances are numbers, 0 or more")
-    if max(seen[where][DIVERGENCE] for where in ("within", "between")) > 1 + ROUNDING:
-        raise ValueError("a divergence is at most 1 bit")
+    for where, kind in product(("within", "between"), DISTANCES):
+        most = 1 + ROUNDING if kind == DIVERGENCE else math.inf
+        if not (is_number(value := seen[where][kind]) and math.isfinite(value) and 0 <= value <= most):
+            raise ValueError(f"{kind}: {value}")
     return float(seen["within"][DIVERGENCE]), min(seen["between"][kind] / seen["within"][kind] for kind in DISTANCES)
 
 
 # --- The table of all kinds ---
 
 
-OF_TIMES: dict[str, Any] = {"roles": PAIR, "limits": ("margin", "noise"), "bears": "times"}
+OF_BYTES: dict[str, Any] = {
+    "roles": BOTH,
+    "limits": ("tolerance", "at_least", "at_most"),
+    "measured": "memory",
+    "more_roles": with_streamed,
+    "enough": enough_bytes,
+}
+OF_METRICS: dict[str, Any] = {"measured": "metric", "bears": "digits"}
+OF_TIMES: dict[str, Any] = {"roles": BOTH, "limits": ("margin", "noise"), "bears": "times"}
 KINDS: dict[str, Kind] = {
-    "share": _of_bytes(share, ("tested",), together=True),
-    "saving": _of_bytes(saving),
-    "maximum": _of_bytes(maximum, together=True),
+    "share": Kind(judge=share, together=True, **OF_BYTES | {"roles": ("tested",)}),
+    "saving": Kind(judge=saving, **OF_BYTES),
+    "maximum": Kind(judge=maximum, together=True, **OF_BYTES),
     "not_worse": Kind(
         judge=not_worse,
-        roles=(*PAIR, "control"),
+        roles=(*BOTH, "control"),
         limits=("margin", "relative"),
-        measured="metric",
-        bears="digits",
-        published=("value", *PAIR),
+        published=("value", *BOTH),
+        **OF_METRICS,
     ),
     "better": Kind(
-        judge=better,
-        roles=PAIR,
-        limits=("tolerance", "relative"),
-        measured="metric",
-        bears="digits",
-        published=("value", "low", "high"),
+        judge=better, roles=BOTH, limits=("tolerance", "relative"), published=("value", "low", "high"), **OF_METRICS
     ),
-    "identical": Kind(judge=identical, roles=PAIR, limits=(), measured="metric", bears="digits"),
+    "identical": Kind(judge=identical, roles=BOTH, limits=(), **OF_METRICS),
     "throughput": Kind(judge=partial(lost_time, name="steps_per_second"), measured="speed", **OF_TIMES),
     "duration": Kind(judge=partial(lost_time, name="wall_seconds"), measured="metric", **OF_TIMES),
     "overlap": Kind(judge=overlap, roles=("tested",), limits=("at_most", "ratio"), measured="observation"),

@@ -4,7 +4,7 @@ Many claims are tested at once, so some pass by chance: S. Holm, "A simple seque
 procedure", Scandinavian Journal of Statistics 6, 1979.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.analysis.claims.claim import (
@@ -52,36 +52,31 @@ def ledger(*runs: Run, book: Book | None = None, devices: Sequence[Device] = ())
 
 
 def _row(book: Book, claim: Claim, evidence: Evidence, devices: Sequence[Device]) -> LedgerRow:
+    """Return the row of a claim; one that cells test is judged at full size if they do, else on small models."""
     if claim.kind == CONSISTENCY:
         return _as_row(book, claim, claim.paper, consistency(book, claim.paper), "paper")
     if claim.kind == ONE_GPU:
         found = one_gpu(claim, devices)
         where = "none" if found.verdict.status == NOT_RUN else ON_ONE_GPU
-        return replace(
-            _as_row(book, claim, claim.paper, found.verdict, where), hardware=found.hardware, cells=found.cells
-        )
-    return _of_cells(book, claim, evidence)
-
-
-def _of_cells(book: Book, claim: Claim, evidence: Evidence) -> LedgerRow:
-    """Return the row of a claim that cells of runs test: at full size if they do, else on small models."""
+        row = _as_row(book, claim, claim.paper, found.verdict, where)
+        return replace(row, hardware=found.hardware, cells=found.cells)
     at_full_size = judge(book, claim, claim.paper, evidence, is_paper=True)
+    where = "none" if at_full_size.status == NOT_RUN else "paper"
     if at_full_size.results or claim.small is None:
-        return _as_row(book, claim, claim.paper, at_full_size, "none" if at_full_size.status == NOT_RUN else "paper")
-    on_small = judge(book, claim, claim.small, evidence, is_paper=False)
+        return _as_row(book, claim, claim.paper, at_full_size, where)
+    on_small, reason = judge(book, claim, claim.small, evidence, is_paper=False), at_full_size.reason
     if on_small.results:
         full = ON_SMALL if claim.published else "the paper's models were not tested"
-        reason = f"{on_small.reason}. On {', '.join(claim.small.models)}; {full}: {claim.paper.command}"
-        reason += f"; there: {at_full_size.reason}" if at_full_size.status == INCONCLUSIVE else ""
-        return _as_row(book, claim, claim.small, replace(on_small, reason=reason), "small models")
-    if at_full_size.status == INCONCLUSIVE:
-        return _as_row(book, claim, claim.paper, at_full_size, "paper")
-    if on_small.status == INCONCLUSIVE:
-        return _as_row(book, claim, claim.small, on_small, "small models")
-    # Nothing was run: name the small command first, if there is one.
-    full = f"; the paper's models: {claim.paper.command}"
-    scope = replace(claim.paper, command=claim.small.command)
-    return _as_row(book, claim, scope, replace(at_full_size, reason=at_full_size.reason + full), "none")
+        there = f"; there: {reason}" if at_full_size.status == INCONCLUSIVE else ""
+        reason = f"{on_small.reason}. On {', '.join(claim.small.models)}; {full}: {claim.paper.command}{there}"
+    elif where == "paper":
+        return _as_row(book, claim, claim.paper, at_full_size, where)
+    elif on_small.status == INCONCLUSIVE:
+        reason = on_small.reason
+    else:  # nothing was run: name the small command first
+        at_full_size = replace(at_full_size, reason=f"{reason}; the paper's models: {claim.paper.command}")
+        return _as_row(book, claim, replace(claim.paper, command=claim.small.command), at_full_size, where)
+    return _as_row(book, claim, claim.small, replace(on_small, reason=reason), "small models")
 
 
 def _as_row(book: Book, claim: Claim, scope: Scope, verdict: Verdict, where: str) -> LedgerRow:
@@ -109,21 +104,19 @@ def _as_row(book: Book, claim: Claim, scope: Scope, verdict: Verdict, where: str
 
 def _hardware(results: Sequence[CellResult]) -> str | None:
     """Return the devices of the compared records, each with the number of ranks."""
-    texts: dict[str, None] = {}
-    for one in results:
-        device = one.provenance.get("device")
-        name = one.provenance.get("cpu") if device in (None, "cpu") else device
-        texts[f"{name or 'not recorded'}, {one.cell.world_size} ranks"] = None
-    return "; ".join(texts) or None
+    found = [(one.provenance.get("cpu" if on_cpu(one) else "device"), one.cell.world_size) for one in results]
+    return "; ".join(dict.fromkeys(f"{name or 'not recorded'}, {ranks} ranks" for name, ranks in found)) or None
 
 
 def corrected(judged: Sequence[LedgerRow]) -> list[LedgerRow]:
     """Return the rows with `p_holm` and `holm`; a verdict that the correction opens says so in its reason."""
-    families = grouped((family(one.id), one) for one in judged if one.p_value is not None)
     changed = {}
-    for those in families.values():
+    for those in grouped((family(one.id), one) for one in judged if one.p_value is not None).values():
         for one, value in zip(those, adjusted([float(one.p_value or 0.0) for one in those]), strict=True):
-            changed[one.id] = _with(one, value, len(those))
+            opened = one.status in (REPRODUCED, NOT_REPRODUCED) and value > 1 - CONFIDENCE
+            text = f"; of {len(those)} claims tested in its family, inconclusive by Holm's correction (p = {value:.2g})"
+            holm, reason = (INCONCLUSIVE, one.reason + text) if opened else (one.status, one.reason)
+            changed[one.id] = replace(one, p_holm=value, holm=holm, reason=reason)
     return [changed.get(one.id, one) for one in judged]
 
 
@@ -139,14 +132,6 @@ def adjusted(values: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(values) - rank) * values[index]))
         found[index] = least
     return found
-
-
-def _with(one: LedgerRow, value: float, tested: int) -> LedgerRow:
-    opened = one.status in (REPRODUCED, NOT_REPRODUCED) and value > 1 - CONFIDENCE
-    text = f"; of {tested} claims tested in its family, inconclusive by Holm's correction (p = {value:.2g})"
-    return replace(
-        one, p_holm=value, holm=INCONCLUSIVE if opened else one.status, reason=one.reason + (text if opened else "")
-    )
 
 
 # --- The verdict on one scope of a claim: every group of cells must show it, with nothing odd about the records ---
@@ -166,10 +151,9 @@ def judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence, *, is_pape
     cases = [tuple(comparisons)] if kind.together else [(one,) for one in comparisons]
     verdicts = []
     for those in cases:
-        case = Case(book=book, claim=claim, scope=scope, comparisons=those, is_paper=is_paper)
         missing = [one.missing(*_needed(scope, one)) for one in those]
         try:
-            verdict = kind.judge(case)
+            verdict = kind.judge(Case(book=book, claim=claim, scope=scope, comparisons=those, is_paper=is_paper))
         except Undecided as why:
             verdict = why.verdict
         verdicts.append(doubted(kind.bears, evidence, [text for text in missing if text], verdict))
@@ -218,41 +202,36 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
 
     missing: the cells of the matrix without a record. They count as failed, so that none can be left out to pass.
     """
-    status, reasons = verdict.status, [verdict.reason]
-    if mixed := differing(verdict.results, bears):
+    status, reasons, results = verdict.status, [verdict.reason], verdict.results
+    if mixed := differing(results, bears):
         reasons.append(DIFFER + ", ".join(mixed))
         bearing = (*BEARING[bears], *(("commit",) if bears == "digits" and status == NOT_REPRODUCED else ()))
-        if status in (REPRODUCED, NOT_REPRODUCED) and set(bearing) & _between_sides(verdict.results, bears):
+        if status in (REPRODUCED, NOT_REPRODUCED) and set(bearing) & _between_sides(results, bears):
             status = INCONCLUSIVE
-    cells = (record.cell for record in verdict.results)
-    finished = [one for one in verdict.results if bears != "nothing" and one.status == "ok"]
-    open_for = [text for one in finished if (text := mislabelled(one))]
-    open_for += [evidence.twice[cell] for cell in dict.fromkeys(cells) if cell in evidence.twice]
-    if open_for or (missing and status == REPRODUCED):
+    finished = [one for one in results if bears != "nothing" and one.status == "ok"]
+    open_for = [*map(mislabelled, finished), *(evidence.twice.get(one.cell) for one in results)]
+    if any(open_for) or (missing and status == REPRODUCED):
         status = INCONCLUSIVE
-    more = dict.fromkeys((*(missing if verdict.results else ()), *open_for))
-    return replace(
-        verdict, status=status, reason="; ".join([*reasons, *(text for text in more if text not in verdict.reason)])
-    )
+    more = dict.fromkeys(text for text in (*(missing if results else ()), *open_for) if text)
+    reasons += [text for text in more if text not in verdict.reason]
+    return replace(verdict, status=status, reason="; ".join(reasons))
 
 
 def differing(results: Iterable[CellResult], bears: str) -> list[str]:
     """Return the facts of hardware, software and inputs that are not the same in all records.
 
-    bears: a key of `BEARING`, whose facts count too.
+    bears: a key of `BEARING`, whose facts count too. A training that diverged does not say all of them.
     """
     # Data and initial weights differ between models, but no comparison crosses models.
     by_model = grouped((one.cell.model, one) for one in results).values()
-    facts = dict.fromkeys((*NAMED, *NUMERIC, *BEARING[bears]))
-    return [key for key in facts if any(len(set(_values(those, key))) > 1 for those in by_model)]
-
-
-def _values(results: Iterable[CellResult], key: str) -> Iterator[str]:
-    """Yield the values of a fact; a training that diverged does not say all, such as the hash of its data."""
-    for one in results:
-        value = fact_of({**one.provenance, "steps": one.steps if one.status == "ok" else None}, key)
-        if value is not None or one.status == "ok":
-            yield str(value)
+    found = []
+    for key in dict.fromkeys((*NAMED, *NUMERIC, *BEARING[bears])):
+        for those in by_model:
+            values = [(one.steps if key == "steps" else fact_of(one.provenance, key), one.status) for one in those]
+            values = [pair for pair in values if pair[1] == "ok" or (pair[0] is not None and key != "steps")]
+            if len({str(value) for value, _ in values}) > 1 and key not in found:
+                found.append(key)
+    return found
 
 
 def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:

@@ -33,24 +33,18 @@ def load_claims(path: Path = CLAIMS_FILE) -> Book:
     values = read_yaml(path)
     with within(path), _wrong_as("the values before the claims"):
         published = load_published()
-        sides = ("against", "tested")
         known_keys("claims.yaml", values, TOP)
-        shared = Book(
-            claims=(),
-            noise=float(values["noise"]),
-            margins={
-                name: Margin(**{side: published[one[side]] for side in sides}, percent=bool(one.get("percent")))
-                for name, one in values["margins"].items()
-            },
-            counts={
-                model: Counts(**{name: count for name, count in one.items() if name != "source"})
-                for model, one in values["counts"].items()
-            },
-            stand_ins={
-                model: choose(f"stand_ins: {model}", one, WORKLOADS) for model, one in values["stand_ins"].items()
-            },
-            published=published,
-        )
+        margins = {
+            name: Margin(published[one["against"]], published[one["tested"]], bool(one.get("percent")))
+            for name, one in values["margins"].items()
+        }
+        counts = {
+            model: Counts(**{name: count for name, count in one.items() if name != "source"})
+            for model, one in values["counts"].items()
+        }
+        stand_ins = {model: choose(f"stand_ins: {model}", one, WORKLOADS) for model, one in values["stand_ins"].items()}
+        noise = float(values["noise"])
+        shared = Book(claims=(), noise=noise, margins=margins, counts=counts, stand_ins=stand_ins, published=published)
         claims: dict[str, Claim] = {}
         for number, entry in enumerate(values["claims"], start=1):
             name = entry.get("id") if isinstance(entry, dict) else None
@@ -140,7 +134,7 @@ def _scope(kind: str, entry: Mapping[str, Any], models: tuple[str, ...], shared:
     )
 
 
-def _consistency(entry: Mapping[str, Any], shared: Book) -> Claim:
+def _consistency(entry: dict[str, Any], shared: Book) -> Claim:
     """Return a claim about the paper's own numbers: it names its arithmetic, and the numbers and models it takes."""
     test = dict(entry["test"])
     _, needs = ARITHMETIC[choose("test: arithmetic", test.get("arithmetic"), ARITHMETIC)]
@@ -148,10 +142,8 @@ def _consistency(entry: Mapping[str, Any], shared: Book) -> Claim:
     for need in needs:
         for one in _flat(test[need]):
             choose(f"test: {need}", one, shared.counts if need == "model" else shared.published)
-    scope = Scope(statement=str(entry["statement"]), models=(), roles={}, limits=test, command=ITSELF)
     number = shared.published.get(str(test.get("stated")))
-    paper = _worded(scope, {"published": f"{number.value:g}" if number else ""})
-    return Claim(id=str(entry["id"]), source=str(entry["source"]), kind=CONSISTENCY, paper=paper)
+    return _without_cells({**entry, "command": ITSELF}, CONSISTENCY, test, number)
 
 
 def _one_gpu(entry: Mapping[str, Any], shared: Book) -> Iterator[Claim]:
@@ -160,26 +152,28 @@ def _one_gpu(entry: Mapping[str, Any], shared: Book) -> Iterator[Claim]:
         of_model = {} if model is None else {"model": choose("each", model, WORKLOADS)}
         test = entry["test"] | of_model
         measure = choose("test: measure", test.get("measure"), MEASURES)
-        limits = ("tolerance", "at_least") if measure == "saving" else ()
-        known_keys("test", test, ("kind", "why", "measure", *MEASURES[measure][1], *limits))
-        for name in MEASURES[measure][1]:
-            test[name]  # it has to be there
+        needs, limits = MEASURES[measure][1], ("tolerance", "at_least") if measure == "saving" else ()
+        known_keys("test", test, ("kind", "why", "measure", *needs, *limits))
+        if missing := [name for name in needs if name not in test]:
+            raise ConfigError(f"test: {missing[0]}: missing")
         if "rung" in test:
             choose("test: rung", test["rung"], RUNGS)
         if (limits and ("tolerance" in test) == ("at_least" in test)) or ("tolerance" in test) != (one is not None):
             raise ConfigError("test: tolerance: give it beside a published value, or at_least without one")
         number = shared.published[choose("published", one, shared.published)] if one else None
         known = {name: value for name, value in test.items() if name != "kind"}
-        scope = Scope(
-            statement=str(entry["statement"]), models=(), roles={}, limits=known, command=str(entry["command"])
-        )
-        yield Claim(
-            id=f"{entry['id']}-{model}" if model else str(entry["id"]),
-            source=str(entry["source"]),
-            kind=ONE_GPU,
-            paper=_worded(scope, {**of_model, "published": f"{number.value:g}" if number else ""}),
-            published={"value": number} if number else {},
-        )
+        claim = _without_cells({**entry, **of_model}, ONE_GPU, known, number)
+        yield replace(claim, published={"value": number} if number else {})
+
+
+def _without_cells(entry: Mapping[str, Any], kind: str, limits: dict[str, Any], number: Published | None) -> Claim:
+    """Return a claim that no cells of runs test."""
+    statement, command = str(entry["statement"]), str(entry["command"])
+    scope = Scope(statement=statement, models=(), roles={}, limits=limits, command=command)
+    of_model = {"model": entry["model"]} if "model" in entry else {}
+    paper = _worded(scope, {**of_model, "published": f"{number.value:g}" if number else ""})
+    name = f"{entry['id']}-{entry['model']}" if of_model else str(entry["id"])
+    return Claim(id=name, source=str(entry["source"]), kind=kind, paper=paper)
 
 
 def _worded(scope: Scope, values: Mapping[str, str]) -> Scope:

@@ -7,7 +7,7 @@ reason says so.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.analysis.claims.claim import Criteria, Undecided, Verdict, number, shown, unless_doubted
 from benchmarks.analysis.claims.select import Case, Comparison, check_there
@@ -39,7 +39,7 @@ def share(case: Case) -> Verdict:
 
 def saving(case: Case) -> Verdict:
     """Judge the saving of model states against the other role."""
-    values, known = savings(case)
+    values, known = _savings(case)
     return _judge(case, values, next(iter(values.values())), known)
 
 
@@ -48,22 +48,21 @@ def maximum(case: Case) -> Verdict:
 
     A model reaches a value only if all its groups do.
     """
-    values, known = savings(case)
-    labels = [(one.model, _label(case, one)) for one in case.comparisons]
-    by_model = grouped((model, (values[label], label)) for model, label in labels).values()
+    values, known = _savings(case)
+    pairs = ((one.model, _label(case, one)) for one in case.comparisons)
+    by_model = grouped((model, (values[label], label)) for model, label in pairs).values()
     reached, most = max(map(min, by_model)), max(map(max, by_model))
     return _judge(case, {label: value for value, label in (reached, most)}, most[0], known)
 
 
-def savings(case: Case) -> tuple[dict[str, float], dict[str, States]]:
+def _savings(case: Case) -> tuple[dict[str, float], dict[str, States]]:
     """Return the saving of each model and group in per cent, and the states it comes from."""
     values, known = {}, {}
     for one in case.comparisons:
         tested, against = (states(case, one, role) for role in ("tested", "against"))
         values[_label(case, one)] = 100 * (1 - tested.total / against.total)
-        texts = dict.fromkeys(text for text in (tested.assumed, against.assumed) if text)
-        records = (*tested.records, *against.records)
-        known[_label(case, one)] = States(tested.total, tested.residuals, records, "; ".join(texts))
+        assumed = "; ".join(dict.fromkeys(text for text in (tested.assumed, against.assumed) if text))
+        known[_label(case, one)] = replace(tested, records=(*tested.records, *against.records), assumed=assumed)
     return values, known
 
 
@@ -136,13 +135,12 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
     Residuals larger than planned do not show it: they make a larger saving the published one.
     """
     published, limits = case.published(), case.limits
-    low, high = None, None
     if published is not None and "tolerance" in limits:
         low, high = published - limits["tolerance"], published + limits["tolerance"]
         says = f"{published:g} % within {limits['tolerance']:g} points"
     else:
-        low, high = limits.get("at_least"), limits.get("at_most")
-        ends = {"at least": low, "at most": high}
+        ends = {"at least": limits.get("at_least"), "at most": limits.get("at_most")}
+        low, high = ends.values()
         says = " and ".join(f"{word} {end:g} %" for word, end in ends.items() if end is not None)
     outside = [m for m, v in values.items() if (low is not None and v < low) or (high is not None and v > high)]
     text = ", ".join(f"{model} {number(one)} %" for model, one in values.items())

@@ -1,7 +1,7 @@
 """Claims about metrics: kept within a margin, better, or the same in every digit; and how many seeds can show it."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import mean, stdev
@@ -14,7 +14,6 @@ from benchmarks.analysis.claims.claim import (
     Book,
     Bounds,
     Claim,
-    Margin,
     Scope,
     Undecided,
     Verdict,
@@ -26,7 +25,6 @@ from benchmarks.analysis.claims.claim import (
 )
 from benchmarks.analysis.claims.evidence import same_histories
 from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
-from benchmarks.analysis.load_run import Hole
 from benchmarks.analysis.published import Published
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, power, t_quantile
 from benchmarks.core.files import load_json
@@ -50,7 +48,7 @@ REFERENCE = ROOT / "results/reference/mini.json"
 """Source of the small models' differences between `w+2d` and full residuals, over seeds."""
 
 
-@lru_cache(maxsize=1000)
+@lru_cache
 def seeds_needed(margin: float, spread: float) -> int | None:
     """Return how many seeds show a true zero with a probability of 80 %; None if more than 200 are needed."""
     if spread <= 0 or margin <= 0:
@@ -87,19 +85,11 @@ def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:
 def seeds_by_reference(book: Book, claim: Claim, scope: Scope) -> int | None:
     """Return the seeds that an accuracy claim needs, by the spread of the small models that stand in for its models."""
     stated = claim.published.get("against") if scope is claim.paper else None
-    models = [book.stand_ins.get(model, model) for model in scope.models]
-    needed = [seeds_of(book, model, scope.limits, stated.value if stated else None) for model in models]
-    return None if None in needed else max((one for one in needed if one is not None), default=None)
-
-
-def seeds_of(book: Book, small: str, limits: Mapping[str, Any], level: float | None = None) -> int | None:
-    """Return the seeds that a test with these limits needs, by the spread of a small model.
-
-    level: the value that a relative loss refers to, if it is another model's metric.
-    """
-    if small not in reference_metrics():
-        return None
-    return seeds_needed(*margin_and_spread(book, reference_metrics()[small], limits, level))
+    known = reference_metrics()
+    metrics = [known.get(book.stand_ins.get(model, model)) for model in scope.models]
+    level = stated.value if stated else None
+    needed = [one and seeds_needed(*margin_and_spread(book, one, scope.limits, level)) for one in metrics]
+    return None if None in needed else max((one for one in needed if isinstance(one, int)), default=None)
 
 
 def margin_and_spread(
@@ -107,16 +97,14 @@ def margin_and_spread(
 ) -> tuple[float, float]:
     """Return the margin of a test with these limits, and the standard deviation of a small model's differences.
 
-    level: as in `seeds_of`.
+    level: the value that a relative loss refers to, if it is another model's metric.
     """
     name, tested, against = metrics
     differences = [one - other for one, other in zip(tested, against, strict=True)]
     relative = bool(limits.get("relative")) or name == "perplexity"
     level = mean(against) if level is None or name == "perplexity" else level
-    if relative:
-        differences = [100 * one / level for one in differences]
     margin = margin_of(book, {**limits, "relative": relative}, name, level)
-    return margin.value, stdev(differences)
+    return margin.value, stdev([100 * one / level for one in differences] if relative else differences)
 
 
 @dataclass(frozen=True)
@@ -133,12 +121,23 @@ def margin_of(book: Book, limits: Mapping[str, Any], metric: str = "", level: fl
     metric, level: for the usual one, the metric's name and its mean on the side compared with.
     """
     given, noise = limits.get("margin"), float(limits.get("noise", book.noise))
-    if given is None:
-        return _usual(book.margins[metric], noise, level, bool(limits.get("relative")))
-    if not isinstance(given, str):
+    if isinstance(given, str):
+        stated = book.published[given]
+        rounding, text = stated.rounding, f"{stated.value:g} {stated.unit} stated"
+        value = stated.value + rounding + noise
+    elif given is not None:
         return Derived(float(given), str(limits.get("why", "")))
-    one = book.published[given]
-    return Derived(one.value + one.rounding + noise, _sum(f"{one.value:g} {one.unit} stated", one.rounding, noise))
+    else:
+        margin = book.margins[metric]
+        printed, most = loss_between(margin.against, margin.tested, margin.percent)
+        pair = f"{margin.against.value:g} to {margin.tested.value:g}, {margin.tested.id}"
+        text = f"{printed:.2f} {'%' if margin.percent else 'points'} called kept ({pair})"
+        rounding, value = most - printed, most + noise
+    text += f" + {rounding:.2g} rounding + {noise:g} another seed or machine"
+    relative = bool(limits.get("relative"))
+    if given is None and margin.percent and not relative:
+        return Derived(value * level / 100, f"{text}, of {level:.2f}")
+    return Derived(100 * value / level if given is None and relative and not margin.percent else value, text)
 
 
 def loss_between(against: Published, tested: Published, percent: bool) -> tuple[float, float]:
@@ -148,21 +147,6 @@ def loss_between(against: Published, tested: Published, percent: bool) -> tuple[
     base = against.value - against.rounding if sign > 0 else against.value + against.rounding
     most = printed + tested.rounding + against.rounding
     return (100 * printed / against.value, 100 * most / base) if percent else (printed, most)
-
-
-def _usual(margin: Margin, noise: float, level: float, relative: bool) -> Derived:
-    printed, most = loss_between(margin.against, margin.tested, margin.percent)
-    unit = "%" if margin.percent else "points"
-    pair = f"{margin.against.value:g} to {margin.tested.value:g}, {margin.tested.id}"
-    text = _sum(f"{printed:.2f} {unit} called kept ({pair})", most - printed, noise)
-    value = most + noise
-    if margin.percent and not relative:
-        return Derived(value * level / 100, f"{text}, of {level:.2f}")
-    return Derived(100 * value / level if relative and not margin.percent else value, text)
-
-
-def _sum(stated: str, rounding: float, noise: float) -> str:
-    return f"{stated} + {rounding:.2g} rounding + {noise:g} another seed or machine"
 
 
 # --- Losses of a metric, paired by seed, as the tests of accuracy share them ---
@@ -185,11 +169,6 @@ class Loss:
     bounds: Bounds
     unit: str
     level: float
-
-    @property
-    def mean(self) -> float:
-        """The mean over seeds."""
-        return self.estimate.mean
 
     @property
     def spread(self) -> float:
@@ -231,7 +210,11 @@ def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: st
         text = f"n = 1: seed {next(iter(values))} alone has no interval; {text}"
         raise Undecided(text, value=mean.mean, unit=unit, seeds=1, results=records)
     level = sum(float(one.metric or 0) for one in others) / len(others)
-    if odd := without_spread(found, (tested, against)) or _equal_losses(values, level):
+    odd = without_spread(found, (tested, against))
+    if max(values.values()) - min(values.values()) <= ROUNDING * abs(level):
+        same = number(next(iter(values.values())), 4)
+        odd = odd or f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"
+    if odd:
         raise Undecided(odd, value=mean.mean, unit=unit, seeds=mean.n, results=records)
     return Loss(mean, within, unit, level)
 
@@ -247,26 +230,14 @@ def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
     return None
 
 
-def _equal_losses(values: dict[int, float], level: float) -> str | None:
-    if max(values.values()) - min(values.values()) > ROUNDING * abs(level):
-        return None
-    same = number(next(iter(values.values())), 4)
-    return f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"
-
-
 def check_diverged(found: Comparison, tested: str, against: str) -> None:
     """Raise Undecided, as not reproduced, if a cell diverged while the other one of its seed finished."""
     for seed, hole in sorted(found.holes.get(tested, {}).items()):
         if hole.has_diverged and seed in found.results.get(against, {}):
             record = found.results[against][seed]
             reason = f"seed {seed} of {hole.name} diverged ({hole.reason}), that of {record.cell.name} finished"
-            results = (record, *left_by([hole]))
+            results = (record, *filter(None, [hole.record]))
             raise Undecided(reason, NOT_REPRODUCED, seeds=len(found.seeds(tested, against)), results=results)
-
-
-def left_by(holes: Iterable[Hole]) -> tuple[CellResult, ...]:
-    """Return the records of trainings that diverged: their origins count as those of others do."""
-    return tuple(hole.record for hole in holes if hole.record is not None)
 
 
 def unit_of(record: CellResult) -> str:
@@ -294,15 +265,15 @@ def not_worse(case: Case) -> Verdict:
         return replace(why.verdict, published=published_loss(case))
     margin = _margin(case, loss)
     status, records = below(loss.bounds, margin.value), found.records(*BOTH)
-    reason = f"loss {written(loss.mean, loss.bounds, loss.unit)}, margin {number(margin.value)}"
+    reason = f"loss {written(loss.estimate.mean, loss.bounds, loss.unit)}, margin {number(margin.value)}"
     if status == REPRODUCED:
-        tells, text, more = _control(case, found, margin, gain=-loss.mean)
+        tells, text, more = _control(case, found, margin, gain=-loss.estimate.mean)
         status, reason = (REPRODUCED if tells else INCONCLUSIVE), f"{reason}; {text}"
         records += more
     return Verdict(
         status=status,
         reason=reason,
-        value=loss.mean,
+        value=loss.estimate.mean,
         interval=loss.bounds,
         published=published_loss(case),
         unit=loss.unit,
@@ -333,7 +304,8 @@ def _control(case: Case, found: Comparison, margin: Derived, gain: float) -> tup
     if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
         return False, f"the control, no residuals, is missing: {case.scope.command}", ()
     ended = {seed: hole for seed, hole in sorted(found.holes.get(CONTROL, {}).items()) if hole.has_diverged}
-    diverged, left = [*ended], left_by(ended.values())
+    # Their origins count as those of others do.
+    diverged, left = [*ended], tuple(hole.record for hole in ended.values() if hole.record)
     named = f"seed {', '.join(map(str, diverged))} of it diverged, " if diverged else ""
     if set(found.seeds(*BOTH)) <= set(diverged):  # where full residuals finished, it has lost everything
         return True, f"control, no residuals: {named}where full residuals finished", left
@@ -341,14 +313,11 @@ def _control(case: Case, found: Comparison, margin: Derived, gain: float) -> tup
         lost = mean_loss(case, found, CONTROL, "against")
     except Undecided as why:
         return False, f"control, no residuals: {named}{why}", (*why.verdict.results, *left)
-    text = f"control: {named}without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
+    text = f"control: {named}without residuals the loss is {written(lost.estimate.mean, lost.bounds, lost.unit)}"
     records = (*found.records(CONTROL, "against"), *left)
-    if gain > lost.mean > 0:
-        return (
-            False,
-            f"{text}, less than what is gained: are both metrics in the same units, on the same data?",
-            records,
-        )
+    if gain > lost.estimate.mean > 0:
+        text += ", less than what is gained: are both metrics in the same units, on the same data?"
+        return False, text, records
     if lost.bounds[0] > margin.value:
         return True, text, records
     return False, f"{text}, not seen to be above the margin: these records cannot tell", records
@@ -363,7 +332,7 @@ def better(case: Case) -> Verdict:
         return replace(why.verdict, value=gain, published=case.published())
     within = (-loss.bounds[1], -loss.bounds[0])
     status = below(loss.bounds, 0.0)
-    reason, says = f"gain {written(-loss.mean, within, loss.unit)}", "95 % interval of the gain above 0"
+    reason, says = f"gain {written(-loss.estimate.mean, within, loss.unit)}", "95 % interval of the gain above 0"
     if stated is not None:
         span = f"{number(stated[0])} to {number(stated[1])}"
         says += f", and not all of it outside of {span}"
@@ -374,7 +343,7 @@ def better(case: Case) -> Verdict:
     return Verdict(
         status=status,
         reason=reason,
-        value=-loss.mean,
+        value=-loss.estimate.mean,
         interval=within,
         published=case.published(),
         unit=loss.unit,
@@ -429,17 +398,12 @@ def identical(case: Case) -> Verdict:
 
 
 def _difference(one: CellResult, other: CellResult) -> str | None:
-    """Return the first difference; None for equal records."""
-    mine, others = _digits(one), _digits(other)
-    name = next((name for name in mine if mine[name] != others[name]), None)
-    if name != "metric_history":
-        return name and f"{name} differs: {mine[name]} and {others[name]}"
-    pairs = zip(mine[name], others[name], strict=False)
-    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    return f"metric_history differs: {first[0]} and {first[1]}" if first else "metric_history differs in length"
-
-
-def _digits(record: CellResult) -> dict[str, Any]:
-    """Return all values that must be equal."""
-    history = [list(pair) for pair in record.metric_history]
-    return {"metric": record.metric, "metrics": record.metrics, "metric_history": history}
+    """Return the first difference of the values that must be equal; None for equal records."""
+    for name in ("metric", "metrics"):
+        if getattr(one, name) != getattr(other, name):
+            return f"{name} differs: {getattr(one, name)} and {getattr(other, name)}"
+    mine, others = ([[*pair] for pair in record.metric_history] for record in (one, other))
+    first = next((pair for pair in zip(mine, others, strict=False) if pair[0] != pair[1]), None)
+    if first:
+        return f"metric_history differs: {first[0]} and {first[1]}"
+    return None if len(mine) == len(others) else "metric_history differs in length"

@@ -48,7 +48,12 @@ class Found:
 
 def one_gpu(claim: Claim, devices: Sequence[Device]) -> Found:
     """Return what the records of all GPUs show about a claim."""
-    judged = [(_judge(claim, device), device) for device in devices]
+    judged = []
+    for device in devices:
+        try:
+            judged.append((MEASURES[claim.paper.limits["measure"]][0](claim, device), device))
+        except Undecided as why:
+            judged.append((Found(why.verdict), device))
     tested = [(found, device) for found, device in judged if found.verdict.status != NOT_RUN]
     if not tested:
         reasons = dict.fromkeys(found.verdict.reason for found, _ in judged)
@@ -58,24 +63,13 @@ def one_gpu(claim: Claim, devices: Sequence[Device]) -> Found:
     return Found(verdict, "; ".join(device.origin for _, device in tested), tuple(cells))
 
 
-def _judge(claim: Claim, device: Device) -> Found:
-    measure, _ = MEASURES[claim.paper.limits["measure"]]
-    try:
-        return measure(claim, device)
-    except Undecided as why:
-        return Found(why.verdict)
-
-
 def saving(claim: Claim, device: Device) -> Found:
     """Judge how much less than the baseline a setting takes at a rung: as published, or at least so much."""
     limits = claim.paper.limits
     against = sound_case(device, limits["model"], BASELINE)
     tested = sound_case(device, limits["model"], USUAL | limits["tested"])
-    if others := [
-        name
-        for name in CELL_FIELDS
-        if name not in BASELINE and getattr(tested.cell, name) != getattr(against.cell, name)
-    ]:
+    free = [name for name in CELL_FIELDS if name not in BASELINE]
+    if others := [name for name in free if getattr(tested.cell, name) != getattr(against.cell, name)]:
         raise Undecided(f"the cells compared differ in {', '.join(others)}")
     if problem := next(chain(unplanned(against), unplanned(tested, or_more=True)), None):
         raise Undecided(problem)
@@ -109,16 +103,13 @@ def added_up(claim: Claim, device: Device) -> Found:
     apart = {}
     for one in cases:
         bytes_of(one, ALLOCATED)
-        apart[one.cell.name] = max(_apart(memory["difference"]) for memory in one.ranks)
+        parts = [memory["difference"] for memory in one.ranks]
+        known = [sum(of[name] for name in PARTS if name not in ("baseline_bytes", "other_bytes")) for of in parts]
+        others = [abs(of["other_bytes"]) for of in parts]
+        apart[one.cell.name] = max(100 * more / there for more, there in zip(others, known, strict=True))
     most = max(apart, key=lambda name: apart[name])
     text = f"{len(cases)} cells, at most {apart[most]:.4f} % apart ({most}), on {device.source['device']}"
     return _of_cases(cases, apart[most] <= within, text, f"{within:g} %", apart[most])
-
-
-def _apart(parts: Mapping[str, int]) -> float:
-    """Return by how many per cent of what is known to be there the allocator has given out more or less."""
-    known = sum(parts[name] for name in PARTS if name not in ("baseline_bytes", "other_bytes"))
-    return 100 * abs(parts["other_bytes"]) / known
 
 
 def known(claim: Claim, device: Device) -> Found:

@@ -123,14 +123,13 @@ def _comparison(
 ) -> Comparison:
     results: dict[str, dict[int, CellResult]] = {role: {} for role in group}
     holes: dict[str, dict[int, Hole]] = {role: {} for role in group}
-    for role, cells in group.items():
-        for cell in cells:
-            if cell in evidence.holes:
-                holes[role][cell.seed] = evidence.holes[cell]
-            elif on_gpus and on_cpu(evidence.results[cell]):
-                holes[role][cell.seed] = Hole(cell.name, "measured on a CPU", "the claim is of GPUs", "")
-            else:
-                results[role][cell.seed] = evidence.results[cell]
+    for role, cell in ((role, cell) for role, cells in group.items() for cell in cells):
+        if cell in evidence.holes:
+            holes[role][cell.seed] = evidence.holes[cell]
+        elif on_gpus and on_cpu(evidence.results[cell]):
+            holes[role][cell.seed] = Hole(cell.name, "measured on a CPU", "the claim is of GPUs", "")
+        else:
+            results[role][cell.seed] = evidence.results[cell]
     return Comparison(model, results, holes, named)
 
 
@@ -173,12 +172,14 @@ def check_there(comparison: Comparison, *roles: str) -> None:
     """
     empty = [role for role in roles if not comparison.results.get(role)]
     holes = [hole for role in empty for hole in comparison.holes.get(role, {}).values()]
-    if failed := [hole for hole in holes if hole.status not in TO_COME]:
-        raise Undecided(f"{failed[0].name}: {failed[0].status}, {failed[0].why}")
-    if holes:
-        raise Undecided(f"{holes[0].name}: {holes[0].status}", NOT_RUN)
+    for hole in holes:
+        if hole.status not in TO_COME:
+            raise Undecided(f"{hole.name}: {hole.status}, {hole.why}")
     if empty:
-        raise Undecided(f"no cells of {comparison.model} for it ({empty[0]})", NOT_RUN)
+        missing = (
+            f"{holes[0].name}: {holes[0].status}" if holes else f"no cells of {comparison.model} for it ({empty[0]})"
+        )
+        raise Undecided(missing, NOT_RUN)
 
 
 def common_seeds(comparison: Comparison, *roles: str) -> list[int]:

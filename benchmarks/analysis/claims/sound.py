@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
-from benchmarks.core.rank_memory import unpack_moments
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 from benchmarks.core.sample_counts import planned_steps, steps_per_second
 from benchmarks.core.workloads import WORKLOADS
@@ -29,11 +29,8 @@ EARLIEST = datetime(2024, 1, 1, tzinfo=UTC)
 AHEAD = timedelta(days=1)
 """How far clocks of two machines may be apart."""
 OF_LAUNCHED = ("content", "backend", "ranks_per_host", "data_hash", "threads")
-"""Facts that each record has whose ranks were launched; those of the backend local may have run in the process that
-asked."""
+"""Facts of each record whose ranks were launched; those of the backend local may have run in the process that asked."""
 ITEMISED, PEAK = "model_state_itemised", "peak_allocated"
-STEADY = ("parameters", "optimizer_states")
-"""Bands of a step's moments that never change: these tensors are changed in place. They come first and second."""
 METRICS = {
     "digits": ("accuracy", True),
     "questions": ("f1", True),
@@ -47,8 +44,6 @@ METRICS = {
 """The metric of each task, and whether more of it is better; a test compares with the tasks, which import torch."""
 OBSERVED = {"contraction": (0, math.inf), "cosine": (-1, 1), "density": (0, 1), "bytes": (0, math.inf)}
 """The least and the largest value of what is observed of a compressed step."""
-SHARES = ("accuracy", "top1", "f1", "exact_match")
-"""Metrics in per cent of correct answers. Perplexity is the other kind: at least 1, and less is better."""
 
 
 def unsound(record: CellResult) -> str | None:
@@ -56,17 +51,8 @@ def unsound(record: CellResult) -> str | None:
 
     Its seconds are checked as it is read (`wrong_seconds`), since those of long trainings are not kept.
     """
-    of_training = (_wrong_steps, wrong_history, wrong_metric, wrong_observations)
-    checks = (*of_training, wrong_ranks, wrong_moments, of_another_cell, wrong_origin)
-    return next((problem for check in checks for problem in check(record)), None)
-
-
-def _wrong_steps(record: CellResult) -> Iterator[str]:
-    if record.steps < 1:
-        yield "steps: 0, so nothing was trained"
-    planned, at_least = planned_steps(record.cell)
-    if planned and (record.steps < planned or (record.steps > planned and not at_least)):
-        yield f"steps: {record.steps}, its cell and recipe have {planned}{' or more' if at_least else ''}"
+    checks = (_wrong_training, _wrong_metric, _wrong_observations, _wrong_ranks, of_another_cell, _wrong_origin)
+    return next(chain.from_iterable(check(record) for check in checks), None)
 
 
 def wrong_seconds(record: CellResult) -> str:
@@ -84,102 +70,44 @@ def wrong_seconds(record: CellResult) -> str:
     return ""
 
 
-def wrong_history(record: CellResult) -> Iterator[str]:
-    """Yield one line for each way in which the evaluations are not those of the training."""
-    history = record.metric_history
+def _wrong_training(record: CellResult) -> Iterator[str]:
+    """Yield in which way steps or evaluations are not those of the training."""
+    steps, history, recipe = record.steps, record.metric_history, WORKLOADS[record.cell.model]
+    planned, at_least = planned_steps(record.cell)
+    if steps < 1:
+        yield "steps: 0, so nothing was trained"
+    if planned and (steps < planned or (steps > planned and not at_least)):
+        yield f"steps: {steps}, its cell and recipe have {planned}{' or more' if at_least else ''}"
     if not history or any(value is None for pair in history for value in pair):
         yield "metric_history: empty or null, so the metric was never evaluated"
         return
     taken = [int(step or 0) for step, _ in history]
-    if taken != sorted(set(taken)) or taken[0] < 1 or taken[-1] != record.steps:
-        yield f"metric_history: its steps, up to {taken[-1]}, are not those of a training of {record.steps}"
+    if taken != sorted(set(taken)) or taken[0] < 1 or taken[-1] != steps:
+        yield f"metric_history: its steps, up to {taken[-1]}, are not those of a training of {steps}"
     if history[-1][1] != record.metric:
         yield f"metric: {record.metric} is not the end of metric_history, {history[-1][1]}"
-    if (expected := _evaluations(record)) is not None and len(history) != expected:
+    every, expected = recipe.evaluate_every, None if record.cell.steps else recipe.epochs
+    expected = math.ceil(steps / every) if every else expected
+    if expected is not None and len(history) != expected:
         yield f"metric_history: {len(history)} evaluations, its recipe has {expected}"
-    every = WORKLOADS[record.cell.model].evaluate_every
-    if every and taken[:-1] != [*range(every, record.steps, every)]:
+    if every and taken[:-1] != [*range(every, steps, every)]:
         yield f"metric_history: evaluations after the steps {str(taken)[:60]}, its recipe has one every {every} steps"
 
 
-def _evaluations(record: CellResult) -> int | None:
-    """Return the number of evaluations in a training; None if the recipe does not say."""
-    workload = WORKLOADS[record.cell.model]
-    if workload.evaluate_every:
-        return math.ceil(record.steps / workload.evaluate_every)
-    return None if record.cell.steps else workload.epochs
-
-
-def wrong_metric(record: CellResult) -> Iterator[str]:
-    """Yield one line for each value that the metric cannot have, and for a metric that is not the recipe's."""
+def _wrong_metric(record: CellResult) -> Iterator[str]:
+    """Yield a line for a metric that is not the recipe's, and for values that it cannot have."""
     name, values = record.metric_name, [float(pair[1] or 0) for pair in record.metric_history]
-    if name in SHARES and not (record.higher_is_better and min(values) >= 0 and max(values) <= 100):
-        yield f"{name}: from 0 to 100 and higher is better; here up to {max(values):g}, {record.higher_is_better}"
-    if name == "perplexity" and (record.higher_is_better or min(values) < 1):
-        yield f"perplexity: 1 or more and lower is better; here from {min(values):g}, {not record.higher_is_better}"
     if (name, record.higher_is_better) != (recipe := METRICS[WORKLOADS[record.cell.model].task]):
         yield f"metric_name: {name}, higher_is_better {record.higher_is_better}; its recipe {recipe[0]}, {recipe[1]}"
+    least, most = (1, math.inf) if name == "perplexity" else (0, 100)
+    if min(values) < least or max(values) > most:
+        yield f"{name}: from {least} to {most:g}; here from {min(values):g} to {max(values):g}"
     f1, exact = record.metrics.get("f1"), record.metrics.get("exact_match")
     if f1 is not None and exact is not None and f1 < exact * (1 - EXACT):
         yield f"metrics: f1 is {f1:.6g}, less than exact_match, {exact:.6g}"
 
 
-def wrong_ranks(record: CellResult) -> Iterator[str]:
-    """Yield one line for each statement about a finished record's ranks that contradicts its bytes or its cell."""
-    if int(record.peak_states_bytes or 0) != int(record.total_bytes or 0) + int(record.in_flight_bytes or 0):
-        yield f"peak_states_bytes: {record.peak_states_bytes} is not total_bytes and in_flight_bytes together"
-    own = [getattr(record, name) for name in BYTE_FIELDS]
-    if record.per_rank and own not in map(_bytes, record.per_rank):
-        yield f"per_rank: no rank holds the bytes of the record, {record.total_bytes} in total"
-    ended = [rank["status"] for rank in record.per_rank if rank.get("status") not in (None, "ok")]
-    if record.failure or ended:
-        yield f"failure: {record.failure or ended[0]} in the record of a training that finished"
-    if record.provenance.get("threads") not in (None, record.cell.threads):
-        yield f"threads: a rank computed with {record.provenance['threads']}, its cell has {record.cell.threads}"
-    if len(record.per_rank) != record.cell.world_size:
-        yield f"per_rank: {len(record.per_rank)} ranks, its cell has {record.cell.world_size}"
-    for rung in record.ladder:
-        if rung["name"] == ITEMISED and rung["bytes"] not in (None, record.total_bytes):
-            yield f"ladder: {ITEMISED} is {rung['bytes']} bytes, total_bytes {record.total_bytes}"
-        if rung["name"] == PEAK and rung["bytes"] and rung["bytes"] < int(record.total_bytes or 0):
-            yield f"ladder: {PEAK} is {rung['bytes']} bytes, less than its model states, {record.total_bytes}"
-    for rank, held in enumerate(record.per_rank):
-        yield from (f"per_rank: rank {rank}: {problem}" for problem in _wrong_bytes(record, held))
-
-
-def _bytes(rank: dict[str, Any]) -> list[Any]:
-    return [rank.get(name) for name in BYTE_FIELDS]
-
-
-def _wrong_bytes(record: CellResult, rank: dict[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the bytes of one rank."""
-    if not all(map(is_count, _bytes(rank))):
-        yield f"{_bytes(rank)} are not all whole numbers of bytes, 0 or more"
-        return
-    if rank["total_bytes"] != (total := sum(rank[name] for name in STATE_FIELDS)):
-        yield f"total_bytes: {rank['total_bytes']} is not the sum of its four states, {total}"
-    if rank["peak_states_bytes"] != (peak := rank["total_bytes"] + rank["in_flight_bytes"]):
-        yield f"peak_states_bytes: {rank['peak_states_bytes']} is not total_bytes and in_flight_bytes together, {peak}"
-    if rank["peak_states_bytes"] > int(record.peak_states_bytes or 0):
-        yield f"peak_states_bytes: {rank['peak_states_bytes']} is more than that of the fullest rank"
-
-
-def wrong_moments(record: CellResult) -> Iterator[str]:
-    """Yield one line for each contradiction between a record's bytes and its step, or the rank that was followed."""
-    ranks = [_bytes(rank) for rank in record.per_rank]
-    own = [getattr(record, field) for field in BYTE_FIELDS]
-    if (
-        record.moments
-        and ranks
-        and record.moments["rank"] not in (rank for rank, held in enumerate(ranks) if held == own)
-    ):
-        yield f"moments: rank: {record.moments['rank']} does not hold the bytes of the record"
-    held = [getattr(record, f"{band}_bytes") for band in STEADY]
-    if others := [moment[:2] for moment in unpack_moments(record.moments) if [*moment[:2]] != held]:
-        yield f"moments: {' and '.join(STEADY)} are {others[0]} bytes at one moment, {held} between steps"
-
-
-def wrong_observations(record: CellResult) -> Iterator[str]:
+def _wrong_observations(record: CellResult) -> Iterator[str]:
     """Yield one line for each value of `contraction` that none can have."""
     points = record.observations.get("contraction", {}).get("points")
     for point in points if isinstance(points, list) else ():
@@ -187,6 +115,37 @@ def wrong_observations(record: CellResult) -> Iterator[str]:
             value: Any = point.get(name) if isinstance(point, dict) else str(point)[:40]
             if value is not None and not (is_number(value) and least - EXACT <= value <= most + EXACT):
                 yield f"observations: contraction: {name} is {value!r}; it is a number from {least:g} to {most:g}"
+
+
+def _wrong_ranks(record: CellResult) -> Iterator[str]:
+    """Yield one line for each statement about a finished record's ranks that contradicts its bytes or its cell."""
+    total, fullest = int(record.total_bytes or 0), int(record.peak_states_bytes or 0)
+    if fullest != total + int(record.in_flight_bytes or 0):
+        yield f"peak_states_bytes: {fullest} is not total_bytes and in_flight_bytes together"
+    ranks = [[rank.get(name) for name in BYTE_FIELDS] for rank in record.per_rank]
+    if ranks and [getattr(record, name) for name in BYTE_FIELDS] not in ranks:
+        yield f"per_rank: no rank holds the bytes of the record, {total} in total"
+    ended = [rank["status"] for rank in record.per_rank if rank.get("status") not in (None, "ok")]
+    if record.failure or ended:
+        yield f"failure: {record.failure or ended[0]} in the record of a training that finished"
+    if record.provenance.get("threads") not in (None, record.cell.threads):
+        yield f"threads: a rank computed with {record.provenance['threads']}, its cell has {record.cell.threads}"
+    if len(ranks) != record.cell.world_size:
+        yield f"per_rank: {len(ranks)} ranks, its cell has {record.cell.world_size}"
+    for rung in record.ladder:
+        if rung["name"] == ITEMISED and rung["bytes"] not in (None, total):
+            yield f"ladder: {ITEMISED} is {rung['bytes']} bytes, total_bytes {total}"
+        if rung["name"] == PEAK and rung["bytes"] and rung["bytes"] < total:
+            yield f"ladder: {PEAK} is {rung['bytes']} bytes, less than its model states, {total}"
+    for rank, held in enumerate(record.per_rank):
+        if not all(map(is_count, ranks[rank])):
+            yield f"per_rank: rank {rank}: {ranks[rank]} are not all whole numbers of bytes, 0 or more"
+            continue
+        states, peak = sum(held[name] for name in STATE_FIELDS), held["peak_states_bytes"]
+        if held["total_bytes"] != states:
+            yield f"per_rank: rank {rank}: total_bytes: {held['total_bytes']} is not the sum of its states, {states}"
+        if not held["total_bytes"] + held["in_flight_bytes"] == peak <= fullest:
+            yield f"per_rank: rank {rank}: peak_states_bytes: {peak} is no sum, or more than the record's, {fullest}"
 
 
 def of_another_cell(record: CellResult) -> Iterator[str]:
@@ -203,20 +162,18 @@ def of_another_cell(record: CellResult) -> Iterator[str]:
         yield f"provenance: it was measured for {name}, and is called {record.cell.name}"
 
 
-def wrong_origin(record: CellResult) -> Iterator[str]:
+def _wrong_origin(record: CellResult) -> Iterator[str]:
     """Yield one line for each statement of a finished record about its origin that cannot be true, or is missing."""
     cell, source = record.cell, record.provenance
     if not record.metrics:
         yield "metrics: missing"
-    needed = ("device", *(OF_LAUNCHED if cell.backend != "local" else ()))
-    missing = [name for name in needed if not source.get(name)]
-    content = source.get("content")
-    if content and not (isinstance(content, dict) and "cell" in content):
+    missing = [name for name in ("device", *(OF_LAUNCHED if cell.backend != "local" else ())) if not source.get(name)]
+    if (content := source.get("content")) and not (isinstance(content, dict) and "cell" in content):
         missing.append("content: cell")
     if missing:
         yield f"provenance: {', '.join(missing)}: missing"
-    is_gpu, device = source.get("device") not in (None, "cpu"), source.get("device")
-    if is_gpu != bool(source.get("device_memory_bytes")):
+    device = source.get("device")
+    if (device not in (None, "cpu")) != bool(source.get("device_memory_bytes")):
         yield f"provenance: device: {device}, but device_memory_bytes: {source.get('device_memory_bytes')}"
     if source.get("backend") not in (None, cell.backend):
         yield f"provenance: backend: {source['backend']}, its cell has {cell.backend}"
@@ -252,26 +209,25 @@ def date_of(given: object) -> datetime | None:
 
 STATES_FILE = ROOT / "results/paper/states.json"
 """Written by `python -m benchmarks measure states`; a test compares it with `plan`."""
-
 FEEDBACK = ("topk", "qsgd", "dgc", "none")
 """Compressors of the claims, which change neither the residual of a scheme nor the optimizer's momentum."""
+UNCHANGED = ("parameters_bytes", "gradients_bytes", "optimizer_states_bytes")
+"""States that no residual scheme changes."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Planned bytes of one model: states that no residual scheme changes, and residuals by `setting_name`."""
+    """Planned bytes of one model, with kept gradients; residuals by `setting_name`."""
 
     parameters_bytes: int
     gradients_bytes: int
-    """Kept gradients; streamed ones are gone between two steps."""
     optimizer_states_bytes: int
     residuals_bytes: Mapping[str, int]
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all states with kept gradients and full residuals."""
-        dense = self.parameters_bytes + self.gradients_bytes + self.optimizer_states_bytes
-        return dense + self.residuals_bytes["baseline"]
+        return sum(getattr(self, name) for name in UNCHANGED) + self.residuals_bytes["baseline"]
 
 
 def setting_name(scheme: str, residual_dtype: str | None) -> str:
@@ -290,14 +246,20 @@ def load_planned() -> dict[str, Planned]:
         ) from None
 
 
+def planned_bytes(cell: Cell, name: str) -> int | None:
+    """Return the planned bytes of one of STATE_FIELDS of a cell; None for settings that the table does not have."""
+    planned = load_planned().get(cell.model)
+    if name == "residuals_bytes" and cell.scheme != "none":
+        known = planned.residuals_bytes if planned and not cell.options else {}
+        return known.get(setting_name(cell.scheme, cell.residual_dtype))
+    if name == "residuals_bytes" or (name == "gradients_bytes" and cell.gradients == "streamed"):
+        return 0
+    return None if planned is None else int(getattr(planned, name))
+
+
 def planned_residuals(cell: Cell) -> int | None:
     """Return the planned bytes of residuals of a cell; None for settings that the table does not have."""
-    if cell.scheme == "none":
-        return 0
-    planned = load_planned().get(cell.model)
-    if planned is None or cell.options:
-        return None
-    return planned.residuals_bytes.get(setting_name(cell.scheme, cell.residual_dtype))
+    return planned_bytes(cell, "residuals_bytes")
 
 
 def fewer_than_planned(cell: Cell, name: str, old: float, new: float) -> str | None:
@@ -315,16 +277,6 @@ def fewer_than_planned(cell: Cell, name: str, old: float, new: float) -> str | N
     )
 
 
-def planned_bytes(cell: Cell, name: str) -> int | None:
-    """Return the planned bytes of one of STATE_FIELDS of a cell; None for settings that the table does not have."""
-    if name == "residuals_bytes":
-        return planned_residuals(cell)
-    planned = load_planned().get(cell.model)
-    if name == "gradients_bytes" and cell.gradients == "streamed":
-        return 0
-    return None if planned is None else int(getattr(planned, name))
-
-
 def unplanned(record: CellResult, *, exact: bool) -> str | None:
     """Return which bytes of a record cannot be those of its model; None if all can.
 
@@ -332,35 +284,23 @@ def unplanned(record: CellResult, *, exact: bool) -> str | None:
     that stores less than it has to is an error of measurement. exact: allow no upward difference either, for the side
     that a saving is measured against.
     """
-    planned = load_planned().get(record.cell.model)
-    if planned is None:
+    if record.cell.model not in load_planned():
         return f"{record.cell.model}: what it holds is not in {STATES_FILE.name}"
-    if problem := _unplanned_parts(record):
-        return problem
     least, held = planned_residuals(record.cell), int(record.residuals_bytes or 0)
     if least is None:
-        return f"residuals_bytes of {record.cell.name} have no plan in {STATES_FILE.name}"
-    if held < least or (exact and held > least):
-        return f"residuals_bytes of {record.cell.name} is {held:,}, by plan {least:,}"
-    return None
+        return mislabelled(record) or f"residuals_bytes of {record.cell.name} have no plan in {STATES_FILE.name}"
+    is_allowed = held == least or (held > least and not exact)
+    return _other_than_planned(record, () if is_allowed else ("residuals_bytes",))
 
 
 def mislabelled(record: CellResult) -> str | None:
-    """Return which bytes of a record belong to another cell than its own; None if all match.
-
-    Schemes and models without a plan are not checked.
-    """
-    planned, residuals = record.cell.model in load_planned(), planned_residuals(record.cell)
-    if planned and (problem := _unplanned_parts(record)):
-        return problem
-    if residuals in (None, record.residuals_bytes) or record.cell.compressor not in FEEDBACK:
-        return None
-    return f"residuals_bytes of {record.cell.name} is {record.residuals_bytes:,}, by plan {residuals:,}"
+    """Return which bytes of a record belong to another cell than its own; None if all match, or have no plan."""
+    return _other_than_planned(record, ("residuals_bytes",) if record.cell.compressor in FEEDBACK else ())
 
 
-def _unplanned_parts(record: CellResult) -> str | None:
-    """Return which state that no residual scheme changes is not as planned."""
-    for name in ("parameters_bytes", "gradients_bytes", "optimizer_states_bytes"):
-        if getattr(record, name) != (value := planned_bytes(record.cell, name)):
+def _other_than_planned(record: CellResult, more: tuple[str, ...]) -> str | None:
+    """Return which state that no residual scheme changes, or which of `more`, is not as planned."""
+    for name in (*(UNCHANGED if record.cell.model in load_planned() else ()), *more):
+        if (value := planned_bytes(record.cell, name)) not in (None, getattr(record, name)):
             return f"{name} of {record.cell.name} is {getattr(record, name):,}, by plan {value:,}"
     return None

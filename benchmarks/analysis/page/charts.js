@@ -2,7 +2,8 @@
 
 // Only errors are worth a word: a panel from which the legend has taken all marks is none.
 const OPTIONS = { mode: "vega", ast: true, actions: false, renderer: "svg", hover: false, logLevel: 1 };
-const NARROW = 700; // pixels: one panel beside no other
+const NARROW = 700; // pixels: one panel beside no other, and as narrow as the window while marks can be told apart
+const LEAST = 110; // pixels of a panel
 
 async function bring(figure) {
   const specification = JSON.parse(figure.querySelector("script").textContent);
@@ -10,7 +11,14 @@ async function bring(figure) {
     specification.layout.columns = 1;
     for (const legend of specification.legends || []) legend.columns = 1;
   }
-  await vegaEmbed(figure.querySelector(".drawing"), specification, OPTIONS);
+  const drawing = figure.querySelector(".drawing");
+  await vegaEmbed(drawing, specification, OPTIONS);
+  const over = drawing.querySelector("svg").getBoundingClientRect().width - figure.clientWidth;
+  const panel = specification.signals.find(({ name }) => name === "child_width");
+  if (innerWidth < NARROW && over > 0 && panel) {
+    panel.value = Math.max(LEAST, panel.value - over);
+    await vegaEmbed(drawing, specification, OPTIONS);
+  }
   figure.dataset.ready = "";
 }
 

@@ -54,9 +54,8 @@ class Group:
 
 def head_of(table: Table) -> list[Shown]:
     """Return the headings, without the column that names the groups."""
-    return [Shown(text, column < table.text_columns) for column, text in enumerate(table.head)][
-        bool(table.group_starts) :
-    ]
+    shown = [Shown(text, column < table.text_columns) for column, text in enumerate(table.head)]
+    return shown[bool(table.group_starts) :]
 
 
 def groups_of(table: Table) -> list[Group]:
@@ -64,53 +63,41 @@ def groups_of(table: Table) -> list[Group]:
     found = []
     for start, end in pairwise([*(table.group_starts or [0]), len(table.body)]):
         name = table.body[start][0] if table.group_starts else ""
-        rows = [_row(table, index) for index in range(start, end)]
-        found.append(Group(name, rows, all(_not_measured(table, index) for index in range(start, end))))
+        rows = [_row(table, index)[bool(table.group_starts) :] for index in range(start, end)]
+        found.append(Group(name, rows, not any(_measured(table)[start:end])))
     return found
 
 
-def is_empty(table: Table) -> bool:
-    """Say whether nothing of a table has been measured although it has rows."""
-    return all(_not_measured(table, index) for index in range(len(table.body)))
-
-
-def is_of_paper(table: Table) -> bool:
-    """Say whether a table shows published values beside the measured ones."""
-    return bool(table.records) and "published" in table.records[0]
+def _measured(table: Table) -> list[bool]:
+    """Say of each row whether it was measured; tables of the paper alone have rows that were not."""
+    if len(table.records) != len(table.body):
+        return [True] * len(table.body)
+    return [record.get("measured", "") is not None for record in table.records]
 
 
 def measured_words(table: Table) -> str:
     """Return how many rows a table has, and how many of them were measured."""
-    rows = len(table.body)
-    missing = sum(_not_measured(table, index) for index in range(rows))
+    rows, measured = len(table.body), sum(_measured(table))
     text = f"{rows} row{'s' if rows > 1 else ''}"
-    return f"{text}, {rows - missing} of them measured" if missing else text
-
-
-def leading_number(text: str) -> float | None:
-    """Return the number that a text begins with, sizes in bytes; None if there is none."""
-    found = LEADING.match(text.strip().replace(MINUS, "-").removeprefix("±"))
-    if not found:
-        return None
-    return float(found[1].replace(",", "")) * BYTES.get(found[2], 1)
+    return f"{text}, {measured} of them measured" if measured < rows else text
 
 
 def _row(table: Table, index: int) -> list[Shown]:
-    return [
-        Shown(text, True) if column < table.text_columns else Shown(text, False, _value(table, index, column))
-        for column, text in enumerate(table.body[index])
-    ][bool(table.group_starts) :]
+    """Return the entries of a row, sorted by the record's values if the table names its columns, else as shown."""
+    found = []
+    for column, text in enumerate(table.body[index]):
+        raw: Any = table.records[index].get(table.columns[column]) if table.columns else None
+        value = raw if isinstance(raw, int | float) else _leading_number(text)
+        is_text = column < table.text_columns
+        is_sorted = not is_text and value is not None and math.isfinite(value)
+        found.append(Shown(text, is_text, f"{value:.12g}" if is_sorted else ""))
+    return found
 
 
-def _not_measured(table: Table, index: int) -> bool:
-    return len(table.records) == len(table.body) and table.records[index].get("measured", "") is None
-
-
-def _value(table: Table, index: int, column: int) -> str:
-    """Return the record's own value if the table names its column, else the number shown, or "" without either."""
-    raw: Any = table.records[index].get(table.columns[column]) if table.columns else None
-    value = raw if isinstance(raw, int | float) else leading_number(table.body[index][column])
-    return "" if value is None or not math.isfinite(value) else f"{value:.12g}"
+def _leading_number(text: str) -> float | None:
+    """Return the number that a text begins with, sizes in bytes; None if there is none."""
+    found = LEADING.match(text.strip().replace(MINUS, "-").removeprefix("±"))
+    return float(found[1].replace(",", "")) * BYTES.get(found[2], 1) if found else None
 
 
 # --- The ledger of claims for the page: numbers as text, counts, and groups of claims ---
@@ -120,11 +107,6 @@ SIGNS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "not
 """Signs before the words, for readers who cannot tell the colours apart."""
 WORDS = {"obs": "Observation", "exp": "Experiment", "sec": "Section", "table": "Table", "ours": "Our own"}
 """Names of the claim families, by the letters that their ids begin with."""
-
-
-def counts(judged: Sequence[LedgerRow]) -> list[tuple[str, str, int]]:
-    """Return (status, its sign, how many claims have it) for all statuses."""
-    return [(status, SIGNS[status], sum(one.status == status for one in judged)) for status in STATUSES]
 
 
 def by_test(judged: Sequence[LedgerRow]) -> list[tuple[str, list[LedgerRow]]]:
@@ -174,48 +156,39 @@ def render_page(
 ) -> str:
     """Return the page as HTML, without empty tables. Figures are given by the name of their table."""
     results = list(run.results.values())
-    filled = [table for table in tables if table.body and not is_empty(table)]
+    filled = [table for table in tables if any(_measured(table))]
     charts = {name: figure for name, figure in figures.items() if figure.specification}
+    scripts = ["\n" + "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
+    scripts = [library(), *scripts] if charts else scripts
     return rendered(
         "page.html.j2",
         run=run,
-        **_of_ledger(judged),
-        own=[table for table in filled if not is_of_paper(table)],
-        paper=[table for table in filled if is_of_paper(table)],
-        unmeasured=[table for table in tables if table.body and is_empty(table)],
+        ledgers=by_test(judged),
+        families=by_family(judged),
+        signs=SIGNS,
+        statuses=STATUSES,
+        counts=[(status, SIGNS[status], sum(one.status == status for one in judged)) for status in STATUSES],
+        own=[table for table in filled if not _is_of_paper(table)],
+        paper=[table for table in filled if _is_of_paper(table)],
+        unmeasured=[table for table in tables if table.body and not any(_measured(table))],
         gaps=gaps(run, tables, judged),
         charts=charts,
-        same=same_figures(charts),
+        same=_same_figures(charts),
         trade_off=TRADE_OFF_READING,
         holes=list(run.holes.values()),
         why=run.why_missing(),
         provenance=provenance_rows(results),
         mixed=is_mixed(results),
-        **_style_and_scripts(bool(charts)),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        scripts=[Markup(script) for script in scripts],
+        # Only these scripts may run and nothing may be fetched, even if a record holds what looks like a script.
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     )
 
 
-def _of_ledger(judged: Sequence[LedgerRow]) -> dict[str, Any]:
-    """Return the template's values that are about the ledger."""
-    return {
-        "ledgers": by_test(judged),
-        "families": by_family(judged),
-        "signs": SIGNS,
-        "statuses": STATUSES,
-        "counts": counts(judged),
-    }
-
-
-def _style_and_scripts(has_charts: bool) -> dict[str, Any]:
-    """Return the template's values that browsers execute."""
-    scripts = ["\n" + "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
-    scripts = [library(), *scripts] if has_charts else scripts
-    return {
-        "style": Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        "scripts": [Markup(script) for script in scripts],
-        # Only these scripts may run and nothing may be fetched, even if a record holds what looks like a script.
-        "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
-    }
+def _is_of_paper(table: Table) -> bool:
+    """Say whether a table shows published values beside the measured ones."""
+    return bool(table.records) and "published" in table.records[0]
 
 
 def rendered(name: str, **values: Any) -> str:
@@ -231,7 +204,7 @@ def rendered(name: str, **values: Any) -> str:
     return environment.get_template(name).render(**values) + "\n"
 
 
-def same_figures(charts: Mapping[str, Drawn]) -> dict[str, str]:
+def _same_figures(charts: Mapping[str, Drawn]) -> dict[str, str]:
     """Return, for each repeated figure, the earlier one that it equals, as for small models on two clusters."""
     pairs = combinations(charts, 2)
     return first_of((name, one) for one, name in pairs if charts[one].specification == charts[name].specification)

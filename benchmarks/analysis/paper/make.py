@@ -12,7 +12,7 @@ from benchmarks.analysis.grouping import first_of, grouped, starts_of
 from benchmarks.analysis.labels import ABSENT, MINUS, short_labels
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.origin import is_mixed
-from benchmarks.analysis.paper.spec import DIFFERENCE, SHAPE, UNITS, Line, Quantity, Spec, matches
+from benchmarks.analysis.paper.spec import DIFFERENCE, SHAPE, UNITS, Line, Spec, matches
 from benchmarks.analysis.published import Published, load_published
 from benchmarks.analysis.statistics import interval
 from benchmarks.analysis.table import Record, Table, setting_record
@@ -63,12 +63,12 @@ def _paper_rows(spec: Spec) -> Iterator[Row]:
     for part in spec.parts:
         settings = paper_parts()[part]
         for model in dict.fromkeys(setting.model for setting in settings):
-            if spec.models and model not in spec.models:
-                continue
-            for line in spec.lines:
+            for line in spec.lines if model in spec.models or not spec.models else ():
                 for setting, seeds in settings.items():
                     if setting.model == model and matches(setting, line.wanted):
-                        yield Row(PAPER, part, line.label, line, setting, seeds, published(line, setting, part))
+                        stated = load_published().get(line.published.format(model=model, part=part))
+                        known = stated if stated and stated.world_size in (None, setting.world_size) else None
+                        yield Row(PAPER, part, line.label, line, setting, seeds, known)
 
 
 def _more_rows(run: Run, spec: Spec) -> Iterator[Row]:
@@ -85,27 +85,18 @@ def _more_rows(run: Run, spec: Spec) -> Iterator[Row]:
         # With random inputs the metric means nothing.
         and (setting.data == "real" or not spec.lines[0].quantity.needs_data)
     ]
-    seeds = run.seeds()
+    shapeless = [{name: one for name, one in line.wanted.items() if name not in SHAPE} for line in spec.lines]
     for kind, settings in sorted(grouped(found).items()):
         for setting, label in zip(settings, short_labels(settings), strict=True):
-            lines = [line for line in spec.lines if kind == SMALL and matches(setting, _without_shape(line))]
+            pairs = zip(spec.lines, shapeless, strict=True)
+            lines = [line for line, wanted in pairs if kind == SMALL and matches(setting, wanted)]
             for line in lines or [spec.lines[0]]:
                 text = line.label if lines else label
-                yield Row(kind, spec.parts[0], text, line, setting, seeds[setting])
+                yield Row(kind, spec.parts[0], text, line, setting, run.seeds()[setting])
 
 
 def _shape(setting: Cell) -> tuple[object, ...]:
     return tuple(getattr(setting, name) for name in SHAPE)
-
-
-def _without_shape(line: Line) -> dict[str, object]:
-    return {name: value for name, value in line.wanted.items() if name not in SHAPE}
-
-
-def published(line: Line, setting: Cell, part: str) -> Published | None:
-    """Return the value that the paper states for a line, model and number of ranks, or None."""
-    one = load_published().get(line.published.format(model=setting.model, part=part)) if line.published else None
-    return one if one and one.world_size in (None, setting.world_size) else None
 
 
 CONFIG = ROOT / "benchmarks/config/paper.yaml"
@@ -131,37 +122,28 @@ PUBLISHED = {"": "value", "_unit": "unit", "_id": "id", "_source": "source"}
 
 def make_record(run: Run, spec: Spec, row: Row) -> Record:
     """Return the raw values of a row."""
-    results = run.settings().get(row.setting, [])
+    results, metric = run.settings().get(row.setting, []), metric_of_model(run, row.setting.model)
+    quantity, name = row.line.quantity, metric["metric_name"]
     other = row.line.against(row.setting) if row.line.against else None
     others = run.settings().get(other, []) if other else []
-    values = row.line.quantity.by_seed(results, others)
+    values = quantity.by_seed(results, others)
+    better = metric["higher_is_better"] if quantity.unit is None else None
     return {
         **setting_record(row.setting, results),
         "kind": row.kind,
         "line": row.label,
         "part": row.part,
-        **_quantity(run, row),
+        "quantity": quantity.name,
+        "unit": quantity.unit or UNITS.get(name, name) or (row.published.unit if row.published else None),
+        "metric_name": name,
+        "higher_is_better": better if quantity.higher_is_better is None else quantity.higher_is_better,
         **{f"published{end}": getattr(row.published, name, None) for end, name in PUBLISHED.items()},
         **_interval("measured", values),
         "values": {str(seed): value for seed, value in values.items()},
         **_compared(run, spec, row, results),
-        "hardware": hardware([*results, *others]) if results else None,
+        "hardware": _hardware([*results, *others]) if results else None,
         "seeds_wanted": len(row.seeds),
         **_missing(run, row, other, values),
-    }
-
-
-def _quantity(run: Run, row: Row) -> Record:
-    quantity, metric = row.line.quantity, metric_of_model(run, row.setting.model)
-    better = metric["higher_is_better"] if quantity.unit is None else None
-    if quantity.higher_is_better is not None:
-        better = quantity.higher_is_better
-    name = metric["metric_name"]
-    return {
-        "quantity": quantity.name,
-        "unit": quantity.unit or UNITS.get(name, name) or (row.published.unit if row.published else None),
-        "metric_name": name,
-        "higher_is_better": better,
     }
 
 
@@ -179,52 +161,45 @@ def _compared(run: Run, spec: Spec, row: Row, results: Sequence[CellResult]) -> 
     if spec.compared is None:
         return {}
     other = spec.compared[1](row.setting)
-    others = run.settings().get(other, []) if other and other != row.setting else []
+    others = run.settings().get(other, []) if other != row.setting else []
     values = DIFFERENCE.by_seed(results, others) if row.line.quantity.unit is None else {}
     found = interval([values[seed] for seed in sorted(values)])
     return {**_interval("difference", values), "verdict": found.verdict if found else None}
 
 
-def hardware(results: Sequence[CellResult]) -> str | None:
-    """Return the devices that the records were measured on, each once; None if there are none."""
-    devices = {str(result.provenance.get("device") or "device not recorded") for result in results}
-    return "; ".join(sorted(devices)) or None
+def _hardware(results: Sequence[CellResult]) -> str:
+    return "; ".join(sorted({str(result.provenance.get("device") or "device not recorded") for result in results}))
+
+
+WORDS = {"node-fail": "node lost"}
 
 
 def _missing(run: Run, row: Row, other: Cell | None, values: Mapping[int, float]) -> Record:
     """Return the cells without a measurement, of the setting and of the one that it is compared with."""
     own = missing_cells(run, row.setting, row.seeds, row.part)
     beside = missing_cells(run, other, row.seeds, row.part) if other else []
-    texts = [missing_text(own, len(row.seeds))] if own else []
-    texts += [f"to compare with: {missing_text(beside, len(row.seeds))}"] if beside and not own else []
-    if not texts and not values:
-        texts = ["its records have no such value"]
+    text = None if values else "its records have no such value"
+    if own or beside:
+        by_status = grouped((WORDS.get(one["status"], one["status"]), one["seed"]) for one in own or beside)
+        text = ", ".join(f"{status} (seed {', '.join(map(str, seeds))})" for status, seeds in by_status.items())
+        if len(by_status) == 1 and len(own or beside) == len(row.seeds):
+            text = next(iter(by_status))
+        text = text if own else f"to compare with: {text}"
     commands = list(dict.fromkeys(one["command"] for one in [*own, *beside]))
     return {
-        "missing": ", ".join(texts) or None,
+        "missing": text,
         "missing_cells": own + [one | {"setting": other.name} for one in beside if other],
         "command": None if not commands else commands[0] if len(commands) == 1 else part_command(row.part),
     }
 
 
-def text_of(quantity: Quantity, value: float) -> str:
-    """Return a value with the decimals of its quantity."""
-    return f"{value:.{quantity.digits}f}"
-
-
-NOT_RUN = "not run"
-WORDS = {"node-fail": "node lost"}
-
-
 def missing_cells(run: Run, setting: Cell, seeds: Sequence[int], part: str) -> list[dict[str, Any]]:
     """Return seed, status, reason and command of each cell of a setting that has no measurement."""
     found = []
-    for seed in seeds:
-        cell = replace(setting, seed=seed)
-        if cell in run.results:
-            continue
-        hole = run.holes.get(cell) or Hole(cell.name, NOT_RUN, "no cell of this run", part_command(part))
-        found.append({"seed": seed, "status": hole.status, "reason": hole.reason, "command": hole.command})
+    for cell in (replace(setting, seed=seed) for seed in seeds):
+        if cell not in run.results:
+            hole = run.holes.get(cell) or Hole(cell.name, "not run", "no cell of this run", part_command(part))
+            found.append({"seed": cell.seed, **{name: getattr(hole, name) for name in ("status", "reason", "command")}})
     return found
 
 
@@ -233,35 +208,26 @@ def part_command(part: str) -> str:
     return f"make run RUN=paper PART={part}"
 
 
-def missing_text(missing: Sequence[dict[str, Any]], seeds: int) -> str:
-    """Return the statuses in a few words: one status for all seeds, or each with its seeds."""
-    by_status = grouped((WORDS.get(one["status"], one["status"]), one["seed"]) for one in missing)
-    if len(by_status) == 1 and len(missing) == seeds:
-        return next(iter(by_status))
-    words = [f"{status} (seed {', '.join(map(str, found))})" for status, found in by_status.items()]
-    return ", ".join(words)
-
-
 # --- Extras of single tables of the paper: columns of their own, or another figure ---
 
 
 POINTS = 200
 """Most points that a curve has."""
+DENSITIES = "benchmarks.analysis.charts.curves_chart:densities_chart"
 
 
 def times(results: list[CellResult]) -> Record:
     """Return the mean wall time of a setting's trainings, and its mean metric over the seeds at each step."""
-    hours = [float(result.wall_seconds or 0) / 3600 for result in results]
-    average = mean(hours) if hours else None
+    average = mean([float(result.wall_seconds or 0) / 3600 for result in results]) if results else None
     return {
         "hours": average,
         "hours_text": "" if average is None else f"{average:.2f}" if average >= 0.1 else f"{average:.4f}",
         "steps_taken": max((result.steps for result in results), default=None),
-        "curve": curve(results),
+        "curve": _curve(results),
     }
 
 
-def curve(results: list[CellResult]) -> list[list[float]]:
+def _curve(results: list[CellResult]) -> list[list[float]]:
     """Return [step, mean metric] for steps at which every seed was measured, thinned to POINTS."""
     pairs = (pair for result in results for pair in result.metric_history)
     seen = grouped((step, value) for step, value in pairs if step is not None and value is not None)
@@ -274,13 +240,9 @@ def curve(results: list[CellResult]) -> list[list[float]]:
 
 def speeds(results: list[CellResult]) -> Record:
     """Return a setting's images or tokens per second, mean over its seeds."""
-    speed = mean_of(results, "units_per_second")
-    unit = results[0].unit if results else None
-    return {
-        "throughput": speed,
-        "throughput_unit": unit,
-        "throughput_text": "" if speed is None else f"{speed:,.0f} {unit}",
-    }
+    speed, unit = mean_of(results, "units_per_second"), results[0].unit if results else None
+    text = "" if speed is None else f"{speed:,.0f} {unit}"
+    return {"throughput": speed, "throughput_unit": unit, "throughput_text": text}
 
 
 def with_densities(table: Table, run: Run) -> Table:
@@ -290,9 +252,6 @@ def with_densities(table: Table, run: Run) -> Table:
     cells = [records[start:end] for start, end in pairwise([*places, len(records)])]
     drawn = [record for cell in first_of((its[0]["model"], its) for its in cells).values() for record in cell]
     return replace(table, drawn=drawn, figure=DENSITIES) if drawn else table
-
-
-DENSITIES = "benchmarks.analysis.charts.curves_chart:densities_chart"
 
 
 # --- Make a table of the paper from a `Spec` and a run; one function serves all tables and figures ---
@@ -311,12 +270,15 @@ def make_table(run: Run, spec: Spec) -> Table:
         extra = load(spec.extra)
         of_rows = [run.settings().get(row.setting, []) for row in rows]
         records = [record | extra(results) for record, results in zip(records, of_rows, strict=True)]
-    starts = starts_of([_group(row) for row in rows])
+    starts = starts_of([(row.kind, row.setting.model) for row in rows])
     body = [
         [row.setting.model + MARKS[row.kind] if i in starts else "", *_texts(spec, row, record)]
         for i, (row, record) in enumerate(zip(rows, records, strict=True))
     ]
     middle = [spec.compared[0]] if spec.compared else []
+    # The figure has the models with a measured value; the table also has the published values of the others.
+    shown = [record for record in records if record["quantity"] == spec.lines[0].quantity.name]
+    known = {record["model"] for record in shown if record["measured"] is not None}
     return Table(
         name=spec.name,
         title=spec.title,
@@ -325,7 +287,7 @@ def make_table(run: Run, spec: Spec) -> Table:
         head=[*HEAD, *middle, *(heading for heading, _ in spec.columns), *TAIL],
         body=body,
         figure=spec.figure,
-        drawn=_drawn([record for record in records if record["quantity"] == spec.lines[0].quantity.name]),
+        drawn=[record for record in shown if record["model"] in known],
         text_columns=2,
         group_starts=starts,
         notes=[*spec.notes, *_stated(spec), *_about(run, rows, records)],
@@ -333,31 +295,21 @@ def make_table(run: Run, spec: Spec) -> Table:
     )
 
 
-def _drawn(records: Sequence[Record]) -> list[Record]:
-    """Return the records of models with a measured value; the table also has the published values of the others."""
-    known = {record["model"] for record in records if record["measured"] is not None}
-    return [record for record in records if record["model"] in known]
-
-
-def _group(row: Row) -> tuple[str, str]:
-    return row.kind, row.setting.model
-
-
 def _texts(spec: Spec, row: Row, record: Record) -> list[str]:
-    quantity = row.line.quantity
-    value, half_width = record["measured"], record["measured_half_width"]
+    value, half_width, digits = record["measured"], record["measured_half_width"], row.line.quantity.digits
     unit = f" {record['unit']}" if record["unit"] else ""
-    texts = [
+    return [
         row.label,
         str(row.setting.world_size),
         f"{row.published.value:g} {row.published.unit or ''}".strip() if row.published else "",
-        ABSENT if value is None else text_of(quantity, value).replace("-", MINUS) + unit,
-        text_of(quantity, half_width) if half_width is not None else "",
+        ABSENT if value is None else f"{value:.{digits}f}".replace("-", MINUS) + unit,
+        f"{half_width:.{digits}f}" if half_width is not None else "",
         str(record["measured_n"] or ""),
+        *([_difference(record)] if spec.compared else []),
+        *(record[column] or "" for _, column in spec.columns),
+        record["hardware"] or "",
+        record["missing"] or "",
     ]
-    texts += [_difference(record)] if spec.compared else []
-    texts += [record[column] or "" for _, column in spec.columns]
-    return [*texts, record["hardware"] or "", record["missing"] or ""]
 
 
 def _difference(record: Record) -> str:
@@ -370,12 +322,10 @@ def _difference(record: Record) -> str:
 
 def _stated(spec: Spec) -> list[str]:
     """Return notes on published values that concern several rows."""
-    numbers = load_published()
-    found = [numbers[name] for name in spec.stated]
     texts = [
         f"{one.quantity.replace('_', ' ')} {one.value:g} {one.unit or ''}".rstrip()
         + f" ({one.source}{f': {one.note}' if one.note else ''})"
-        for one in found
+        for one in (load_published()[name] for name in spec.stated)
     ]
     return [f"The paper also states: {'; '.join(texts)}."] if texts else []
 

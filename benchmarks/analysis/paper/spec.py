@@ -44,13 +44,9 @@ class Quantity:
     def by_seed(self, results: Sequence[CellResult], others: Sequence[CellResult]) -> dict[int, float]:
         """Return the value of each seed that has one."""
         other = {result.cell.seed: result for result in others}
-        found = {}
-        for result in results:
-            beside = other.get(result.cell.seed)
-            value = None if self.compares and beside is None else self.of(result, beside)
-            if value is not None:
-                found[result.cell.seed] = value
-        return found
+        both = ((one.cell.seed, one, other.get(one.cell.seed)) for one in results)
+        found = {seed: self.of(one, beside) for seed, one, beside in both if beside or not self.compares}
+        return {seed: value for seed, value in found.items() if value is not None}
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:
@@ -72,20 +68,18 @@ def _share(result: CellResult, other: OTHER) -> float | None:
     return None if ratio is None else 100 * ratio
 
 
-def _better(result: CellResult, other: CellResult) -> float | None:
-    """Return the gain in per cent of the other's metric; more than 0 is better."""
-    less = _less("metric")(result, other)
-    return None if less is None else less * (-1 if result.higher_is_better else 1)
-
-
 def _difference(result: CellResult, other: CellResult) -> float | None:
     return None if result.metric is None or other.metric is None else result.metric - other.metric
 
 
-def _worse_by(result: CellResult, other: CellResult) -> float | None:
-    """Return the loss in points of the metric; more than 0 is worse."""
-    difference = _difference(result, other)
-    return None if difference is None else difference * (-1 if result.higher_is_better else 1)
+def _where_less_is_better(of: Callable[[CellResult, CellResult], float | None]) -> Any:
+    """Return a function for a quantity whose sign is turned where a higher metric is better."""
+
+    def turned(result: CellResult, other: CellResult) -> float | None:
+        value = of(result, other)
+        return None if value is None else value * (-1 if result.higher_is_better else 1)
+
+    return turned
 
 
 def _apart(result: CellResult, other: OTHER) -> float | None:
@@ -104,8 +98,9 @@ SHARE = Quantity("residual_share", "residuals in the model states, %", _share, e
 SLOWER = Quantity(
     "throughput_loss", "throughput lost, %", _less("steps_per_second"), compares=True, higher_is_better=False
 )
-GAIN = Quantity("metric_gain", "metric gained, % of it", _better, compares=True, higher_is_better=True)
-DROP = Quantity("metric_loss", "metric lost, points", _worse_by, unit=None, compares=True, higher_is_better=False)
+GAINED, LOST = _where_less_is_better(_less("metric")), _where_less_is_better(_difference)
+GAIN = Quantity("metric_gain", "metric gained, % of it", GAINED, compares=True, higher_is_better=True)
+DROP = Quantity("metric_loss", "metric lost, points", LOST, unit=None, compares=True, higher_is_better=False)
 APART = Quantity("between_within_ratio", "distance between groups / within", _apart, unit="ratio", digits=1)
 SIZE = Quantity("size", "parameters, MiB", lambda result, other: result.parameters_bytes / 2**20, "MiB", exact=True)
 ALL = {one.name: one for one in (METRIC, DIFFERENCE, SAVING, SHARE, SLOWER, GAIN, DROP, APART, SIZE)}
@@ -167,15 +162,15 @@ class Spec:
 
 def matches(setting: Cell, wanted: Wanted) -> bool:
     """Say whether a setting has the wanted values."""
-    return all(_fits(setting, name, value) for name, value in wanted.items())
 
+    def fits(name: str, value: Any) -> bool:
+        if name == "options":
+            return bool(thaw(setting.options) == value)
+        if name == "observe":
+            return set(value) <= set(setting.observe)
+        return getattr(setting, name) in value if isinstance(value, list) else bool(getattr(setting, name) == value)
 
-def _fits(setting: Cell, name: str, value: Any) -> bool:
-    if name == "options":
-        return bool(thaw(setting.options) == value)
-    if name == "observe":
-        return set(value) <= set(setting.observe)
-    return getattr(setting, name) in value if isinstance(value, list) else bool(getattr(setting, name) == value)
+    return all(fits(name, value) for name, value in wanted.items())
 
 
 def other(values: Wanted, setting: Cell) -> Cell:

@@ -83,8 +83,7 @@ def paired_baseline(run: Run, setting: Cell) -> Cell | None:
     It has full residuals in the gradient's own precision and all else alike, with kept gradients if there is a choice.
     """
     plain = setting.compressor == "none"
-    wanted = {"scheme": "baseline", "residual_dtype": None, "options": (), "hierarchy": "flat"}
-    wanted |= {"merge": "none"}
+    wanted = {"scheme": "baseline", "residual_dtype": None, "options": (), "hierarchy": "flat", "merge": "none"}
     wanted |= {"compressor": "topk"} if plain else {}
     found = finished_like(run, setting, (*SAME_WORK, "steps", *(() if plain else ("compressor", "density"))), wanted)
     nearest = min(found, key=lambda one: (one.gradients != "kept", abs(one.density - USUAL_DENSITY)), default=None)
@@ -94,11 +93,7 @@ def paired_baseline(run: Run, setting: Cell) -> Cell | None:
 def metric_of_model(run: Run, model: str) -> dict[str, Any]:
     """Return name and direction of a model's metric, even for a setting of which no seed finished."""
     first = run.once("first result of each model", lambda: first_of((c.model, one) for c, one in run.results.items()))
-    known = first.get(model)
-    return {
-        "metric_name": known.metric_name if known else None,
-        "higher_is_better": known.higher_is_better if known else None,
-    }
+    return {name: getattr(first.get(model), name, None) for name in ("metric_name", "higher_is_better")}
 
 
 def _text(record: Record, single: bool) -> str:
@@ -163,7 +158,13 @@ THROUGHPUT_READING = (
 def throughput(run: Run) -> Table:
     """Return the throughput table of a run."""
     records = [throughput_record(run, setting, results) for setting, results in run.settings().items()]
-    head, body = by_model(run, records, _throughput_text, {})
+
+    def text(record: Record) -> str:
+        ratio, units = record["ratio_to_baseline"], record["units_per_second"]
+        text = f"{record['steps_per_second']:.2f}" + (f" ({ratio:.2f} {TIMES})" if ratio is not None else "")
+        return text + (f", {units:.0f} {record['unit']}/s" if units else "")
+
+    head, body = by_model(run, records, text, {})
     figure = "benchmarks.analysis.charts.rows_chart:throughput_chart"
     return Table("throughput", "Throughput", THROUGHPUT_READING, records, head, body, figure)
 
@@ -182,9 +183,3 @@ def mean_of(results: Sequence[CellResult], name: str) -> float | None:
     """Return the mean of a number over the records that have it; None if none has."""
     found = [float(value) for result in results if (value := getattr(result, name)) is not None]
     return mean(found) if found else None
-
-
-def _throughput_text(record: Record) -> str:
-    ratio = record["ratio_to_baseline"]
-    text = f"{record['steps_per_second']:.2f}" + (f" ({ratio:.2f} {TIMES})" if ratio is not None else "")
-    return text + (f", {record['units_per_second']:.0f} {record['unit']}/s" if record["units_per_second"] else "")

@@ -26,11 +26,11 @@ def memory(run: Run) -> Table:
     """Return the memory table of a run."""
     cells = together((setting.model, setting) for setting in run.settings())
     records = [memory_record(run, cell, run.settings()[cell]) for cell in cells]
-    starts = starts_of([cell.model for cell in cells])
-    body = [
-        [cell.model if i in starts else "", label, *_view(run, cell, record)]
-        for i, (cell, label, record) in enumerate(zip(cells, short_labels(cells), records, strict=True))
-    ]
+    starts, body = starts_of([cell.model for cell in cells]), []
+    for i, (cell, label, record) in enumerate(zip(cells, short_labels(cells), records, strict=True)):
+        shown = [(percent if name.endswith("normalised") else mebibytes)(record[name]) for name in COLUMNS]
+        view = shown if record["seeds"] else [*[""] * 4, hole_text(run, cell), *[""] * 3]
+        body.append([cell.model if i in starts else "", label, *view])
     return Table(
         name="memory",
         title="Memory",
@@ -59,12 +59,6 @@ def memory_record(run: Run, setting: Cell, results: Sequence[CellResult]) -> Rec
     return record
 
 
-def _view(run: Run, setting: Cell, record: Record) -> list[str]:
-    if not record["seeds"]:
-        return [*[""] * 4, hole_text(run, setting), *[""] * 3]
-    return [(percent if name.endswith("normalised") else mebibytes)(record[name]) for name in COLUMNS]
-
-
 # --- The table of moments ---
 
 
@@ -75,21 +69,25 @@ MOMENTS_READING = (
     "of the step's operations lies before it. The figure has the whole step, from the start of its backward pass, over "
     "operations, not seconds, and in each title the fullest moment; activations are not counted. Lower is better."
 )
+MOMENTS_COLUMNS = ("total_bytes", "peak_states_bytes", *(f"peak_{name}_bytes" for name in BANDS))
 OLDER = "Settings that are not here, because their records are from before a step was followed: {}."
 
 
 def moments(run: Run) -> Table:
     """Return the table of a run, a row for each setting with a followed step; empty if there is none."""
     settings = together((setting.model, setting) for setting in run.settings())
-    fullest = {cell: _fullest(run.settings()[cell]) for cell in settings}
-    shown = {cell: result for cell, result in fullest.items() if result is not None and result.moments}
-    older = sum(result is not None for result in fullest.values()) - len(shown)
+    # The seed that holds most at its fullest moment; among equals one whose step was followed.
+    fullest = {
+        setting: max(results, key=lambda one: (one.peak_states_bytes or 0, bool(one.moments)))
+        for setting in settings
+        if (results := run.settings()[setting])
+    }
+    shown = {cell: result for cell, result in fullest.items() if result.moments}
     records = [_record(cell, run.settings()[cell], result) for cell, result in shown.items()]
-    starts = starts_of([cell.model for cell in shown])
-    body = [
-        [record["model"] if i in starts else "", label, *_moments_view(record)]
-        for i, (label, record) in enumerate(zip(short_labels(list(shown)), records, strict=True))
-    ]
+    starts, body = starts_of([cell.model for cell in shown]), []
+    for i, (label, record) in enumerate(zip(short_labels(list(shown)), records, strict=True)):
+        view = [*(mebibytes(record[name]) for name in MOMENTS_COLUMNS), percent(record["where"])]
+        body.append([record["model"] if i in starts else "", label, *view])
     return Table(
         name="moments",
         title="Memory over one step",
@@ -100,34 +98,20 @@ def moments(run: Run) -> Table:
         figure="benchmarks.analysis.charts.states_chart:moments_chart",
         text_columns=2,
         group_starts=starts,
-        notes=[OLDER.format(older)] if older and records else [],
+        notes=[OLDER.format(len(fullest) - len(shown))] if len(shown) < len(fullest) and records else [],
         drawn=[
             record | {"points": unpack_moments(result.moments)}
             for record, result in zip(records, shown.values(), strict=True)
         ],
-        columns=("model", "scheme", "total_bytes", "peak_states_bytes", *_columns(), "where"),
+        columns=("model", "scheme", *MOMENTS_COLUMNS, "where"),
     )
-
-
-def _fullest(results: Sequence[CellResult]) -> CellResult | None:
-    """Return the seed that holds most at its fullest moment; among equals one whose step was followed."""
-    return max(results, key=lambda one: (one.peak_states_bytes or 0, bool(one.moments)), default=None)
 
 
 def _record(setting: Cell, results: Sequence[CellResult], result: CellResult) -> Record:
     """Return the columns of a setting: bytes of each band at the fullest moment, and where in the step it is."""
     points = unpack_moments(result.moments)
     place = max(range(len(points)), key=lambda i: sum(points[i]))
-    held = dict(zip(_columns(), points[place], strict=True))
     common = setting_record(setting, results) | {"seed": result.cell.seed}
-    common |= {name: getattr(result, name) for name in ("total_bytes", "peak_states_bytes")}
-    return common | held | {"where": place / max(1, len(points) - 1), "changes": result.moments["changes"]}
-
-
-def _columns() -> list[str]:
-    return [f"peak_{name}_bytes" for name in BANDS]
-
-
-def _moments_view(record: Record) -> list[str]:
-    names = ("total_bytes", "peak_states_bytes", *_columns())
-    return [*(mebibytes(record[name]) for name in names), percent(record["where"])]
+    common |= {name: getattr(result, name) for name in MOMENTS_COLUMNS[:2]}
+    common |= dict(zip(MOMENTS_COLUMNS[2:], points[place], strict=True))
+    return common | {"where": place / max(1, len(points) - 1), "changes": result.moments["changes"]}

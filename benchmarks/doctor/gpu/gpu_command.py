@@ -11,10 +11,10 @@ from typing import Any
 from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import writable
-from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.gpu.steps import GROUPS, list_steps
 from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, disagreement
 from benchmarks.doctor.gpu.summary import merge
+from benchmarks.launching.processes import Job, run_together
 from resireduce.errors import ConfigError, choose
 
 OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")
@@ -53,7 +53,9 @@ def main(args: argparse.Namespace) -> int:
         print("\n".join(step.name for step in steps))
         return 0
     device = find_device(args.device)
-    folder = (args.output or OUTPUT) / folder_name(device, args.tiny)
+    # nvidia-h200; cpu-tiny for a trial run.
+    name = re.sub(r"[^a-z0-9]+", "-", str(device.get("device") or "cpu").lower()).strip("-")
+    folder = (args.output or OUTPUT) / (f"{name}-tiny" if args.tiny else name)
     writable("output", folder / f"{groups[0]}.json")
     stretch = Stretch(steps, folder, device, seconds=limit, say=_say)
     stretch.run()
@@ -80,12 +82,6 @@ def find_device(device: str) -> dict[str, Any]:
         )
     os.environ |= chosen
     return facts
-
-
-def folder_name(facts: dict[str, Any], tiny: bool) -> str:
-    """Return the folder name for results of a device: nvidia-h200; cpu-tiny for a trial run."""
-    name = re.sub(r"[^a-z0-9]+", "-", str(facts.get("device") or "cpu").lower()).strip("-")
-    return f"{name}-tiny" if tiny else name
 
 
 def _ended(stretch: Stretch) -> str:

@@ -107,13 +107,9 @@ def list_steps(device: str, tiny: bool = False) -> list[Step]:
     paced = ("--ranks", "1", "--pairs", "every", "--rounds", rounds, "--steps", steps)
     found = [measure(f"known.{size}-mib", "known", "allocation", "--mebibytes", size) for size in SIZES[tiny]]
     for file in files:
-        line = (
-            "benchmarks.doctor.gpu.contracts",
-            (CONTRACTS / file.name).as_posix(),
-            OUTPUT,
-            *(["--tiny"] if tiny else []),
-        )
-        found.append(Step(f"contracts.{file.stem.removeprefix('test_')}", "contracts", command=line))
+        line = ["benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT]
+        name = f"contracts.{file.stem.removeprefix('test_')}"
+        found.append(Step(name, "contracts", command=(*line, *["--tiny"] * tiny)))
     found += [*(Step(cell.name, "memory", cell=cell) for cell in cells), module("micro")]
     for model in (TINY_MODEL,) if tiny else MODELS:
         found.append(measure(f"throughput.{model}", "throughput", "pace", "--models", model, *paced))

@@ -18,10 +18,10 @@ from benchmarks.core.files import finite, load_json, save_json
 from benchmarks.core.paths import ROOT
 from benchmarks.core.prepared import find_root
 from benchmarks.core.provenance import provenance
-from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.gpu.steps import CONTRACTS, GROUPS, OUTPUT, Step
 from benchmarks.launching.launch import launch
 from benchmarks.launching.outcomes import overall
+from benchmarks.launching.processes import Job, run_together
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 
@@ -142,11 +142,6 @@ def _command(step: Step, folder: Path, seconds: float) -> dict[str, Any]:
     return record | (timeout if ended.code is None else {"status": "failed", "reason": last}) | {"log": text}
 
 
-def was_interrupted(record: dict[str, Any]) -> bool:
-    """Return whether a signal ended it. The launcher does not raise then, and the remaining steps are not wanted."""
-    return any(rank.get("failure", {}).get("interrupted") for rank in record.get("ranks", ()))
-
-
 def line(record: dict[str, Any]) -> str:
     """Return one line for the screen."""
     head = f"{record['name']}: {record['status']}, {record['wall_seconds']:.0f} s"
@@ -225,7 +220,8 @@ class Stretch:
             record = do(step, min(left, most))
             self._keep(step, record)
             self.say(line(record))
-            if was_interrupted(record):
+            # A signal ended it: the launcher does not raise then, and the remaining steps are not wanted.
+            if any(rank.get("failure", {}).get("interrupted") for rank in record.get("ranks", ())):
                 return
 
     def _keep(self, step: Step, record: dict[str, Any]) -> None:

@@ -10,37 +10,11 @@ from pathlib import Path
 import yaml
 
 from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
-from benchmarks.launching.slurm.queue import ask, seconds_left
+from benchmarks.launching.slurm.queue import seconds_left
 from resireduce.errors import ConfigError
 
-# --- programs of Slurm 20 to 25, which cannot hang or raise ---
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer of a program."""
-
-    text: str = ""
-    """Standard output of the program."""
-    error: str | None = None
-    """Why there is no output, in one line."""
-
-
-Ask = Callable[[Sequence[str]], Answer]
-"""How checks run programs: `asking`, or a stand-in."""
-
-
-def asking(timeout_seconds: float) -> Ask:
-    """Return a function that runs a program for at most `timeout_seconds` and never raises."""
-
-    def answer(command: Sequence[str]) -> Answer:
-        try:
-            return Answer(ask(command, timeout_seconds))
-        except (ConfigError, OSError) as error:
-            return Answer(error=one_line(str(error).replace("error: ", "", 1)))
-
-    return answer
-
+Ask = Callable[[Sequence[str]], str]
+"""How checks run one of Slurm's programs: `queue.ask`, or a stand-in. Raises ConfigError if it does not answer."""
 
 FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")
 """NAME=value; a value may contain spaces, as that of OS does."""
@@ -84,10 +58,6 @@ UNUSABLE = {
     *("MAINT", "NOT_RESPONDING", "POWERING_DOWN", "REBOOT", "REBOOT_ISSUED"),
 }
 """Words in a node's state for which no job starts on it now. A node switched off to save power is switched on again."""
-
-
-class Unanswered(RuntimeError):
-    """One of Slurm's programs did not answer; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -166,30 +136,20 @@ class Inventory:
     """What scontrol says of the cluster."""
 
     settings: Mapping[str, str]
+    """Those of slurm.conf."""
     partitions: tuple[Partition, ...]
-
-    def setting(self, name: str) -> str:
-        """Return a setting of slurm.conf; empty if Slurm does not report it."""
-        return self.settings.get(name, "")
 
 
 def look(ask: Ask) -> Inventory:
-    """Ask scontrol. Raises Unanswered if it does not answer."""
-    config = settings(_answer(ask, "config"))
-    nodes = [(_node(fields), fields.get("Partitions", "").split(",")) for fields in records(_answer(ask, "node"))]
+    """Ask scontrol. Raises ConfigError if it does not answer."""
+    config = settings(ask(["scontrol", "show", "config"]))
+    nodes = records(ask(["scontrol", "--oneliner", "show", "node"]))
+    known = [(_node(fields), fields.get("Partitions", "").split(",")) for fields in nodes]
     found = []
-    for fields in records(_answer(ask, "partition")):
+    for fields in records(ask(["scontrol", "--oneliner", "show", "partition"])):
         name = fields.get("PartitionName", "")
-        found.append(_partition(fields, tuple(node for node, where in nodes if name in where)))
+        found.append(_partition(fields, tuple(node for node, where in known if name in where)))
     return Inventory(config, tuple(found))
-
-
-def _answer(ask: Ask, what: str) -> str:
-    oneline = [] if what == "config" else ["--oneliner"]
-    answer = ask(["scontrol", *oneline, "show", what])
-    if answer.error:
-        raise Unanswered(answer.error)
-    return answer.text
 
 
 def _node(fields: Mapping[str, str]) -> Node:
@@ -231,7 +191,7 @@ SHOWN = 4
 
 def check_settings(inventory: Inventory, profile: Path = PROFILE) -> list[Finding]:
     """Return the findings on the controller, the profile, and each partition's nodes."""
-    version, name = inventory.setting("SLURM_VERSION") or "unknown", inventory.setting("ClusterName")
+    version, name = inventory.settings.get("SLURM_VERSION", "unknown"), inventory.settings.get("ClusterName")
     names = ", ".join(f"{it.name}{' (default)' if it.is_default else ''}" for it in inventory.partitions)
     if not names:
         return [failed("slurm", f"Slurm {version} shows no partition", "ask for access: scontrol show partition --all")]
@@ -246,7 +206,7 @@ def check_profile(inventory: Inventory, profile: Path = PROFILE) -> Finding:
     except (OSError, yaml.YAMLError) as error:
         cure = "start it in the project's folder, where slurm/config.yaml is"
         return failed("profile", one_line(f"{profile} cannot be read: {error}"), cure)
-    age, initial = number(inventory.setting("MinJobAge")), values.get(INIT_KEY, INIT_SECONDS)
+    age, initial = number(inventory.settings.get("MinJobAge")), values.get(INIT_KEY, INIT_SECONDS)
     if values.get(STATUS_KEY) != "squeue":
         return warning(
             "profile",
@@ -275,11 +235,12 @@ def check_nodes(partition: Partition) -> Finding | None:
 
 def check_accounting(inventory: Inventory, ask: Ask) -> Finding:
     """Judge whether sacct answers; cells do not need it."""
-    kind = inventory.setting("AccountingStorageType").removeprefix("accounting_storage/") or "none"
-    if kind in ("none", "(null)"):
+    kind = inventory.settings.get("AccountingStorageType", "none").removeprefix("accounting_storage/")
+    if kind in ("", "none", "(null)"):
         return ok("accounting", "off; not needed: the profile asks squeue")
-    answer = ask(["sacct", "--noheader", "--allocations", "--starttime=now-1hour", "--format=State"])
-    if answer.error:
+    try:
+        ask(["sacct", "--noheader", "--allocations", "--starttime=now-1hour", "--format=State"])
+    except ConfigError as error:
         cure = f"none is needed while {PROFILE} has {STATUS_KEY}: squeue"
-        return warning("accounting", f"{kind} does not answer: {answer.error}", cure)
+        return warning("accounting", one_line(f"{kind} does not answer: {error}"), cure)
     return ok("accounting", f"{kind} answers; the profile asks squeue all the same")

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,11 @@ from benchmarks.doctor.slurm.slurm_cluster import (
     Ask,
     Partition,
     Shape,
-    Unanswered,
-    asking,
     check_accounting,
     check_settings,
     look,
 )
+from benchmarks.launching.slurm.queue import ask as ask_slurm
 from benchmarks.launching.slurm.site import DEFAULT_FILE, SITE_FILE, Site, site_file
 from resireduce.errors import ConfigError, choose
 
@@ -49,7 +49,8 @@ class Proposal:
     site: Mapping[str, Any]
     main: str
     """The partition whose nodes `site` describes."""
-    notes: Sequence[str] = field(default_factory=tuple)
+    note: str
+    """What it does not fit, or empty."""
 
 
 def propose(usable: Sequence[Partition], chosen: Sequence[str], current: Site, tries: int) -> Proposal:
@@ -61,7 +62,14 @@ def propose(usable: Sequence[Partition], chosen: Sequence[str], current: Site, t
         current: the present values of the site file.
         tries: how often a job may be tried, each time with more memory.
     """
-    main = _main(usable, chosen)
+
+    def rank(one: Partition) -> tuple[int, bool, bool, int]:
+        """The first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
+        shape = _shape(one)
+        order = -chosen.index(one.name) if one.name in chosen else -len(chosen)
+        return order, shape.gpus > 0, one.is_default, shape.nodes * max(1, shape.gpus)
+
+    main = max(usable, key=rank)
     shape = _shape(main)
     types = {kind for one in usable for kind in one.gpu_types}
     site = _site(shape, len(types) > 1, tries)
@@ -72,8 +80,8 @@ def propose(usable: Sequence[Partition], chosen: Sequence[str], current: Site, t
         site |= {"minutes": int(longest)}
     others = [one.name for one in usable if _shape(one).gpus != shape.gpus]
     gpus = f"{shape.gpus} GPUs of a node" if shape.gpus else "no GPUs"
-    notes = [f"{', '.join(others)} differs: site has the {gpus} of {main.name}"] if others else []
-    return Proposal({one.name: limits(one) for one in usable}, site, main.name, notes)
+    note = f"; {', '.join(others)} differs: site has the {gpus} of {main.name}" if others else ""
+    return Proposal({one.name: limits(one) for one in usable}, site, main.name, note)
 
 
 def limits(partition: Partition) -> dict[str, Any]:
@@ -103,17 +111,6 @@ def _shape(partition: Partition) -> Shape:
     shape = partition.shape()
     assert shape is not None, f"{partition.name}: has no node"
     return shape
-
-
-def _main(usable: Sequence[Partition], chosen: Sequence[str]) -> Partition:
-    """Return the first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
-
-    def rank(one: Partition) -> tuple[int, bool, bool, int]:
-        shape = _shape(one)
-        order = -chosen.index(one.name) if one.name in chosen else -len(chosen)
-        return order, shape.gpus > 0, one.is_default, shape.nodes * max(1, shape.gpus)
-
-    return max(usable, key=rank)
 
 
 def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
@@ -166,15 +163,19 @@ def find_usable(
             continue
         if partition.state != "UP":
             found.append(not_run("job", f"partition {name}: its state is {partition.state}"))
-        elif shape is None:
+            continue
+        if shape is None:
             found.append(not_run("job", f"partition {name}: none of its {len(partition.nodes)} nodes can be used"))
-        elif error := ask(command(name, shape, account)).error:
-            refused[name] = error
-        else:
-            usable.append(partition)
-            gpus = f"{shape.gpus} GPUs" if shape.gpus else "no GPUs"
-            with_account = f"account {account}" if account else "no account needed"
-            found.append(ok("job", f"partition {name}: takes a job on a node with {gpus}, {with_account}"))
+            continue
+        try:
+            ask(command(name, shape, account))
+        except ConfigError as error:
+            refused[name] = str(error)
+            continue
+        usable.append(partition)
+        gpus = f"{shape.gpus} GPUs" if shape.gpus else "no GPUs"
+        with_account = f"account {account}" if account else "no account needed"
+        found.append(ok("job", f"partition {name}: takes a job on a node with {gpus}, {with_account}"))
     found += [_refusal(name, error, name in chosen or not usable) for name, error in refused.items()]
     return usable, found
 
@@ -212,7 +213,6 @@ class Examination:
 
     findings: list[Finding] = field(default_factory=list)
     """The findings that `examine` has yielded, added by its caller."""
-    usable: list[Partition] = field(default_factory=list)
     proposal: Proposal | None = None
     written: str | None = None
 
@@ -238,7 +238,7 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Finding]]:
     """Yield findings as they come, and store the results in `state`. Raises ConfigError before any work."""
-    ask = asking(seconds("timeout", args.timeout))
+    ask = partial(ask_slurm, timeout_seconds=seconds("timeout", args.timeout))
     target = args.write or SITE_FILE
     source = target if target.exists() else site_file(ROOT)
     current, before = Site.load(source), yaml.safe_load(read_text(source))
@@ -246,25 +246,28 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
         writable("write", args.write)
     try:
         inventory = look(ask)
-    except Unanswered as error:
-        yield [failed("slurm", str(error), CONTROLLER)]
+    except ConfigError as error:
+        yield [failed("slurm", one_line(error), CONTROLLER)]
         return
     for name in args.partition:
         choose("partition", name, [partition.name for partition in inventory.partitions])
     yield [*check_settings(inventory), check_accounting(inventory, ask)]
-    state.usable, found = find_usable(inventory.partitions, args.partition, current.account, ask)
+    usable, found = find_usable(inventory.partitions, args.partition, current.account, ask)
     yield found
-    yield _site_file(args, state, before, current)
+    if not usable:
+        yield [not_run("site", f"nothing to write into {target}: no partition takes a job")]
+        return
+    state.proposal = propose(usable, args.partition, current, tries_of())
+    yield _site_file(args, state, state.proposal, before)
 
 
-def _site_file(args: argparse.Namespace, state: Examination, before: Mapping[str, Any], current: Site) -> list[Finding]:
-    """Propose the site file, and write it if requested."""
+def _site_file(
+    args: argparse.Namespace, state: Examination, proposal: Proposal, before: Mapping[str, Any]
+) -> list[Finding]:
+    """Compare the site file with the proposal, and write it if requested."""
     target = args.write or SITE_FILE
-    if not state.usable:
-        return [not_run("site", f"nothing to write into {target}: no partition takes a job")]
-    proposal = state.proposal = propose(state.usable, args.partition, current, tries_of())
     filled = fill(before, proposal)
-    found = [ok("site", f"values of partition {proposal.main}{''.join(f'; {note}' for note in proposal.notes)}")]
+    found = [ok("site", f"values of partition {proposal.main}{proposal.note}")]
     others = [str(name) for name in filled["partitions"] if name not in proposal.partitions]
     if others and not args.partition:
         said = f"{target} lists partitions that do not take a job: {', '.join(others)}"

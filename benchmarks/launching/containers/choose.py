@@ -33,8 +33,15 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     engine, an engine that does not answer, or a `network` that is not available.
     """
     entry, beside = _find_entry(image)
-    build = _build(name, entry, image)
-    _check_content(entry, build)
+    # Images for apptainer are exported from an engine.
+    engine = " --engine podman" if name == "podman" else ""
+    build = f"python -m benchmarks image build {entry.name}{engine}{_own_file(image)}"
+    here = image_content(entry.name)
+    if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
+        raise ConfigError(
+            f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
+            f"this checkout ({here}); build it again: {build}"
+        )
     program = tuple(command(name))
     sif = _check_sif(beside, entry, image) if name == "apptainer" else None
     if sif is None:
@@ -42,10 +49,6 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     elif network == "none":
         with isolated():  # or it raises with the reason
             pass
-    return _make(name, program, entry, network, sif)
-
-
-def _make(name: str, program: tuple[str, ...], entry: ImageEntry, network: str, sif: Path | None) -> Runtime:
     uid, gid = os.getuid(), os.getgid()
     # Without root, root in the container is the caller; podman can keep the user's number, as docker with root does.
     rootless = name == "docker" and "name=rootless" in _ask([*program, "info", "--format", "{{.SecurityOptions}}"])
@@ -65,16 +68,6 @@ def _make(name: str, program: tuple[str, ...], entry: ImageEntry, network: str, 
         host=socket.gethostname(),
         keeps_id=name == "podman" and uid != 0,
     )
-
-
-def _check_content(entry: ImageEntry, build: str) -> None:
-    """Raise ConfigError if an image's code, or anything else it is built from, differs from this checkout."""
-    here = image_content(entry.name)
-    if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
-        raise ConfigError(
-            f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
-            f"this checkout ({here}); build it again: {build}"
-        )
 
 
 def _find_entry(given: str) -> tuple[ImageEntry, Path]:
@@ -123,15 +116,6 @@ def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build:
         raise ConfigError(f"runtime: {name} does not answer: {said}; start it, or choose another runtime") from None
     if found.removeprefix("sha256:") != entry.digest.removeprefix("sha256:"):
         raise ConfigError(f"image: {name} gives {found} for {entry.digest}; build {entry.name} again: {build}")
-
-
-def _build(name: str, entry: ImageEntry, given: str) -> str:
-    """Return the command that builds an image for a runtime, and writes its file if it was given by one.
-
-    Images for apptainer are exported from an engine.
-    """
-    engine = " --engine podman" if name == "podman" else ""
-    return f"python -m benchmarks image build {entry.name}{engine}{_own_file(given)}"
 
 
 def _own_file(given: str) -> str:

@@ -190,19 +190,15 @@ def command(name: str, wrapped: bool = True) -> list[str]:
     A program that the rig knows is fetched once if the machine lacks it, in about 10 s. Not `wrapped`, apptainer can
     build images as root, but not run them if root lacks capabilities.
     """
-    wrapper = _wrapper(name) if wrapped else []
+    wrapper = list[str]()
+    if wrapped and name == "apptainer" and os.geteuid() == 0 and not _is_full_root():
+        # A root without all capabilities, as in many containers, runs apptainer as a user.
+        wrapper = [*command("unshare"), "--user", "--map-root-user"]
     if (found := shutil.which(name)) is not None:
         return [*wrapper, found]
     if (fetched := load("benchmarks.rig.debian:fetched_command")(name)) is not None:
         return [*wrapper, *fetched]
     raise ConfigError(f"{name}: not on PATH; install it, or choose another engine or runtime")
-
-
-def _wrapper(name: str) -> list[str]:
-    """Return the wrapper by which a root without all capabilities, as in many containers, runs apptainer as a user."""
-    if name == "apptainer" and os.geteuid() == 0 and not _is_full_root():
-        return [*command("unshare"), "--user", "--map-root-user"]
-    return []
 
 
 def _is_full_root() -> bool:

@@ -109,8 +109,6 @@ class Container:
     folder: Path = TMP
     """Folder of the launch, bound and writable; HOME under apptainer, where all users of the machine share /tmp."""
     binds: tuple[Bind, ...] = ()
-    supervised: bool = True
-    """Whether its standard input is a pipe from the launcher: `benchmarks.launching.supervise`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +144,7 @@ class Runtime:
         set them for each rank.
         """
         last = ["--last"] if self.name == "podman" and container.leader is None else []
-        inside = [*SUPERVISED, *last, *arguments] if container.supervised else list(arguments)
+        inside = [*SUPERVISED, *last, *arguments]
         if self.name == "apptainer":
             # Apptainer refuses to set HOME itself.
             settings = [f"{name}={value}" for name, value in self._fixed(container.folder).items()]

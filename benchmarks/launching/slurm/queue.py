@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -162,7 +162,13 @@ def lost_nodes(run: Path, cell: str, needed: int) -> list[str]:
     if found:
         save_json(sorted(known | found), run / LOST)
     avoided = sorted(known | found)
-    return avoided if avoided and _others(avoided) >= needed else []
+    if not avoided:
+        return []
+    try:
+        there = set(ask(["sinfo", "--noheader", "--Node", "--responding", "--format", "%N"]).split())
+    except ConfigError:
+        return []
+    return avoided if len(there - set(avoided)) >= needed else []
 
 
 def has_failed(node: str, since: float, said: str | None = None) -> bool:
@@ -177,9 +183,3 @@ def has_failed(node: str, since: float, said: str | None = None) -> bool:
     with suppress(ValueError):
         return datetime.fromisoformat(fields.get("SlurmdStartTime", "")).timestamp() > since
     return False
-
-
-def _others(avoided: Iterable[str]) -> int:
-    with suppress(ConfigError):
-        return len(set(ask(["sinfo", "--noheader", "--Node", "--responding", "--format", "%N"]).split()) - set(avoided))
-    return 0

@@ -83,7 +83,12 @@ def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: lis
     weights, root = Path(task.weights) if task.weights else None, Path(task.root)
     arguments = [*rank_arguments(cell, rank, folder, weights, root), "--store", "tcp"]
     read = [weights, *(root / name for name in cell.needs)]
-    with starting(_runtime(task), folder, [Path(task.checkpoints) if task.checkpoints else None], read) as start:
+    runtime: Runtime | None = None
+    if task.runtime != "none" and task.image is not None:
+        from benchmarks.launching.containers.choose import find_runtime
+
+        runtime = find_runtime(task.runtime, task.image, task.network)
+    with starting(runtime, folder, [Path(task.checkpoints) if task.checkpoints else None], read) as start:
         process = start(arguments, variables | cell_variables(cell))
         started.append(process)
         for number in came:  # signals from before it was started
@@ -94,14 +99,6 @@ def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: lis
         raise ConfigError(f"was not started: {said}")
     assert process.returncode is not None
     return process.returncode
-
-
-def _runtime(task: Task) -> Runtime | None:
-    if task.runtime == "none" or task.image is None:
-        return None
-    from benchmarks.launching.containers.choose import find_runtime
-
-    return find_runtime(task.runtime, task.image, task.network)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import gc
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,8 @@ WARM_UP_STEPS = 3
 MEASURED_STEPS = 2
 
 
-def own_pages_bytes() -> int:
-    """Return this process's resident bytes that belong to no file: malloc's memory, and the interpreter's."""
-    return status_bytes("RssAnon")
+OWN_PAGES = "RssAnon"
+"""This process's resident bytes that belong to no file: malloc's memory, and the interpreter's."""
 
 
 def measured(settings: dict[str, str], folder: Path) -> dict[str, Any]:
@@ -41,42 +39,39 @@ def measured(settings: dict[str, str], folder: Path) -> dict[str, Any]:
 
 def measure(way: str, model: str) -> dict[str, Any]:
     """Train in this `way`, and return the bytes of the fullest measured step."""
-    _train(way, WARM_UP.get(model, model))
+    _followed(*_trained(way, WARM_UP.get(model, model)))
     gc.collect()
     torch.manual_seed(0)
-    before = own_pages_bytes()
-    net, forward = MODELS[model][0](), MODELS[model][1]()
-    parameters = sum(parameter.nbytes for parameter in net.parameters())
-    loop = build(way, net)
-    del net
-    for _ in range(WARM_UP_STEPS):
-        loop.train(forward)
+    before = status_bytes(OWN_PAGES)
+    loop, forward = _trained(way, model)
     steps = [_step(loop, forward, before) for _ in range(MEASURED_STEPS)]
     found = {name: max(step[name] for step in steps) for name in steps[0]}
+    with torch.device("meta"):
+        parameters = sum(parameter.nbytes for parameter in MODELS[model][0]().parameters())
     return {"parameters_bytes": parameters, **found, **_followed(loop, forward)}
 
 
-def _train(way: str, model: str) -> None:
+def _trained(way: str, model: str) -> tuple[Loop, Forward]:
     loop, forward = build(way, MODELS[model][0]()), MODELS[model][1]()
     for _ in range(WARM_UP_STEPS):
         loop.train(forward)
-    _followed(loop, forward)
+    return loop, forward
 
 
 def _step(loop: Loop, forward: Forward, before: int) -> dict[str, int]:
     """Take one step, begun by all ranks together, and measure memory with gradients and without."""
     dist.barrier()
     loop.zero_grad()
-    without_gradients, sent = own_pages_bytes(), sent_bytes()
+    without_gradients, sent = status_bytes(OWN_PAGES), sent_bytes()
     others = status_bytes("VmRSS") - without_gradients
     reset_peak_resident()
     loss = forward(loop.model)
-    activations = own_pages_bytes() - without_gradients
+    activations = status_bytes(OWN_PAGES) - without_gradients
     loss.backward()
     del loss
     loop.step()
     return {
-        "held_bytes": own_pages_bytes() - before,
+        "held_bytes": status_bytes(OWN_PAGES) - before,
         "without_gradients_bytes": without_gradients - before,
         "peak_bytes": peak_resident_bytes() - others - before,
         "forward_bytes": activations,
@@ -103,10 +98,7 @@ BYTES_SENT_AT = 200
 
 def sent_bytes() -> int:
     """Return the payload sent through the TCP connections that are open now, without headers, as counted by Linux."""
-    return sum(_sent(connection) for connection in _connections())
-
-
-def _connections() -> Iterator[socket.socket]:
+    total = 0
     for entry in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
@@ -115,10 +107,8 @@ def _connections() -> Iterator[socket.socket]:
         except OSError:  # closed meanwhile
             continue
         with closing(socket.socket(fileno=copy)) as found:
-            if found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6):
-                yield found
-
-
-def _sent(connection: socket.socket) -> int:
-    known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    return int(struct.unpack_from("=Q", known, BYTES_SENT_AT)[0]) if len(known) >= BYTES_SENT_AT + 8 else 0
+            if found.type != socket.SOCK_STREAM or found.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            known = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            total += struct.unpack_from("=Q", known, BYTES_SENT_AT)[0] if len(known) >= BYTES_SENT_AT + 8 else 0
+    return total

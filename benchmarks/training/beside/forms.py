@@ -80,7 +80,7 @@ class Released(Form):
                 block, rows, columns = self.stored[name]
                 gradient[rows[:, None], columns] += block
             return gradient
-        return super().compensate(self._key(name), gradient)
+        return super().compensate(self.group.get(name, (name,))[0], gradient)
 
     def update(self, name: str, compensated: Tensor, sent: Tensor) -> None:
         """Store the residual, chosen or weighted by its norms; a group's running sum lives from first to last."""
@@ -90,7 +90,7 @@ class Released(Form):
             rows, columns = (one.topk(one.numel() // 2).indices for one in norms)
             self.stored[name] = [residual[rows][:, columns], rows, columns]
         elif name in self.group:
-            self._add(self._key(name), residual, len(self.group[name]))
+            self._add(self.group[name][0], residual, len(self.group[name]))
         else:
             self.stored[name] = [residual]
 
@@ -99,9 +99,6 @@ class Released(Form):
         values, places = (torch.cat(parts) for parts in zip(*messages, strict=True))
         total = torch.zeros(parameter.numel()).scatter_add(0, places, values)
         return (total / dist.get_world_size()).view_as(parameter)
-
-    def _key(self, name: str) -> str:
-        return self.group[name][0] if name in self.group else name
 
     def _add(self, key: str, residual: Tensor, members: int) -> None:
         weight = 0.5 * residual.abs().mean() + 0.5 * residual.norm() / residual.numel() ** 0.5

@@ -25,7 +25,6 @@ class Block(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x`, of any leading shape, plus the output of two layers."""
         out: Tensor = x + self.down(functional.relu(self.up(self.norm(x))))
         return out
 
@@ -40,7 +39,6 @@ class Stack(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits (samples, tokens, classes) for `tokens`."""
         x = self.words(tokens)
         for block in self.blocks:
             x = block(x)

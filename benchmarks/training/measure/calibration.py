@@ -2,11 +2,10 @@
 
 import argparse
 import gc
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,23 +28,6 @@ TOLERANCE = 0.01
 SMALLEST, LARGEST = 64, 1 << 20
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One rung's reading of the known allocation."""
-
-    rung: str
-    expected_bytes: int
-    measured_bytes: int | None
-    """The rung minus its level just before; None with a reason."""
-    reason: str | None
-    flags: tuple[str, ...]
-
-    @property
-    def error(self) -> float | None:
-        """Relative error."""
-        return None if self.measured_bytes is None else self.measured_bytes / self.expected_bytes - 1
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     size = (
@@ -54,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mebibytes", type=int, default=256, help=size)
     parser.add_argument("--device", help=f"cpu or cuda (default: {DEVICE_VARIABLE}, else a GPU where there is one)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--output", type=Path, help="JSON file, beside what is printed")
 
 
@@ -67,23 +48,22 @@ def main(args: argparse.Namespace) -> int:
     if args.device is not None:
         os.environ[DEVICE_VARIABLE] = choose("device", args.device, DEVICES)
     try:
-        readings = measure_known(mebibytes << 20)
+        rows = measure_known(mebibytes << 20)
     except RuntimeError as error:
         if describe(error)[0] != "oom":
             raise
         raise ConfigError(f"mebibytes: {mebibytes} is more than there is memory for; give a smaller one") from None
-    values = [asdict(reading) | {"error": reading.error} for reading in readings]
     if args.output is not None:
-        save_json(values, args.output)
-    if args.json:
-        print(json.dumps(values, indent=1))
-    else:
-        print("\n".join(table(readings)))
-    return int(any(reading.error is not None and abs(reading.error) > TOLERANCE for reading in readings))
+        save_json(rows, args.output)
+    print("\n".join(table(rows)))
+    return int(any(row["error"] is not None and abs(row["error"]) > TOLERANCE for row in rows))
 
 
-def measure_known(nbytes: int) -> list[Reading]:
-    """Allocate `nbytes`, a whole number of mebibytes, as the one parameter of a model, and read all rungs."""
+def measure_known(nbytes: int) -> list[dict[str, Any]]:
+    """Allocate `nbytes`, a whole number of mebibytes, as the one parameter of a model, and read all rungs.
+
+    Returns for each rung what it had to show, what it showed beyond its level just before, and the relative error.
+    """
     place = choose_place()
     before_cuda = look_before_cuda(place)
     _train_nothing(place.device, 16 << 20).close()  # so that what the first kernels load is already there
@@ -102,7 +82,7 @@ def measure_known(nbytes: int) -> list[Reading]:
     meter.without_gradients()
     del on_host
     optimizer.close()
-    return [_reading(rung, nbytes, levels) for rung in rungs_of(meter)]
+    return [_row(rung, nbytes, levels) for rung in rungs_of(meter)]
 
 
 def _train_nothing(device: torch.device, nbytes: int) -> DistributedOptimizer:
@@ -126,20 +106,21 @@ def _nvml_levels(meter: Meter) -> dict[str, int]:
     }
 
 
-def _reading(rung: Rung, expected_bytes: int, levels: dict[str, int]) -> Reading:
+def _row(rung: Rung, expected_bytes: int, levels: dict[str, int]) -> dict[str, Any]:
     level = levels.get(rung.name, rung.baseline_bytes or 0)
     measured = None if rung.bytes is None else rung.bytes - level
-    return Reading(rung.name, expected_bytes, measured, rung.reason, rung.flags)
+    row = {"rung": rung.name, "expected_bytes": expected_bytes, "measured_bytes": measured, "reason": rung.reason}
+    return row | {"flags": rung.flags, "error": None if measured is None else measured / expected_bytes - 1}
 
 
-def table(readings: Sequence[Reading]) -> list[str]:
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return lines for the screen."""
     lines = [f"{'rung':<28}{'expected MiB':>13}{'measured MiB':>13}  error"]
-    for reading in readings:
-        expected = f"{reading.rung:<28}{reading.expected_bytes / 2**20:>13.2f}"
-        if reading.measured_bytes is None:
-            lines.append(f"{expected}{'-':>13}  {reading.reason}")
+    for row in rows:
+        expected = f"{row['rung']:<28}{row['expected_bytes'] / 2**20:>13.2f}"
+        if row["measured_bytes"] is None:
+            lines.append(f"{expected}{'-':>13}  {row['reason']}")
         else:
-            flags = f"  ({', '.join(reading.flags)})" if reading.flags else ""
-            lines.append(f"{expected}{reading.measured_bytes / 2**20:>13.2f}  {reading.error:+.2%}{flags}")
+            flags = f"  ({', '.join(row['flags'])})" if row["flags"] else ""
+            lines.append(f"{expected}{row['measured_bytes'] / 2**20:>13.2f}  {row['error']:+.2%}{flags}")
     return lines

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,65 +13,13 @@ from benchmarks.core.devices import V1, Idle, NvmlDevice, Reading
 from benchmarks.core.rank_memory import EVALUATION, METHODS, STEADY, WARMUP, Rung
 from benchmarks.training.measure.tracker import peak_resident_bytes, resident_bytes
 
-
-@dataclass(frozen=True)
-class AllocatorNow:
-    """The allocator's bytes at one moment."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-    requested_bytes: int
-    """Bytes before rounding; 0 if the allocator does not count them (cudaMallocAsync)."""
-
-
-@dataclass
-class Allocator:
-    """The counters of one device; `cuda` is torch.cuda, or a stand-in for it."""
-
-    cuda: Any
-    device: torch.device
-    window: str = WARMUP
-    allocated_bytes: dict[str, int] = field(default_factory=dict)
-    """Most allocated, by window."""
-    reserved_bytes: dict[str, int] = field(default_factory=dict)
-    """Most reserved, by window; memory that one window leaves cached counts in the next one from its start."""
-
-    def now(self) -> AllocatorNow:
-        """Wait for the device, and read what is held."""
-        self.cuda.synchronize(self.device)
-        stats = self.cuda.memory_stats(self.device)
-        current = (stats.get(f"{name}_bytes.all.current", 0) for name in ("allocated", "reserved", "requested"))
-        return AllocatorNow(*map(int, current))
-
-    def enter(self, window: str) -> None:
-        """Close the window with its peaks, and begin the next."""
-        self.cuda.synchronize(self.device)
-        stats = self.cuda.memory_stats(self.device)
-        for name, most in (("allocated", self.allocated_bytes), ("reserved", self.reserved_bytes)):
-            most[self.window] = max(int(stats.get(f"{name}_bytes.all.peak", 0)), most.get(self.window, 0))
-        self.cuda.reset_peak_memory_stats(self.device)
-        self.window = window
-
-    def flags(self) -> list[str]:
-        """Return conditions that make the figures less comparable: memory ran out, and the cache had to be emptied."""
-        stats = self.cuda.memory_stats(self.device)
-        return [
-            flag
-            for flag, counter in (("alloc-retries", "num_alloc_retries"), ("out-of-memory", "num_ooms"))
-            if int(stats.get(counter, 0)) > 0
-        ]
-
-
-def release_workspaces() -> bool:
-    """Free cuBLAS's workspaces, which torch's allocator holds until the end; return whether this torch can."""
-    release = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if release is None:
-        return False
-    release()
-    return True
-
-
 NO_CUDA = "no CUDA device"
+Windows = dict[str, int]
+"""Most bytes, by window."""
+
+
+def _keep_most(most: Windows, window: str, found: int) -> None:
+    most[window] = max(found, most.get(window, 0))
 
 
 @dataclass(frozen=True)
@@ -82,7 +30,7 @@ class Boundary:
     on_device_bytes: int
     buffers_bytes: int
     resident_bytes: int | None
-    allocator: AllocatorNow | None
+    allocator: dict[str, int]
 
 
 class Meter:
@@ -108,17 +56,30 @@ class Meter:
     ):
         self.device = device or torch.device("cpu")
         self.nvml, self.idle, self.ranks_on_device = nvml, idle, ranks_on_device
-        self.allocator = Allocator(cuda, self.device) if self.device.type == "cuda" else None
+        self._cuda = cuda if self.device.type == "cuda" else None
         self.sampler = None if isinstance(nvml, str) else Sampler(nvml.read)
         self.resident_before = resident_bytes()
-        self.allocator_before = self.allocator.now() if self.allocator else None
-        if self.allocator:
-            self.allocator.cuda.reset_peak_memory_stats(self.device)
+        self.allocator_before = self._allocator()
+        if self._cuda:
+            self._cuda.reset_peak_memory_stats(self.device)
         self.boundary: Boundary | None = None
         self.without_gradients_bytes: int | None = None
         self.workspaces_bytes = 0
-        self.peak_resident_bytes: dict[str, int] = {}
+        self.most: dict[str, Windows] = {"allocated": {}, "reserved": {}, "resident": {}}
+        """Reserved memory that one window leaves cached counts in the next one from its start."""
         self.window = WARMUP
+
+    def _allocator(self) -> dict[str, int]:
+        """Wait for the device, and return what its allocator holds: requested bytes are those before rounding.
+
+        Nothing without a GPU; 0 requested bytes if it does not count them (cudaMallocAsync).
+        """
+        if not self._cuda:
+            return {}
+        self._cuda.synchronize(self.device)
+        stats = self._cuda.memory_stats(self.device)
+        names = ("allocated", "reserved", "requested")
+        return {name: int(stats.get(f"{name}_bytes.all.current", 0)) for name in names}
 
     def start(self) -> None:
         """Begin sampling; the allocator's first window has begun with the meter."""
@@ -127,9 +88,13 @@ class Meter:
 
     def enter(self, window: str) -> None:
         """Begin a window of this name; peaks of all windows of one name count together."""
-        self.peak_resident_bytes[self.window] = peak_resident_bytes()
-        if self.allocator:
-            self.allocator.enter(window)
+        _keep_most(self.most["resident"], self.window, peak_resident_bytes())
+        if self._cuda:
+            self._cuda.synchronize(self.device)
+            stats = self._cuda.memory_stats(self.device)
+            for name in ("allocated", "reserved"):
+                _keep_most(self.most[name], self.window, int(stats.get(f"{name}_bytes.all.peak", 0)))
+            self._cuda.reset_peak_memory_stats(self.device)
         if self.sampler:
             self.sampler.enter(window)
         self.window = window
@@ -159,16 +124,25 @@ class Meter:
             on_device_bytes=sum(tensor.nbytes for tensor in tensors if tensor.device.type == self.device.type),
             buffers_bytes=sum(buffer.nbytes for buffer in buffers),
             resident_bytes=resident_bytes(),
-            allocator=self.allocator.now() if self.allocator else None,
+            allocator=self._allocator(),
         )
 
     def without_gradients(self) -> None:
-        """Read memory at the same or another step boundary, after `zero_grad(set_to_none=True)`."""
-        if self.allocator:
-            with_workspaces = self.allocator.now().allocated_bytes
-            self.without_gradients_bytes = with_workspaces
-            if release_workspaces():
-                self.workspaces_bytes = with_workspaces - self.allocator.now().allocated_bytes
+        """Read memory at the same or another step boundary, after `zero_grad(set_to_none=True)`.
+
+        Where this torch can, cuBLAS's workspaces, which it holds until the end, are freed, to know their size.
+        """
+        if self._cuda:
+            self.without_gradients_bytes = self._allocator()["allocated"]
+            if release := getattr(torch._C, "_cuda_clearCublasWorkspaces", None):
+                release()
+                self.workspaces_bytes = self.without_gradients_bytes - self._allocator()["allocated"]
+
+    def allocator_flags(self) -> tuple[str, ...]:
+        """Return conditions that make the figures less comparable: memory ran out, and the cache had to be emptied."""
+        counters = {"alloc-retries": "num_alloc_retries", "out-of-memory": "num_ooms"}
+        stats = self._cuda.memory_stats(self.device) if self._cuda else {}
+        return tuple(flag for flag, counter in counters.items() if int(stats.get(counter, 0)) > 0)
 
 
 INTERVAL_SECONDS = 0.02
@@ -185,10 +159,8 @@ class Sampler:
     def __init__(self, read: Callable[[], Reading], interval_seconds: float = INTERVAL_SECONDS):
         self._read, self.interval_seconds = read, interval_seconds
         self.window = WARMUP
-        self.device_bytes: dict[str, int] = {}
-        """Most, by window."""
-        self.process_bytes: dict[str, int] = {}
-        """Most, by window."""
+        self.device_bytes: Windows = {}
+        self.process_bytes: Windows = {}
         self.most_processes = 0
         """How many processes have been on the device at once."""
         self.last = Reading(device_reason="NVML was not read", process_reason="NVML was not read")
@@ -233,7 +205,7 @@ class Sampler:
             self.most_processes = max(self.most_processes, len(reading.pids))
             for found, most in ((reading.device_bytes, self.device_bytes), (reading.process_bytes, self.process_bytes)):
                 if found is not None:
-                    most[self.window] = max(found, most.get(self.window, 0))
+                    _keep_most(most, self.window, found)
 
     def _run(self) -> None:
         while not self._ended:
@@ -269,30 +241,48 @@ def make_ladder(meter: Meter) -> dict[str, Any]:
 
 def rungs_of(meter: Meter) -> list[Rung]:
     """Return all rungs, under the same conditions."""
-    assert meter.boundary is not None, "at_boundary() was not called"
-    itemised = _rung("model_state_itemised", meter.boundary.states_bytes, baseline_bytes=0)
-    return [itemised, *_allocator_rungs(meter), *_nvml_rungs(meter), *_host_rungs(meter)]
-
-
-def _allocator_rungs(meter: Meter) -> list[Rung]:
-    names = ("allocated", "allocated_without_gradients", "peak_allocated", "peak_reserved")
-    before, held = meter.allocator_before, None if meter.boundary is None else meter.boundary.allocator
-    if meter.allocator is None or before is None or held is None:
-        return [_rung(name, None, reason=str(meter.nvml)) for name in names]
-    flags, allocated = tuple(meter.allocator.flags()), before.allocated_bytes
+    boundary = meter.boundary
+    assert boundary is not None, "at_boundary() was not called"
     return [
-        _rung(names[0], held.allocated_bytes, baseline_bytes=allocated, flags=flags),
+        _rung("model_state_itemised", boundary.states_bytes, baseline_bytes=0),
+        *_allocator_rungs(meter, boundary.allocator),
+        *_nvml_rungs(meter),
+        _rung("resident", boundary.resident_bytes, "this system has no /proc", baseline_bytes=meter.resident_before),
+        _rung(
+            "peak_resident",
+            max(meter.most["resident"].values(), default=peak_resident_bytes()),
+            baseline_bytes=meter.resident_before,
+            warmup_bytes=meter.most["resident"].get(WARMUP),
+        ),
+    ]
+
+
+def _allocator_rungs(meter: Meter, held: Mapping[str, int]) -> list[Rung]:
+    names = ("allocated", "allocated_without_gradients", "peak_allocated", "peak_reserved")
+    before = meter.allocator_before
+    if not held:
+        return [_rung(name, None, str(meter.nvml)) for name in names]
+    flags, allocated = meter.allocator_flags(), before["allocated"]
+    return [
+        _rung(names[0], held["allocated"], baseline_bytes=allocated, flags=flags),
         _rung(names[1], meter.without_gradients_bytes, baseline_bytes=allocated, flags=flags),
-        _peak(names[2], meter.allocator.allocated_bytes, allocated, flags),
-        _peak(names[3], meter.allocator.reserved_bytes, before.reserved_bytes, flags),
+        _peak(names[2], meter.most["allocated"], allocated, flags),
+        _peak(names[3], meter.most["reserved"], before["reserved"], flags),
     ]
 
 
 def _nvml_rungs(meter: Meter) -> list[Rung]:
     if meter.sampler is None or isinstance(meter.nvml, str):
-        return [_rung(name, None, reason=str(meter.nvml)) for name in ("nvml_process", "nvml_device")]
+        return [_rung(name, None, str(meter.nvml)) for name in ("nvml_process", "nvml_device")]
     sampler, before = meter.sampler, None if meter.idle is None else meter.idle.used_bytes
-    flags = _nvml_flags(meter, meter.nvml, sampler)
+    conditions = {
+        "foreign-process": bool(meter.idle and meter.idle.pids) or sampler.most_processes > meter.ranks_on_device,
+        "shared-device": meter.ranks_on_device > 1,
+        "no-idle-baseline": before is None,
+        "mig": meter.nvml.is_mig,
+        V1: not meter.nvml.knows_reserved,
+    }
+    flags = tuple(flag for flag, is_so in conditions.items() if is_so)
     device = _peak("nvml_device", sampler.device_bytes, before, flags, sampler.last.device_reason)
     if sampler.process_bytes:
         own = tuple(flag for flag in flags if flag not in OF_DEVICE)
@@ -304,40 +294,10 @@ def _subtracted(meter: Meter, device: Rung, reason: str | None) -> Rung:
     """Return the device's memory minus that of the idle device, if only this rank can hold the difference."""
     flags, before = (*device.flags, "pid-namespace"), device.baseline_bytes
     if meter.ranks_on_device > 1 or "foreign-process" in flags or device.bytes is None or before is None:
-        return _rung("nvml_process", None, reason=reason, flags=flags)
-    warmup, evaluation = (
-        None if found is None else max(0, found - before) for found in (device.warmup_bytes, device.evaluation_bytes)
-    )
-    return Rung(
-        name="nvml_process",
-        method=SUBTRACTED,
-        bytes=max(0, device.bytes - before),
-        baseline_bytes=0,
-        warmup_bytes=warmup,
-        evaluation_bytes=evaluation,
-        flags=flags,
-    )
-
-
-def _nvml_flags(meter: Meter, nvml: NvmlDevice, sampler: Sampler) -> tuple[str, ...]:
-    found = {
-        "foreign-process": bool(meter.idle and meter.idle.pids) or sampler.most_processes > meter.ranks_on_device,
-        "shared-device": meter.ranks_on_device > 1,
-        "no-idle-baseline": meter.idle is None or meter.idle.used_bytes is None,
-        "mig": nvml.is_mig,
-        V1: not nvml.knows_reserved,
-    }
-    return tuple(flag for flag, is_so in found.items() if is_so)
-
-
-def _host_rungs(meter: Meter) -> list[Rung]:
-    before, held = meter.resident_before, None if meter.boundary is None else meter.boundary.resident_bytes
-    peaks = meter.peak_resident_bytes
-    most = max(peaks.values(), default=peak_resident_bytes())
-    return [
-        _rung("resident", held, "this system has no /proc", baseline_bytes=before),
-        _rung("peak_resident", most, baseline_bytes=before, warmup_bytes=peaks.get(WARMUP)),
-    ]
+        return _rung("nvml_process", None, reason, flags=flags)
+    windows = {name: getattr(device, name) for name in ("bytes", "warmup_bytes", "evaluation_bytes")}
+    less = {name: None if found is None else max(0, found - before) for name, found in windows.items()}
+    return Rung(name="nvml_process", method=SUBTRACTED, baseline_bytes=0, flags=flags, **less)
 
 
 def _difference(meter: Meter) -> dict[str, int] | None:
@@ -347,16 +307,16 @@ def _difference(meter: Meter) -> dict[str, int] | None:
     blocks of 512 bytes, and does not split the ends of large ones.
     """
     before, boundary = meter.allocator_before, meter.boundary
-    if before is None or boundary is None or boundary.allocator is None:
+    if boundary is None or not boundary.allocator:
         return None
     held = boundary.allocator
-    added = held.allocated_bytes - before.allocated_bytes
+    added = held["allocated"] - before["allocated"]
     # It is zero if the allocator does not count requests.
-    rounding = added - (held.requested_bytes - before.requested_bytes) if held.requested_bytes else 0
+    rounding = added - (held["requested"] - before["requested"]) if held["requested"] else 0
     known = boundary.on_device_bytes + boundary.buffers_bytes + meter.workspaces_bytes + rounding
     return {
-        "allocated_bytes": held.allocated_bytes,
-        "baseline_bytes": before.allocated_bytes,
+        "allocated_bytes": held["allocated"],
+        "baseline_bytes": before["allocated"],
         "states_bytes": boundary.on_device_bytes,
         "buffers_bytes": boundary.buffers_bytes,
         "workspaces_bytes": meter.workspaces_bytes,
@@ -366,9 +326,8 @@ def _difference(meter: Meter) -> dict[str, int] | None:
 
 
 def _rung(name: str, found: int | None, reason: str | None = None, **more: Any) -> Rung:
-    if found is None:
-        return Rung(name=name, method=METHODS[name], reason=reason or "not read", **more)
-    return Rung(name=name, method=METHODS[name], bytes=found, **more)
+    reason = (reason or "not read") if found is None else None
+    return Rung(name=name, method=METHODS[name], bytes=found, reason=reason, **more)
 
 
 def _peak(

@@ -1,7 +1,7 @@
 """Time of training steps and of their phases: on the CPU by the clock, on a GPU by events in its stream."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -50,7 +50,7 @@ class Marks:
 
 
 class CudaMarks(Marks):
-    """Marks moments by events in the device's current stream, for which nothing waits during training.
+    """Marks moments by events in the device's current stream; nothing waits for them during training.
 
     If the stream is idle because the host is late or waits for another rank, the time counts to the host's phase.
     """
@@ -59,17 +59,14 @@ class CudaMarks(Marks):
         self._device, self._cuda = device, cuda
 
     def mark(self) -> Any:
-        """Record an event in the current stream, and return it."""
         event = self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream(self._device))
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the time from one event to the other."""
         return float(start.elapsed_time(end)) / 1000
 
     def wait(self) -> None:
-        """Return once the device has done all that was launched, so that times between events are known."""
         self._cuda.synchronize(self._device)
 
 
@@ -132,13 +129,13 @@ class PhaseClock:
     def seconds(self) -> list[dict[str, float]]:
         """Return, for each step observed, the time of every phase, and of the step as a whole."""
         self._marks.wait()
-        return [self._sums(step) for step in self._steps]
-
-    def _sums(self, step: Sequence[tuple[str, Any]]) -> dict[str, float]:
-        sums = dict.fromkeys(NAMES, 0.0)
-        for (name, start), (_, end) in pairwise(step):
-            sums[name] += self._marks.seconds(start, end)
-        return sums | {"step": self._marks.seconds(step[0][1], step[-1][1])}
+        found = []
+        for step in self._steps:
+            sums = dict.fromkeys(NAMES, 0.0)
+            for (name, start), (_, end) in pairwise(step):
+                sums[name] += self._marks.seconds(start, end)
+            found.append(sums | {"step": self._marks.seconds(step[0][1], step[-1][1])})
+        return found
 
     def median_seconds(self) -> dict[str, float]:
         """Return the median of each phase, and of the step, over the steps observed; nothing without any."""

@@ -2,12 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from benchmarks.core.devices import DEVICE_VARIABLE, Idle, Nvml, NvmlDevice, NvmlUnavailable, wanted_device
 from benchmarks.core.rank_memory import EVALUATION, STEADY, WARMUP
@@ -17,7 +16,6 @@ from benchmarks.training.measure.phases import CudaMarks, PhaseClock
 from benchmarks.training.measure.rank_facts import gpu_uuid
 from benchmarks.training.place import Place
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.planning.memory import held_tensors
 
 OBSERVED_STEPS = 50
 """Most steps after warm-up whose phases are timed; the others are only timed as a whole."""
@@ -27,7 +25,7 @@ OBSERVED_SHARE = 4
 
 @dataclass
 class Probe:
-    """Observes training from `start` to `stop`; it counts only the steps of this process."""
+    """Observes training from `start` to the meter's `stop`; it counts only the steps of this process."""
 
     meter: Meter = field(default_factory=Meter)
     phases: PhaseClock = field(default_factory=PhaseClock)
@@ -52,24 +50,12 @@ class Probe:
         self.steps_done += 1
         self.meter.step_done()
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Mark the block as a phase of a step; `name` is one of `phases.NAMES`."""
-        return self.phases.phase(name)
-
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Keep the memory of an evaluation apart from that of training steps."""
         self.meter.enter(EVALUATION)
         yield
         self.meter.enter(STEADY if self.steps_done > self.warmup_steps else WARMUP)
-
-    def stop(self) -> None:
-        """Stop observing; call it before anything that is not training."""
-        self.meter.stop()
-
-    def at_boundary(self, optimizer: DistributedOptimizer, model: nn.Module) -> None:
-        """Read memory after a step and before `zero_grad`."""
-        self.meter.at_boundary(held_tensors(optimizer), model.buffers())
 
     def result(self, optimizer: DistributedOptimizer) -> dict[str, Any]:
         """Drop the gradients, and return the ladder and the medians of the phases as plain values."""

@@ -2,6 +2,7 @@
 
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.item import sums
 from resireduce.planning.memory import LiveBytes, counted_states, held_tensors, itemise_states
 
+LETS_GO_SECONDS = 0.005
+"""Within this time a thread of Gloo or Horovod lets go of a message that has been waited for."""
+
 
 class BandTracker(LiveBytes):
     """Follows the same tensors as `resireduce.planning.memory.track_states`, and remembers each that is made or freed.
@@ -22,15 +26,21 @@ class BandTracker(LiveBytes):
     Args:
         counts: says which new tensors are followed.
         held: tensors that are followed from the start, by their band of BANDS.
-        shapes: of the parameters: tensors with one of these shapes, or with two or more dimensions (as slices have),
-            count as gradients or averages.
+        shapes: of the parameters: new tensors of these, or of several dimensions, count as gradients or averages.
+        others: whether other threads, of communication, may still hold a message that has been waited for. They let
+            go of it a moment later, so each new peak is counted after that: else it would be a matter of time.
     """
 
     def __init__(
-        self, counts: Callable[[Tensor], bool], held: Mapping[str, Iterable[Tensor]], shapes: Iterable[torch.Size]
+        self,
+        counts: Callable[[Tensor], bool],
+        held: Mapping[str, Iterable[Tensor]],
+        shapes: Iterable[torch.Size],
+        others: bool = False,
     ):
         super().__init__(counts)
         self._shapes = set(shapes)
+        self._others = False  # of what is held from the start, nothing goes
         self._numbers: dict[int, int] = {}  # of live tensors, by the key of their storage
         self._bands: list[str] = []
         self._changes: list[tuple[int, int]] = []
@@ -38,6 +48,7 @@ class BandTracker(LiveBytes):
             for tensor in tensors:
                 self._follow(tensor)
         self._before = len(self._changes)
+        self._others = others
         self.name(held)
 
     def name(self, held: Mapping[str, Iterable[Tensor]]) -> None:
@@ -60,6 +71,8 @@ class BandTracker(LiveBytes):
         key = tensor.untyped_storage()._cdata
         if key in self._alive:
             return
+        if self._others and self.current_bytes + tensor.untyped_storage().nbytes() > self.peak_bytes:
+            time.sleep(LETS_GO_SECONDS)
         is_dense = tensor.shape in self._shapes or tensor.dim() > 1
         self._numbers[key] = len(self._bands)
         self._bands.append("gradients" if is_dense else "messages")
@@ -74,7 +87,8 @@ class BandTracker(LiveBytes):
 def track_bands(optimizer: DistributedOptimizer) -> BandTracker:
     """Return a tracker, by band, of all that `optimizer` and a step of it hold; it counts as `track_states` does."""
     held = held_tensors(optimizer)
-    return BandTracker(counted_states(held["parameters"]), held, [tensor.shape for tensor in held["parameters"]])
+    shapes = [tensor.shape for tensor in held["parameters"]]
+    return BandTracker(counted_states(held["parameters"]), held, shapes, optimizer.levels.world.world_size > 1)
 
 
 def resident_bytes() -> int | None:

@@ -12,17 +12,6 @@ POOL = "M"
 """Entry of a layer list that stands for 2x2 max pooling."""
 
 
-def _features(layers: Sequence[int | str], channels: int) -> nn.Sequential:
-    modules: list[nn.Module] = []
-    for layer in layers:
-        if isinstance(layer, str):
-            modules.append(nn.MaxPool2d(kernel_size=2, stride=2))
-        else:
-            modules += [nn.Conv2d(channels, layer, 3, padding=1), nn.BatchNorm2d(layer), nn.ReLU(inplace=True)]
-            channels = layer
-    return nn.Sequential(*modules)
-
-
 class GridPool(nn.AdaptiveAvgPool2d):
     """Adaptive average pooling that copies where there is nothing to average: to the same size, and from one pixel.
 
@@ -30,17 +19,13 @@ class GridPool(nn.AdaptiveAvgPool2d):
     map of the grid's size, those of CIFAR a single pixel.
     """
 
-    def __init__(self, grid: int) -> None:
-        super().__init__(grid)
-        self.grid = grid
+    output_size: int
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) becomes (batch, channels, grid, grid)."""
-        if x.shape[-2:] == (self.grid, self.grid):
+        grid = self.output_size
+        if x.shape[-2:] == (grid, grid):
             return x
-        if x.shape[-2:] == (1, 1):
-            return x.expand(-1, -1, self.grid, self.grid)
-        return super().forward(x)
+        return x.expand(-1, -1, grid, grid) if x.shape[-2:] == (1, 1) else super().forward(x)
 
 
 class VGG(nn.Module):
@@ -50,9 +35,6 @@ class VGG(nn.Module):
         layers: widths of the convolutions in order, "M" for a pooling layer.
         grid: height and width of the feature map that the classifier sees.
         hidden: widths of the two hidden fully connected layers.
-        classes: number of logits.
-        channels: channels of the images.
-        dropout: probability of zeroing a hidden unit of the classifier.
         linear_std: initial standard deviation of fully connected weights, 0.01 in torchvision; None: Kaiming's.
     """
 
@@ -68,11 +50,17 @@ class VGG(nn.Module):
         linear_std: float | None = None,
     ) -> None:
         super().__init__()
-        self.features = _features(layers, channels)
+        self.features = nn.Sequential()
+        for layer in layers:
+            if isinstance(layer, str):
+                self.features.append(nn.MaxPool2d(kernel_size=2, stride=2))
+            else:
+                new = (nn.Conv2d(channels, layer, 3, padding=1), nn.BatchNorm2d(layer), nn.ReLU(inplace=True))
+                self.features.extend(new)
+                channels = layer
         self.avgpool = GridPool(grid)
-        width = [layer for layer in layers if not isinstance(layer, str)][-1]
         self.classifier = nn.Sequential(
-            nn.Linear(width * grid * grid, hidden[0]),
+            nn.Linear(channels * grid * grid, hidden[0]),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
             nn.Linear(hidden[0], hidden[1]),
@@ -80,9 +68,6 @@ class VGG(nn.Module):
             nn.Dropout(dropout),
             nn.Linear(hidden[1], classes),
         )
-        self._initialise(linear_std)
-
-    def _initialise(self, linear_std: float | None) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -94,7 +79,6 @@ class VGG(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Classify images (batch, channels, height, width): logits (batch, classes)."""
         return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
@@ -157,7 +141,6 @@ class BasicBlock(nn.Module):
         self.stride, self.new_channels = stride, width - inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the transformed input to the input."""
         shortcut = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
         return self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))) + shortcut)
 
@@ -185,7 +168,6 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the transformed input to the (projected) input."""
         shortcut = x if self.downsample is None else self.downsample(x)
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
@@ -198,11 +180,8 @@ class ResNet(nn.Module):
     Args:
         blocks: blocks of each stage; every stage but the first halves height and width.
         widths: inner width of each stage.
-        classes: number of logits.
-        channels: channels of the images.
         large_images: a 7x7 stem that halves height and width, and pooling that halves them again; else a 3x3 stem
             that keeps them, as is usual for small images.
-        block: what the stages are made of.
     """
 
     dense_parameters = ("fc.weight",)
@@ -218,8 +197,6 @@ class ResNet(nn.Module):
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck,
     ) -> None:
         super().__init__()
-        if len(blocks) != len(widths):
-            raise ValueError(f"blocks has {len(blocks)} stages and widths {len(widths)}: give one width for each stage")
         self.conv1 = _conv(channels, widths[0], 7, 2) if large_images else _conv(channels, widths[0], 3)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU(inplace=True)
@@ -232,15 +209,11 @@ class ResNet(nn.Module):
             setattr(self, name, nn.Sequential(first, *(block(inputs, width) for _ in range(count - 1))))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, classes)
-        self._initialise()
-
-    def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Classify images (batch, channels, height, width): logits (batch, classes)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for name in self.stages:
             x = getattr(self, name)(x)

@@ -21,7 +21,6 @@ class EncoderLayer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Identity(), nn.Linear(hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform tokens; the shape stays."""
         y = self.ln_1(x)
         y, _ = self.self_attention(y, y, y, need_weights=False)
         x = x + y
@@ -39,7 +38,6 @@ class Encoder(nn.Module):
         self.ln = nn.LayerNorm(width, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encode tokens (batch, length, width)."""
         return self.ln(self.layers(x + self.pos_embedding))
 
 
@@ -50,7 +48,6 @@ class VisionTransformer(nn.Module):
         size: height and width of the images, a multiple of `patch`.
         patch: height and width of a patch.
         layers, width, heads, hidden: of the encoder; `hidden` is the perceptrons' inner width.
-        classes: number of logits.
     """
 
     def __init__(
@@ -61,9 +58,6 @@ class VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.encoder = Encoder((size // patch) ** 2 + 1, layers, width, heads, hidden)
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, classes)))
-        self._initialise()
-
-    def _initialise(self) -> None:
         nn.init.trunc_normal_(self.conv_proj.weight, std=math.sqrt(1 / self.conv_proj.weight[0].numel()))
         nn.init.zeros_(self.conv_proj.bias)  # type: ignore[arg-type]
         for name, module in self.named_modules():
@@ -74,7 +68,6 @@ class VisionTransformer(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Classify images (batch, 3, size, size): logits (batch, classes)."""
         patches = self.conv_proj(x).flatten(2).transpose(1, 2)
         tokens = torch.cat((self.class_token.expand(len(x), -1, -1), patches), dim=1)
         return self.heads(self.encoder(tokens)[:, 0])

@@ -6,7 +6,7 @@ The other two are the cosine of x and Q(x), and the share of elements of which a
 of a step count as one vector.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ POINTS = 40
 LEAST = 5
 """At most one in this many steps is looked at, so that the median step is not affected. Always one in an odd number:
 compressors that alternate from step to step are seen in both of their states."""
+
+
+COLLECTIVES = ("all_reduce", "all_gather", "gather", "all_to_all")
 
 
 class Contraction:
@@ -40,9 +43,10 @@ class Contraction:
         self._places = optimizer.feedback.residual, optimizer.feedback.communicator, optimizer.queue.world
         self._dense_bytes = sum(slot.nbytes for slot in optimizer.slots if slot.dense)
         self._points: list[dict[str, Any]] = []
-        self._looks = False
+        self.looks = False
+        """Whether the current step is looked at."""
         self._sums = torch.zeros(0)
-        self._bytes = 0
+        self.nbytes = 0
         residual, between, world = self._places
         self._feedback.residual = _Residuals(residual, self)  # type: ignore[assignment]
         self._feedback.communicator = _Communicator(between, self)  # type: ignore[assignment]
@@ -51,9 +55,9 @@ class Contraction:
     def begin_step(self, step: int) -> None:
         """End the previous step, and look at step number `step`, counted from 0, if it is one of those."""
         self._note()
-        self._looks = step % self.every == 0
-        if self._looks:
-            self._step, self._sums, self._bytes = step, torch.zeros(5, dtype=torch.float64), 0
+        self.looks = step % self.every == 0
+        if self.looks:
+            self._step, self._sums, self.nbytes = step, torch.zeros(5, dtype=torch.float64), 0
 
     def end(self) -> dict[str, Any]:
         """Stop looking; return the results: `every`, `dense_bytes`, and `points`, a mapping for each step seen.
@@ -63,7 +67,7 @@ class Contraction:
         the bytes belong to tensors that are sent uncompressed.
         """
         self._note()
-        self._looks = False
+        self.looks = False
         self._feedback.residual, self._feedback.communicator, self._queue.world = self._places
         return {"every": self.every, "dense_bytes": self._dense_bytes, "points": self._points}
 
@@ -76,24 +80,15 @@ class Contraction:
             self._sums[:4] += sums.cpu()
         self._sums[4] += flat.numel()
 
-    def sent(self, message: Tensor) -> None:
-        """Count a `message` of this rank."""
-        self._bytes += message.nbytes
-
-    @property
-    def looks(self) -> bool:
-        """Whether the current step is looked at."""
-        return self._looks
-
     def _note(self) -> None:
-        if not self._looks:
+        if not self.looks:
             return
         whole, left, both, changed, elements = self._sums.tolist()
         sent = max(0.0, whole - 2 * both + left)
         self._points.append(
             {
                 "step": self._step + 1,
-                "bytes": self._bytes,
+                "bytes": self.nbytes,
                 "elements": int(elements),
                 "contraction": left / whole if whole else None,
                 "cosine": (whole - both) / (whole * sent) ** 0.5 if whole * sent else None,
@@ -151,20 +146,15 @@ class _Residual(_InPlaceOf):
 
 
 class _Communicator(_InPlaceOf):
-    """Sees what is handed to collectives."""
+    """Counts what is handed to collectives."""
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Any:
-        self._watch.sent(tensor)
-        return self._inner.all_reduce(tensor, name)
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name not in COLLECTIVES:
+            return found
 
-    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Any:
-        self._watch.sent(tensor)
-        return self._inner.all_gather(tensor, name, equal_sizes)
+        def counted(tensor: Tensor, *others: Any, **named: Any) -> Any:
+            self._watch.nbytes += tensor.nbytes
+            return found(tensor, *others, **named)
 
-    def gather(self, tensor: Tensor, name: str) -> Any:
-        self._watch.sent(tensor)
-        return self._inner.gather(tensor, name)
-
-    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Any:
-        self._watch.sent(tensor)
-        return self._inner.all_to_all(tensor, sizes, name)
+        return counted

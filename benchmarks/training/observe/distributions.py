@@ -43,13 +43,8 @@ def distributions(model: nn.Module, optimizer: DistributedOptimizer) -> dict[str
 def describe(residuals: Mapping[str, Tensor], grouping: Grouping) -> dict[str, Any]:
     """Return densities by group, and mean distances between members of the same and of different groups.
 
-    Args:
-        residuals: by the names in `grouping`, of any shape, in floating point.
-        grouping: the reusable groups.
-
-    Returns:
-        `bins` (low, high, count), `quantiles`, `groups` (members, shape, standard_deviation, densities, within,
-        between), `within` and `between`: mean `wasserstein` and `jensen_shannon` over a number of `pairs`.
+    These are `bins` (low, high, count), `quantiles`, `groups` (members, shape, standard_deviation, densities, within,
+    between), `within` and `between`: mean `wasserstein` and `jensen_shannon` over a number of `pairs`.
     """
     members = [(number, name) for number, group in enumerate(grouping.groups) for name in group]
     sketches = [quantiles(residuals[name]) for _, name in members]

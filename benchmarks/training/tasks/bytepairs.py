@@ -5,25 +5,13 @@ left (1.9 bytes a symbol).  Perplexity is the exponential of the mean loss over 
 per symbol.  Whole files are held out.
 """
 
-from itertools import takewhile
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.training.tasks.task import (
-    Batch,
-    Phase,
-    Setting,
-    chunks,
-    evaluating,
-    installed,
-    sha256,
-    shard,
-    to_device,
-)
+from benchmarks.training.tasks.task import Batch, Phase, Setting, Task, installed, sha256, to_device
 
 PACKAGES: dict[Phase, str] = {"pretrain": "networkx", "train": "sympy"}
 """Pure Python, the same on every platform, pinned in the constraints; the two differ in names, prose and layout."""
@@ -42,14 +30,14 @@ Symbols = NDArray[np.int64]
 def package_files(package: str) -> list[bytes]:
     """Read the package's Python files in order of their names, until they reach TEXT_BYTES.
 
-    Raises:
-        ValueError: if the package is not installed, or lists no Python files.
+    Raises ValueError if the package is not installed, or lists no Python files.
     """
     found = installed(package)
     names = sorted((file for file in found.files or [] if file.suffix == ".py"), key=str)
     contents: list[bytes] = []
-    for _ in takewhile(lambda _: sum(map(len, contents)) < TEXT_BYTES, names):
-        contents.append(found.locate_file(names[len(contents)]).read_bytes())  # type: ignore[attr-defined]
+    for name in names:
+        if sum(map(len, contents)) < TEXT_BYTES:
+            contents.append(found.locate_file(name).read_bytes())  # type: ignore[attr-defined]
     if not contents:
         raise ValueError(f"package {package!r} lists no Python files: install it again from its wheel")
     return contents
@@ -86,34 +74,27 @@ def blocks(symbols: Symbols) -> Tensor:
     return torch.from_numpy(symbols[index])
 
 
-class BytePairs:
+class BytePairs(Task):
     """Predict the next symbol of a text: training windows, and held-out ones for the perplexity."""
 
     metric = "perplexity"
     higher_is_better = False
     unit = "tokens"
     units_per_sample = CONTEXT
+    evaluated_together = 32
 
     def __init__(self, setting: Setting) -> None:
         """Read the text of this phase, and the pretraining text for the byte pairs."""
-        vocabulary_text = b"".join(package_files(PACKAGES["pretrain"]))
-        pairs = frequent_pairs(vocabulary_text, VOCABULARY - 256)
+        pairs = frequent_pairs(b"".join(package_files(PACKAGES["pretrain"])), VOCABULARY - 256)
         files = package_files(PACKAGES[setting.phase])
-        self._texts = [
+        self.texts = [
             b"".join(file for place, file in enumerate(files) if (place % HELD_OUT_EVERY == 0) == held_out)
             for held_out in (False, True)
         ]
-        self._pairs = pairs
-        self.train, test = (blocks(encode(text, pairs)) for text in self._texts)
+        self.train, test = (blocks(encode(text, pairs)) for text in self.texts)
         self.test = test[:: max(1, len(test) // TEST_BLOCKS)][:TEST_BLOCKS]
-
-    def data_hash(self) -> str:
-        """Return the SHA-256 of the byte pairs, the training text and the held-out text."""
-        return sha256([self._pairs.astype("<i8").tobytes(), *self._texts])
-
-    def __len__(self) -> int:
-        """Return the number of training blocks."""
-        return len(self.train)
+        self.samples, self.held_out = len(self.train), len(self.test)
+        self.data_hash = sha256([pairs.astype("<i8").tobytes(), *self.texts])
 
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
         """Return symbols and targets, (batch, CONTEXT) each."""
@@ -124,16 +105,12 @@ class BytePairs:
         logits = model(input_ids=batch["input_ids"]).logits
         return cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
-    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
-        """Return [sum of losses in nats, symbols] over this rank's held-out blocks."""
-        sums = torch.zeros(2, dtype=torch.float64)
-        with evaluating(model):
-            for indices in chunks(shard(len(self.test), rank, world_size), 32):
-                rows = self.test[torch.tensor(indices)]
-                batch = to_device({"input_ids": rows[:, :-1], "targets": rows[:, 1:]}, model)
-                symbols = batch["targets"].numel()
-                sums += torch.tensor([float(self.loss(model, batch)) * symbols, symbols], dtype=torch.float64)
-        return sums
+    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
+        """Return the sum of losses in nats, and the number of symbols."""
+        rows = self.test[torch.tensor(indices)]
+        batch = to_device({"input_ids": rows[:, :-1], "targets": rows[:, 1:]}, model)
+        symbols = batch["targets"].numel()
+        return [(self.loss(model, batch).item() * symbols, symbols)]
 
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the perplexity per symbol."""

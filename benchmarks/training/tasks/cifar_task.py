@@ -75,12 +75,9 @@ class CifarImages(Source):
         return {"images": self._normalised(images), "labels": torch.from_numpy(self.labels[rows])}
 
     def held_out_batch(self, indices: range) -> Batch:
-        """Return test images as they are, and labels."""
         rows = np.array(indices)
-        return {
-            "images": self._normalised(self.test_images[rows]),
-            "labels": torch.from_numpy(self.test_labels[rows]),
-        }
+        labels = torch.from_numpy(self.test_labels[rows])
+        return {"images": self._normalised(self.test_images[rows]), "labels": labels}
 
     def _normalised(self, images: NDArray[np.uint8]) -> Tensor:
         mean, std = (torch.tensor(each).view(3, 1, 1) for each in (self._variant.mean, self._variant.std))
@@ -96,25 +93,21 @@ def look_up(
         images: to be augmented.
         top_left: row and column of the crop in the image with its padding, 0 to 8, (n, 2).
         flips: which are mirrored left to right, (n,).
-        degrees: angles of rotation about the centre, counter-clockwise, (n,).
+        degrees: of rotation about the centre, counter-clockwise, (n,).
     """
     y, x = np.mgrid[:SIZE, :SIZE] - CENTRE
     cosine, sine = (function(np.deg2rad(degrees))[:, None, None] for function in (np.cos, np.sin))
     # Halves are rounded down, as in Pillow: floor(v + 0.5) of the pixel's centre.
     columns = np.floor(cosine * x - sine * y + CENTRE + 0.5).astype(np.int64)
     rows = np.floor(sine * x + cosine * y + CENTRE + 0.5).astype(np.int64)
-    inside = _within(rows) & _within(columns)
+    inside = (rows >= 0) & (rows < SIZE) & (columns >= 0) & (columns < SIZE)
     columns = np.where(flips[:, None, None], SIZE - 1 - columns, columns)
     rows += top_left[:, 0, None, None] - PADDING
     columns += top_left[:, 1, None, None] - PADDING
-    inside &= _within(rows) & _within(columns)
+    inside &= (rows >= 0) & (rows < SIZE) & (columns >= 0) & (columns < SIZE)
     places = np.where(inside, rows * SIZE + columns, 0).reshape(len(images), 1, -1)
     found = np.take_along_axis(images.reshape(len(images), 3, -1), places, axis=2)
     return np.where(inside.reshape(places.shape), found, 0).astype(np.uint8).reshape(images.shape)
-
-
-def _within(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return (values >= 0) & (values < SIZE)
 
 
 def _load(prepared: Prepared, part: str, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -31,7 +31,6 @@ class Digits(ImageClassification):
     metric = "accuracy"
 
     def __init__(self, setting: Setting) -> None:
-        """Read the digits."""
         super().__init__(DigitImages(), setting.released)
 
 
@@ -49,10 +48,8 @@ class DigitImages(Source):
         self.samples, self.held_out = len(self.labels), len(self.test_labels)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
-        """Return images and labels; there is no augmentation."""
         return {"images": self.images[indices], "labels": self.labels[indices]}
 
     def held_out_batch(self, indices: range) -> Batch:
-        """Return held-out images and labels."""
         rows = torch.tensor(indices)
         return {"images": self.test_images[rows], "labels": self.test_labels[rows]}

@@ -29,6 +29,8 @@ SHORTER_SIDE = 256
 AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
+BILINEAR = 2
+"""Pillow's number for it: Pillow is imported where an image is opened."""
 THREADS = min(8, cores())
 """Threads of one rank that decode images: Pillow gives up Python's lock while it does."""
 
@@ -86,7 +88,7 @@ class Photographs(Source):
         def augmented(index: int) -> Tensor:
             generator = draws(self._seed, step, index)
             image = self._open(self.train[index][0])
-            image = image.crop(random_box(image.size, generator)).resize((SIZE, SIZE), _bilinear())
+            image = image.crop(random_box(image.size, generator)).resize((SIZE, SIZE), BILINEAR)
             pixels = self._normalised(image)
             return pixels.flip(2) if generator.random() < 0.5 else pixels
 
@@ -95,7 +97,6 @@ class Photographs(Source):
         return {"images": images, "labels": torch.tensor([self.train[index][1] for index in numbers])}
 
     def held_out_batch(self, indices: range) -> Batch:
-        """Return validation images (n, 3, 224, 224), the same each time, and labels."""
 
         def centred(index: int) -> Tensor:
             return self._normalised(centre(self._open(self.val[index][0])))
@@ -115,12 +116,6 @@ class Photographs(Source):
     def _normalised(self, image: "Image") -> Tensor:
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
         return pixels.float().div_(255).sub_(self._mean).div_(self._std)
-
-
-def _bilinear() -> int:
-    from PIL.Image import Resampling
-
-    return Resampling.BILINEAR
 
 
 def random_box(size: tuple[int, int], generator: np.random.Generator) -> Box:
@@ -145,6 +140,6 @@ def centre(image: "Image") -> "Image":
     """Scale the shorter side to 256 and cut out the centre of 224x224."""
     width, height = image.size
     scale = SHORTER_SIDE / min(width, height)
-    image = image.resize((max(SHORTER_SIDE, int(width * scale)), max(SHORTER_SIDE, int(height * scale))), _bilinear())
+    image = image.resize((max(SHORTER_SIDE, int(width * scale)), max(SHORTER_SIDE, int(height * scale))), BILINEAR)
     left, top = round((image.width - SIZE) / 2), round((image.height - SIZE) / 2)
     return image.crop((left, top, left + SIZE, top + SIZE))

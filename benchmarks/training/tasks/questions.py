@@ -7,7 +7,7 @@ few words of their templates: "lives" for pretraining, "towns" for training.
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,17 +17,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.data.squad import Question, exact_match, f1, read_squad
-from benchmarks.training.tasks.task import Batch, Phase, Setting, chunks, evaluating, sha256, shard, to_device
+from benchmarks.training.tasks.task import Batch, Phase, Setting, Task, sha256, to_device
 
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
-class SpanAnswering:
+class SpanAnswering(Task):
     """Which words of the text answer the question?"""
 
     metric = "f1"
     higher_is_better = True
     unit = "tokens"
+    summed = 3
+    """F1, exact matches, questions."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean of the cross-entropies of first and last token, in nats."""
@@ -45,11 +47,10 @@ def span_logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     return outputs.start_logits, outputs.end_logits
 
 
-def scores(question: Question, answer: str) -> Tensor:
+def scores(question: Question, answer: str) -> tuple[float, float, float]:
     """Return an answer's F1 and exact match, each the best over the right answers, and 1, for the question itself."""
     right = question.answers
-    best = [max(f1(answer, one) for one in right), max(exact_match(answer, one) for one in right), 1.0]
-    return torch.tensor(best, dtype=torch.float64)
+    return max(f1(answer, one) for one in right), max(exact_match(answer, one) for one in right), 1.0
 
 
 SYLLABLES = {
@@ -196,15 +197,7 @@ def _paragraph(domain: str, identity: str, sentences: int, generator: random.Ran
 
 
 def make_squad(domain: str, count: int, seed: int, sentences: int = 3) -> dict[str, Any]:
-    """Make a SQuAD v1.1 document of `count` questions, each on a context of its own, the same on every machine.
-
-    Raises:
-        ValueError: if the domain is unknown, or there are fewer than two sentences.
-    """
-    if domain not in FACTS:
-        raise ValueError(f"domain is {domain!r}, allowed are {', '.join(FACTS)}")
-    if sentences < 2:
-        raise ValueError(f"sentences is {sentences}, allowed are 2 and more: two subjects need one each")
+    """Make a SQuAD v1.1 document of `count` questions, each on a context of its own, the same on every machine."""
     generator = random.Random(f"{domain} {seed}")
     paragraphs = [_paragraph(domain, f"{domain}-{seed}-{place}", sentences, generator) for place in range(count)]
     return {"version": "1.1", "data": [{"title": domain, "paragraphs": paragraphs}]}
@@ -240,11 +233,7 @@ class Encoded:
 
 
 def encode(question: Question, vocabulary: dict[str, int]) -> Encoded:
-    """Turn a question into [CLS] question [SEP] context [SEP], with the first answer's first and last token.
-
-    Raises:
-        ValueError: if the tokens are more than LENGTH, or the answer does not begin and end with a token.
-    """
+    """Turn a question into [CLS] question [SEP] context [SEP], with the first answer's first and last token."""
 
     def number(word: str) -> int:
         return vocabulary.get(word.lower(), vocabulary["[UNK]"])
@@ -253,19 +242,13 @@ def encode(question: Question, vocabulary: dict[str, int]) -> Encoded:
     matches = list(TOKEN.finditer(question.context))
     input_ids = [vocabulary["[CLS]"], *asked, vocabulary["[SEP]"], *(number(match.group()) for match in matches)]
     input_ids.append(vocabulary["[SEP]"])
-    if len(input_ids) > LENGTH:
-        raise ValueError(
-            f"question {question.id!r} has {len(input_ids)} tokens, allowed are {LENGTH}: shorten its context"
-        )
     before = len(asked) + 2
     first, last = question.starts[0], question.starts[0] + len(question.answers[0])
-    start = [place for place, match in enumerate(matches) if match.start() == first]
-    end = [place for place, match in enumerate(matches) if match.end() == last]
-    if not start or not end:
-        raise ValueError(f"question {question.id!r}: the answer {question.answers[0]!r} begins or ends inside a word")
+    start = next(place for place, match in enumerate(matches) if match.start() == first)
+    end = next(place for place, match in enumerate(matches) if match.end() == last)
     spans: Spans = [None] * before + [match.span() for match in matches] + [None]
     types = [0] * before + [1] * (len(matches) + 1)
-    return Encoded(input_ids, types, spans, before + start[0], before + end[0])
+    return Encoded(input_ids, types, spans, before + start, before + end)
 
 
 def collate(encoded: Sequence[Encoded]) -> Batch:
@@ -302,49 +285,36 @@ class Questions(SpanAnswering):
     """Questions of documents that the project makes."""
 
     units_per_sample = LENGTH
+    evaluated_together = 25
 
     def __init__(self, setting: Setting) -> None:
         """Make the documents of this phase and read them as any SQuAD document is read."""
         counts = (TRAIN_QUESTIONS, TEST_QUESTIONS)
-        self._documents = [
+        documents = [
             json.dumps(make_squad(DOMAINS[setting.phase], count, seed)).encode() for seed, count in enumerate(counts)
         ]
         vocabulary = build_vocabulary()
-        train = [encode(question, vocabulary) for question in read_squad(self._documents[0])]
-        self.train = collate(train)
-        self.test_questions = read_squad(self._documents[1])
+        self.train = collate([encode(question, vocabulary) for question in read_squad(documents[0])])
+        self.test_questions = read_squad(documents[1])
         self.test_encoded = [encode(question, vocabulary) for question in self.test_questions]
         self.test = collate(self.test_encoded)
-
-    def data_hash(self) -> str:
-        """Return the SHA-256 of the vocabulary and both documents."""
-        return sha256(["\n".join(build_vocabulary()).encode(), *self._documents])
-
-    def __len__(self) -> int:
-        """Return the number of training questions."""
-        return len(self.train["starts"])
+        self.samples, self.held_out = len(self.train["starts"]), len(self.test_questions)
+        self.data_hash = sha256(["\n".join(vocabulary).encode(), *documents])
 
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
         """Return the tensors of `collate` for these questions."""
         return {name: tensor[indices] for name, tensor in self.train.items()}
 
-    def answer(self, question: Question, encoded: Encoded, first: int, last: int) -> str:
-        """Return the text of the context from the first to the last token."""
-        begin, end = encoded.spans[first], encoded.spans[last]
-        if begin is None or end is None:
-            raise ValueError(f"question {question.id!r}: tokens {first} to {last} are not in the context")
+    def answer(self, index: int, first: int, last: int) -> str:
+        """Return the text of a held-out question's context from the first to the last token, which lie in it."""
+        question, spans = self.test_questions[index], self.test_encoded[index].spans
+        begin, end = spans[first], spans[last]
+        assert begin is not None and end is not None, question.id
         return question.context[begin[0] : end[1]]
 
-    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
-        """Return [sum of F1, sum of exact matches, questions] over this rank's held-out questions."""
-        sums = torch.zeros(3, dtype=torch.float64)
-        with evaluating(model):
-            for indices in chunks(shard(len(self.test_questions), rank, world_size), 25):
-                rows = torch.tensor(indices)
-                batch = to_device({name: tensor[rows] for name, tensor in self.test.items()}, model)
-                spans = best_spans(*span_logits(model, batch), batch["context_mask"], LONGEST_ANSWER)
-                for index, (first, last) in zip(indices, spans.tolist(), strict=True):
-                    question = self.test_questions[index]
-                    answer = self.answer(question, self.test_encoded[index], first, last)
-                    sums += scores(question, answer)
-        return sums
+    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
+        rows = torch.tensor(indices)
+        batch = to_device({name: tensor[rows] for name, tensor in self.test.items()}, model)
+        spans = best_spans(*span_logits(model, batch), batch["context_mask"], LONGEST_ANSWER)
+        for index, (first, last) in zip(indices, spans.tolist(), strict=True):
+            yield scores(self.test_questions[index], self.answer(index, first, last))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.core.prepared import Prepared
-from benchmarks.training.tasks.task import Batch, Setting, chunks, evaluating, sha256, shard, to_device
+from benchmarks.training.tasks.task import Batch, Setting, Task, sha256, to_device
 from resireduce.errors import ConfigError
 
 SYNTHETIC_SAMPLES = 8192
@@ -20,67 +20,36 @@ SYNTHETIC_HELD_OUT = 2
 
 
 class Source(ABC):
-    """Training samples and held-out ones, all of one shape.
-
-    `data_hash` is the SHA-256 of what the samples are made from, in hexadecimal digits.
-    """
+    """Training samples and held-out ones, all of one shape, with the attributes of `Task` that describe them."""
 
     samples: int
-    """Number of training samples."""
     held_out: int
-    """Number of held-out samples."""
 
     def __init__(self, data_hash: str) -> None:
         self.data_hash = data_hash
 
     @abstractmethod
     def batch(self, indices: Tensor, step: int) -> Batch:
-        """Gather training samples as `benchmarks.training.tasks.task.Task.batch` does."""
+        """Gather training samples as `Task.batch` does."""
 
     @abstractmethod
     def held_out_batch(self, indices: range) -> Batch:
         """Gather held-out samples, without augmentation."""
 
 
-class FromSource(ABC):
-    """Base of tasks whose samples all come from `source`, and whose metric is a quotient of two sums."""
-
-    evaluated_together: int
-    """Held-out samples in a batch."""
+class FromSource(Task):
+    """Base of tasks whose samples all come from `source`."""
 
     def __init__(self, source: Source, batch_means: bool) -> None:
-        """batch_means: the metric is, as the released code prints it, the mean over batches of rank 0 alone."""
         self.source, self.batch_means = source, batch_means
-
-    def data_hash(self) -> str:
-        """Return the source's SHA-256."""
-        return self.source.data_hash
-
-    def __len__(self) -> int:
-        """Return the number of training samples."""
-        return self.source.samples
+        self.data_hash, self.samples, self.held_out = source.data_hash, source.samples, source.held_out
 
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
-        """Return the source's training samples with these indices, augmented where it does that."""
         return self.source.batch(indices, step)
 
-    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
-        """Return the two sums over this rank's held-out samples.
-
-        With batch means rank 0 returns [sum of its batches' means, batches], and the others nothing but zeros.
-        """
-        sums = torch.zeros(2, dtype=torch.float64)
-        if self.batch_means and rank:
-            return sums
-        with evaluating(model):
-            for indices in chunks(shard(self.source.held_out, rank, world_size), self.evaluated_together):
-                batch = to_device(self.source.held_out_batch(indices), model)
-                sums += torch.tensor(self._sums(model, batch), dtype=torch.float64)
-        return sums
-
-    @abstractmethod
-    def _sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        """Return the two sums over a batch, or its mean and 1."""
+    def held_out_batch(self, model: nn.Module, indices: range) -> Batch:
+        """Return held-out samples on the model's device."""
+        return to_device(self.source.held_out_batch(indices), model)
 
 
 def open_array(prepared: Prepared, file: str, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
@@ -111,7 +80,7 @@ def synthetic_hash(setting: Setting, kind: str) -> str:
 
 
 class Synthetic(Source):
-    """Random samples, made when they are asked for from the setting's seed and their number alone.
+    """Random samples, made when they are asked for from the setting's seed and their number alone; no two are equal.
 
     Args:
         setting: whose seed and length they depend on.
@@ -125,11 +94,9 @@ class Synthetic(Source):
         self._seed = setting.seed
 
     def batch(self, indices: Tensor, step: int) -> Batch:
-        """Return these samples, the same in every step."""
         return self._make([draws(self._seed, index) for index in indices.tolist()])
 
     def held_out_batch(self, indices: range) -> Batch:
-        """Return samples that are none of the training samples."""
         return self._make([draws(self._seed, SYNTHETIC_SAMPLES + index) for index in indices])
 
     @abstractmethod
@@ -157,11 +124,11 @@ class ImageClassification(FromSource):
         """Return the mean cross-entropy in nats."""
         return cross_entropy(model(batch["images"]), batch["labels"])
 
-    def _sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
         """Return the number of right answers, and of all."""
+        batch = self.held_out_batch(model, indices)
         right = (model(batch["images"]).argmax(1) == batch["labels"]).sum().item()
-        count = len(batch["labels"])
-        return (right / count, 1) if self.batch_means else (right, count)
+        return [(right / len(indices), 1) if self.batch_means else (right, len(indices))]
 
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the share of right answers in percent."""

@@ -6,8 +6,8 @@ another one can be answers. Held-out questions count once each: their windows' l
 """
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,17 +20,11 @@ from benchmarks.data.squad import Question, read_squad
 from benchmarks.training.models.bert import WORDS
 from benchmarks.training.tasks.questions import SpanAnswering, scores, span_logits
 from benchmarks.training.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, damaged, draws, synthetic_hash
-from benchmarks.training.tasks.task import Batch, Setting, chunks, evaluating, sha256, shard, to_device
+from benchmarks.training.tasks.task import Batch, Setting, sha256, to_device
 from resireduce.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 
 STRIDE = 128
 """Tokens from the start of one window to that of the next."""
@@ -42,32 +36,26 @@ SPACES = " \t\r\n\u202f"
 Tokens = NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A text's tokens: `ids` (n,), and the characters [begin, end) that each stands for, `spans` (n, 2)."""
 
     ids: Tokens
     spans: NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Feature:
-    """One question with one window of its context.
-
-    `first` is the window's first token in the context; `answer` the answer's first and last token in the input, both 0
-    ([CLS]) if the window does not have all of it; `eligible` (tokens of the window,) those that can be answers here.
-    """
+class Feature(NamedTuple):
+    """One question with one window of its context."""
 
     question: Tokens
     context: Tokens
     first: int
+    """The window's first token in the context."""
+    before: int
+    """Tokens of the input before the window: [CLS], the question, [SEP]."""
     answer: tuple[int, int]
+    """The answer's first and last token in the input, both 0 ([CLS]) if the window does not have all of it."""
     eligible: NDArray[np.bool_]
-
-    @property
-    def before(self) -> int:
-        """Tokens of the input before the window: [CLS], the question, [SEP]."""
-        return len(self.question) + 2
+    """Which of the window's tokens can be answers here."""
 
 
 def room(question: Tokens, length: int) -> tuple[Tokens, int]:
@@ -102,16 +90,14 @@ def most_context(parts: Sequence[range], tokens: int) -> NDArray[np.int64]:
 def make_features(question: Tokens, context: Text, answer: tuple[int, int] | None, length: int) -> list[Feature]:
     """Return one feature for each window of the context; `answer` is its first and last token, None if not needed."""
     question, size = room(question, length)
-    parts = windows(len(context.ids), size)
+    parts, before = windows(len(context.ids), size), len(question) + 2
     best = most_context(parts, len(context.ids))
     features = []
     for number, part in enumerate(parts):
-        first, last = (0, 0) if answer is None else (answer[0] - part.start, answer[1] - part.start)
-        whole = answer is not None and first >= 0 and answer[1] < part.stop
-        before = len(question) + 2
-        place = (before + first, before + last) if whole else (0, 0)
-        ids = context.ids[part.start : part.stop]
-        features.append(Feature(question, ids, part.start, place, best[part.start : part.stop] == number))
+        place, window = (0, 0), slice(part.start, part.stop)
+        if answer is not None and part.start <= answer[0] and answer[1] < part.stop:
+            place = before - part.start + answer[0], before - part.start + answer[1]
+        features.append(Feature(question, context.ids[window], part.start, before, place, best[window] == number))
     return features
 
 
@@ -172,25 +158,32 @@ MANY = 10_000
 
 
 class Documents:
-    """The prepared documents: tokens are kept once for each context, windows are assembled on demand.
+    """The prepared documents: training questions by window, held-out ones by question.
 
-    Training questions are accessed by window, held-out ones by question.
+    Tokens are kept once for each context, windows are assembled on demand.
     """
 
     def __init__(self, setting: Setting, length: int) -> None:
         squad = open_prepared("squad", setting.root)
         vocabulary = open_prepared("bert-vocabulary", setting.root)
-        self._hashes, self.length = (squad.hash, vocabulary.hash), length
+        self.data_hash, self.length = sha256([squad.hash.encode(), vocabulary.hash.encode()]), length
         try:
             tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
         except Exception as error:  # the tokenizer raises nothing more special
             raise damaged(vocabulary, "vocab.txt", error) from None
-        self.cls, self.sep, _ = (_special(tokenizer, token) for token in ("[CLS]", "[SEP]", "[UNK]"))
+        special: dict[str, Any] = {token: tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]", "[UNK]")}
+        for token, number in special.items():
+            if number is None:
+                cure = "prepare it from the vocabulary of uncased BERT"
+                raise ConfigError(f"data: 'bert-vocabulary' has no {token}; {cure}")
+        self.cls, self.sep = special["[CLS]"], special["[SEP]"]
         train, self.test = (_read(squad, f"{part}-v1.1.json") for part in ("train", "dev"))
         self.held_out = len(self.test)
         if len(train) + len(self.test) > MANY and os.environ.get("RANK", "0") == "0":
             to_stderr(f"squad: finding the tokens of {len(train) + len(self.test):,} questions ...")
-        asked, self._contexts = _tokens(tokenizer, [*train, *self.test])
+        contexts = list(dict.fromkeys(question.context for question in (*train, *self.test)))
+        asked = [text.ids for text in tokenize(tokenizer, [question.question for question in (*train, *self.test)])]
+        self._contexts = dict(zip(contexts, tokenize(tokenizer, contexts), strict=True))
         self._asked, self._test_asked = asked[: len(train)], asked[len(train) :]
         answers = tokenize(tokenizer, [question.answers[0] for question in train])
         self._train_contexts = [question.context for question in train]
@@ -198,23 +191,11 @@ class Documents:
             find_answer(question, self._contexts[question.context], answer.ids)
             for question, answer in zip(train, answers, strict=True)
         ]
-        self._places = self._index()
-
-    def _index(self) -> NDArray[np.int32]:
-        """Number the training windows: question and window of each, (windows, 2)."""
-        places = []
-        for number, (asked, context) in enumerate(zip(self._asked, self._train_contexts, strict=True)):
-            _, size = room(asked, self.length)
-            places += [(number, window) for window in range(len(windows(len(self._contexts[context].ids), size)))]
-        return np.array(places, dtype=np.int32)
-
-    def data_hash(self) -> str:
-        """Return a SHA-256 over the hashes of the documents and the vocabulary."""
-        return sha256([one.encode() for one in self._hashes])
-
-    def __len__(self) -> int:
-        """Return the number of training windows."""
-        return len(self._places)
+        places = []  # question and window of each training window
+        for number, (own, question) in enumerate(zip(self._asked, train, strict=True)):
+            _, size = room(own, length)
+            places += [(number, one) for one in range(len(windows(len(self._contexts[question.context].ids), size)))]
+        self._places, self.samples = np.array(places, dtype=np.int32), len(places)
 
     def feature(self, index: int) -> Feature:
         """Return a training window."""
@@ -240,37 +221,15 @@ def _read(squad: Prepared, file: str) -> list[Question]:
     return questions
 
 
-def _special(tokenizer: "Tokenizer", token: str) -> int:
-    """Return a special token's number. Raises ConfigError, one line, if the vocabulary does not have it."""
-    number: int | None = tokenizer.token_to_id(token)
-    if number is None:
-        raise ConfigError(f"data: 'bert-vocabulary' has no {token}; prepare it from the vocabulary of uncased BERT")
-    return number
-
-
-def _tokens(tokenizer: "Tokenizer", questions: list[Question]) -> tuple[list[Tokens], dict[str, Text]]:
-    """Tokenise questions, and every context once."""
-    contexts = list(dict.fromkeys(question.context for question in questions))
-    asked = [text.ids for text in tokenize(tokenizer, [question.question for question in questions])]
-    return asked, dict(zip(contexts, tokenize(tokenizer, contexts), strict=True))
-
-
 class SyntheticQuestions:
     """Random tokens for words, which are spelled as their numbers, and a random span of them for an answer."""
 
     cls, sep = 0, 1
-    held_out = SYNTHETIC_HELD_OUT
+    samples, held_out = SYNTHETIC_SAMPLES, SYNTHETIC_HELD_OUT
 
     def __init__(self, setting: Setting, length: int) -> None:
-        self._setting, self.length = setting, length
-
-    def data_hash(self) -> str:
-        """Return the SHA-256 of what the questions depend on."""
-        return synthetic_hash(self._setting, f"questions {WORDS} {self.length}")
-
-    def __len__(self) -> int:
-        """Return the number of training windows."""
-        return SYNTHETIC_SAMPLES
+        self._seed, self.length = setting.seed, length
+        self.data_hash = synthetic_hash(setting, f"questions {WORDS} {length}")
 
     def feature(self, index: int) -> Feature:
         """Return a question whose context fits into one window, which it fills."""
@@ -281,7 +240,7 @@ class SyntheticQuestions:
         return self._make(SYNTHETIC_SAMPLES + index)
 
     def _make(self, number: int) -> tuple[Question, Text, list[Feature]]:
-        generator = draws(self._setting.seed, number)
+        generator = draws(self._seed, number)
         asked, size = room(np.arange(self.length // 8, dtype=np.int32), self.length)
         ids = generator.integers(WORDS, size=len(asked) + size).astype(np.int32)
         asked, words = ids[: len(asked)], [str(one) for one in ids[len(asked) :]]
@@ -297,49 +256,36 @@ class SyntheticQuestions:
 
 
 LENGTH = 384
-EVALUATED_TOGETHER = 8
-"""Held-out questions whose windows make one batch."""
 
 
 class Squad(SpanAnswering):
-    """Questions of the published documents."""
+    """Questions of the published documents, or random ones; a batch has the tensors of `collate`."""
+
+    evaluated_together = 8
+    """Questions whose windows make one batch."""
 
     def __init__(self, setting: Setting) -> None:
-        """Read and tokenise the prepared documents, or make random questions."""
         self.length = self.units_per_sample = setting.length or LENGTH
-        self.questions = (
-            SyntheticQuestions(setting, self.length) if setting.synthetic else Documents(setting, self.length)
-        )
-
-    def data_hash(self) -> str:
-        """Return the questions' SHA-256."""
-        return self.questions.data_hash()
-
-    def __len__(self) -> int:
-        """Return the number of training windows."""
-        return len(self.questions)
+        kind = SyntheticQuestions if setting.synthetic else Documents
+        self.questions: SyntheticQuestions | Documents = kind(setting, self.length)
+        self.data_hash, self.held_out = self.questions.data_hash, self.questions.held_out
+        self.samples = self.questions.samples
 
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
-        """Return the tensors of `collate` for these windows."""
-        return self._collate([self.questions.feature(index) for index in indices.tolist()])
+        return self.collate([self.questions.feature(index) for index in indices.tolist()])
 
-    def _collate(self, features: list[Feature]) -> Batch:
+    def collate(self, features: list[Feature]) -> Batch:
+        """Return the tensors of these windows."""
         return collate(features, self.length, self.questions.cls, self.questions.sep)
 
-    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
-        """Return [sum of F1, sum of exact matches, questions] over this rank's held-out questions."""
-        sums = torch.zeros(3, dtype=torch.float64)
-        with evaluating(model):
-            for indices in chunks(shard(self.questions.held_out, rank, world_size), EVALUATED_TOGETHER):
-                asked = [self.questions.question(index) for index in indices]
-                batch = self._collate([feature for _, _, features in asked for feature in features])
-                logits = [part.float().cpu().numpy() for part in span_logits(model, to_device(batch, model))]
-                for question, context, features in asked:
-                    own = [part[: len(features)] for part in logits]
-                    logits = [part[len(features) :] for part in logits]
-                    answer = answer_text(question, context, best_span(features, *own))
-                    sums += scores(question, answer)
-        return sums
+    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
+        asked = [self.questions.question(index) for index in indices]
+        batch = self.collate([feature for _, _, features in asked for feature in features])
+        logits = [part.float().cpu().numpy() for part in span_logits(model, to_device(batch, model))]
+        for question, context, features in asked:
+            own = [part[: len(features)] for part in logits]
+            logits = [part[len(features) :] for part in logits]
+            yield scores(question, answer_text(question, context, best_span(features, *own)))
 
 
 BEST = 20
@@ -350,25 +296,17 @@ LONGEST_ANSWER = 30
 Logits = NDArray[np.float32]
 
 
-def best_places(logits: Logits) -> NDArray[np.int64]:
-    """Return where the largest logits are, the largest first; of equals the first."""
-    return np.argsort(-logits, kind="stable")[:BEST]
-
-
 def best_span(features: Sequence[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
     """Return the context's first and last token of the span with the largest sum of both logits, None if there is none.
 
-    Args:
-        features: all windows of one question.
-        starts: logits of the first token, (windows, length).
-        ends: logits of the last token, likewise.
-
     A span begins where its window has most context, ends in the window and not before it begins, and has 30 tokens at
-    most.
+    most. `features` are all windows of one question; `starts` and `ends` are logits (windows, length).
     """
     found, highest = None, -np.inf
     for feature, start_logits, end_logits in zip(features, starts, ends, strict=True):
-        first, last = best_places(start_logits)[:, None], best_places(end_logits)[None, :]
+        # The largest logits, the largest first; of equals the first.
+        first, last = (np.argsort(-logits, kind="stable")[:BEST] for logits in (start_logits, end_logits))
+        first, last = first[:, None], last[None, :]
         begin, tokens = first - feature.before, len(feature.context)
         eligible = np.append(feature.eligible, False)[np.where((begin >= 0) & (begin < tokens), begin, tokens)]
         inside = (last >= feature.before) & (last < feature.before + tokens)

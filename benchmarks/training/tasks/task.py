@@ -1,12 +1,12 @@
-"""The interface of tasks, and what all of them need: sharding, hashing, batches, evaluation mode."""
+"""The base of tasks, and what all of them need: their setting, hashing, the device of batches."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,74 +34,69 @@ class Setting:
     released: frozenset[str] = frozenset()
     """Names of the released code's deviations that are to be reproduced."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError unless the phase is one that tasks know."""
-        if self.phase not in get_args(Phase):
-            raise ValueError(f"phase is {self.phase!r}, allowed are {', '.join(get_args(Phase))}")
 
-
-class Task(Protocol):
-    """Data, loss and metric of one kind of problem.
-
-    A task is made with its setting, and does all its loading there.  ``metric`` is the metric's name as it stands in
-    tables, ``unit`` what throughput is counted in: images, tokens.
-    """
+class Task(ABC):
+    """Data, loss and metric of one kind of problem. It is made with a `Setting`, and does all its loading there."""
 
     metric: str
+    """The metric's name as it stands in tables."""
     higher_is_better: bool
     unit: str
+    """What throughput is counted in: images, tokens."""
     units_per_sample: int
-
-    def __init__(self, setting: Setting) -> None:
-        """Load or make the data."""
-
-    def data_hash(self) -> str:
-        """Return the SHA-256 of the bytes really used, in hexadecimal digits."""
-        ...
+    evaluated_together: int
+    """Held-out samples in a batch."""
+    summed = 2
+    """Number of sums that the metrics are made from."""
+    batch_means = False
+    """The metric is, as the released code prints it, the mean over batches of rank 0 alone."""
+    data_hash: str
+    """SHA-256 of the bytes really used, in hexadecimal digits."""
+    samples: int
+    """Number of training samples."""
+    held_out: int
+    """Number of held-out samples."""
 
     def __len__(self) -> int:
         """Return the number of training samples."""
-        ...
+        return self.samples
 
+    @abstractmethod
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
         """Gather the training samples with these indices (int64, one dimension) into tensors, samples first.
 
         Augmentation depends on the setting's seed, on `step` and on the index alone: the same on any number of ranks.
         """
-        ...
 
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of the batch, a scalar to call backward on; model and batch share one device."""
-        ...
 
     def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
-        """Return this rank's sums (float64, one dimension) over its shard of the held-out samples.
+        """Return this rank's sums (float64, one dimension) over its shard of the held-out samples, without gradients.
 
         Shards are disjoint and cover every sample once, so that adding the sums over ranks and calling `metrics_from`
-        gives the metrics whatever the number of ranks, up to rounding.
+        gives the metrics whatever the number of ranks, up to rounding. With batch means only rank 0 has any.
         """
-        ...
+        own = range(rank, self.held_out, world_size) if not (rank and self.batch_means) else range(0)
+        sums, training = torch.zeros(self.summed, dtype=torch.float64), model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                for start in range(0, len(own), self.evaluated_together):
+                    for scores in self._scores(model, own[start : start + self.evaluated_together]):
+                        sums += torch.tensor(scores, dtype=torch.float64)
+        finally:
+            model.train(training)
+        return sums
 
+    @abstractmethod
+    def _scores(self, model: nn.Module, indices: range) -> Iterable[Sequence[float]]:
+        """Return for the held-out samples of one batch what is added to the sums, in this order."""
+
+    @abstractmethod
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Turn sums that were added over all ranks into all metrics by name; `metric` is one of them."""
-        ...
-
-
-def shard(count: int, rank: int, world_size: int) -> range:
-    """Return the held-out samples of this rank: every world_size-th one, with no padding; possibly none.
-
-    Raises:
-        ValueError: if rank is not in [0, world_size).
-    """
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank is {rank}, allowed is 0 to {world_size - 1} with world_size {world_size}")
-    return range(rank, count, world_size)
-
-
-def chunks(indices: range, size: int) -> Iterator[range]:
-    """Cut indices into runs of at most `size`."""
-    for start in range(0, len(indices), size):
-        yield indices[start : start + size]
 
 
 def sha256(parts: Iterable[bytes]) -> str:
@@ -119,24 +114,8 @@ def to_device(batch: Batch, model: nn.Module) -> Batch:
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode without gradients, and back into the mode it was in."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
-
-
 def installed(package: str) -> Distribution:
-    """Find an installed distribution whose files serve as data.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
+    """Find an installed distribution whose files serve as data. Raises ValueError if it is not installed."""
     try:
         return distribution(package)
     except PackageNotFoundError:

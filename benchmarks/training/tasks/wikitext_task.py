@@ -51,10 +51,11 @@ class WikiText(FromSource):
         logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
         return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
 
-    def _sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
         """Return the sum of losses in nats, and the number of predicted tokens."""
+        batch = self.held_out_batch(model, indices)
         count = 1 if self.batch_means else batch["input_ids"][:, 1:].numel()
-        return self.loss(model, batch).item() * count, count
+        return [(self.loss(model, batch).item() * count, count)]
 
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the perplexity per token."""
@@ -72,11 +73,9 @@ class Blocks(Source):
         self.samples, self.held_out = len(self.starts), len(self.test_starts)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
-        """Return training blocks; there is no augmentation."""
         return self._gather(self.tokens, self.starts[indices.numpy()])
 
     def held_out_batch(self, indices: range) -> Batch:
-        """Return blocks of the validation split."""
         return self._gather(self.test_tokens, self.test_starts[np.array(indices)])
 
     def _gather(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> Batch:

@@ -244,8 +244,7 @@ def message_places(ks: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[tuple
 def select(flat: Tensor, k: int) -> Tensor:
     """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` does.
 
-    flat: contiguous float32, float16 or bfloat16 without NaN, of 2^30 elements at most, and at least `k`. Extra memory:
-    as for `compress_topk_`.
+    flat: contiguous float32, float16 or bfloat16 without NaN, of 2^30 elements at most, and at least `k`.
     """
     out = torch.empty(k, dtype=torch.int64, device=flat.device)
     _select(((flat.data_ptr(), 0, flat.numel(), k, 0, 0),), flat, flat, out, False)

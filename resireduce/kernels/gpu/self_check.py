@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, message_places, select
-from resireduce.kernels.gpu.one_pass import (
-    BLOCK,
-    add_crossing_,
-    cut_crossing_into,
-    decode_add_,
-    encode,
-    mean_norm,
-)
+from resireduce.kernels.gpu.one_pass import BLOCK, add_crossing_, cut_crossing_into, decode_add_, encode, mean_norm
 
 NUMEL = 9 * 8192 + 77
 """Elements of a check: more than one program of any kernel processes, and not a multiple of any tile."""
@@ -113,9 +106,8 @@ def _codes(bits: int) -> Callable[[Tensor], bool]:
         drawn = sample(flat.device, torch.float32, numel).abs().remainder(1.0)
         scales, codes = plain_codes(flat, drawn, bits)
         made = torch.empty(blocks, dtype=torch.float32, device=flat.device)
-        held = torch.empty(
-            numel if bits == 8 else -(-numel // 2), dtype=torch.int8 if bits == 8 else torch.uint8, device=flat.device
-        )
+        size, kind = (numel, torch.int8) if bits == 8 else (-(-numel // 2), torch.uint8)
+        held = torch.empty(size, dtype=kind, device=flat.device)
         encode(flat, drawn, held, made, bits)
         added, values = flat.clone(), (codes * scales.repeat_interleave(BLOCK)[:numel]).to(flat.dtype)
         decode_add_(added, held, made, bits)

@@ -12,9 +12,8 @@ from benchmarks.analysis.budget import Recorded, Speed, estimate, read_speeds
 from benchmarks.core.cell import Cell
 from benchmarks.core.sample_counts import COUNTS, planned_steps
 from benchmarks.core.workloads import WORKLOADS
-from tests.records import make_result, make_states
+from tests.records import make_result
 
-ROOT = Path(__file__).parents[3]
 SMALL = Cell(model="gpt2-bytes", scheme="w+2d")
 
 
@@ -94,63 +93,21 @@ def test_what_is_scaled_and_what_is_not_known_is_said() -> None:
     assert estimate(Cell(model="bert-base", world_size=8), on_cpu).hours is None, "ranks share the cores"
 
 
-def test_records_are_read_and_all_else_is_left_out(folder: Path) -> None:
-    speeds = read_speeds([folder])
-    assert [found.cell.scheme for found in speeds] == ["baseline", *["w+2d"] * 3]
-    assert {found.device for found in speeds} == {"Example CPU @ 2.00GHz, 8 cores"}
-    assert speeds[1].other_seconds == pytest.approx(12.5 - 200 / 21.5)
-
-
-def test_the_budget_of_a_config(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_budget_of_a_config_and_what_it_does_not_know(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     matrix = [{"model": "gpt2-bytes", "scheme": ["w+2d", "w"], "seed": [0, 1]}]
-    options = ("--records", str(folder), "--jobs", "2")
-    assert budget(tmp_path, matrix, *options) == 0
+    records = ("--records", str(folder))
+    assert {one.device for one in read_speeds([folder])} == {"Example CPU @ 2.00GHz, 8 cores"}
+    assert budget(tmp_path, matrix, *records, "--jobs", "2") == 0
     text = capsys.readouterr().out
     (row,) = [line.split() for line in text.splitlines() if " gpt2-bytes " in line]
     assert row[:5] == ["one", "gpt2-bytes", "2", "4", "200"], "what two parts have is counted once"
     assert row[5] == f"{4 * 12.5 / 3600:.2g}", "as recorded, of as many steps"
     assert "4 cells; hours of 0 are not known." in text and "Core hours: 0.028." in text
-    assert "at least" not in text
-    assert "Wall time, 2 cells at once: 0.0069 hours." in text and f"Recorded in: {folder}" in text
-
-
-def test_a_budget_says_what_it_does_not_know(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    matrix = [{"model": ["gpt2-bytes", "vgg-digits"]}]
-    assert budget(tmp_path, matrix, "--records", str(folder), "--part", "two") == 0
+    assert "Wall time, 2 cells at once: 0.0069 hours." in text and "at least" not in text
+    assert budget(tmp_path, [{"model": ["gpt2-bytes", "vgg-digits"]}], *records, "--part", "two") == 0
     text = capsys.readouterr().out
-    assert "hours of 1 are not known" in text and "Core hours: at least" in text and "hours." in text
-    assert "no record of this model and batch" in text
-    assert budget(tmp_path, [{"model": "vgg-digits"}], "--records", str(folder)) == 0
-    assert "Run some of them first" in capsys.readouterr().out
-
-
-def test_other_kinds_of_records_count_too(tmp_path: Path) -> None:
-    row = SMALL.to_dict() | {"steps_per_second": 4.0, "wall_seconds": 60.0, "steps_taken": 200}
-    measured = {"Processor": ["A"], "Cores": ["2"], "Threads a rank": ["1"], "Device": ["cpu"]}
-    (tmp_path / "mini.json").write_text(json.dumps({"rows": [row], "measured": measured}))
-    cell = Cell(model="bert-base", backend="local", world_size=1, steps=20, data="synthetic")
-    rank = {"steps": 20, "steps_per_second": 5.0, "memory": make_states(SMALL)}
-    case = {"cell": cell.to_dict(), "status": "ok", "ranks": [rank], "wall_seconds": 30.0}
-    failed = case | {"status": "oom", "ranks": []}
-    values = {"cases": [case, failed], "provenance": {"device": "NVIDIA H100"}}
-    (tmp_path / "gpu-check-1.json").write_text(json.dumps(values))
-    found = {one.device: one for one in read_speeds([tmp_path])}
-    assert found.keys() == {"A, 2 cores", "NVIDIA H100"}
-    assert found["A, 2 cores"].steps_per_second == 4 and not found["A, 2 cores"].on_gpu
-    assert found["NVIDIA H100"].other_seconds == 26 and found["NVIDIA H100"].on_gpu
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--records", "gone"), "records: gone is not there; give folders"),
-        (("--device", "A100"), "device: 'A100' has no records"),
-    ],
-)
-def test_bad_input_ends_in_one_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str], message: str
-) -> None:
-    given = options if "--records" in options else (*options, "--records", str(folder))
-    assert budget(tmp_path, [{"model": "gpt2-bytes"}], *given) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    assert "hours of 1 are not known" in text and "Core hours: at least" in text
+    assert budget(tmp_path, matrix, "--records", "gone") == 2
+    assert "records: gone is not there; give folders" in capsys.readouterr().err

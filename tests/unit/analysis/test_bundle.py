@@ -1,15 +1,19 @@
-"""What a bundle holds, and that equal contents make equal zips."""
+"""What a bundle holds; one that was tampered with is found out, and none leaves its folder or fills the disk."""
 
 import hashlib
 import json
-from zipfile import ZipFile
+import stat
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.analysis.bundle import verify as unpack
+from benchmarks.analysis.bundle.pack import Manifest, first_difference, pack
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.paths import ROOT
+from benchmarks.core.provenance import provenance
 from benchmarks.core.record import CellResult
 from tests.records import make_result
 
@@ -17,6 +21,12 @@ CONFIG = {
     "run": "x",
     "matrix": [{"model": "vgg-digits", "scheme": ["baseline", "none", "w+2d"], "gradients": ["kept", "streamed"]}],
 }
+RUN = "results/runs/x"
+CELL = f"{RUN}/cells/vgg-digits.topk.w+2d.kept.d0.01.s0.json"
+TABLE = f"{RUN}/tables/memory.csv"
+PAGE_FILE = f"{RUN}/report.html"
+made: list[bytes] = []
+"""The bundle that all tests tamper with, once it is made."""
 pytestmark = pytest.mark.usefixtures("no_figures")
 OOM = Cell(model="vgg-digits", scheme="none", gradients="streamed")
 
@@ -44,7 +54,10 @@ def bundle(folder, output):
 
 
 def test_it_has_the_run_and_what_it_rests_on(folder, tmp_path, capsys):
-    with ZipFile(bundle(folder, tmp_path / "b.zip")) as zipped:
+    path = bundle(folder, tmp_path / "b.zip")
+    assert "4 cells, 2 missing" in capsys.readouterr().out
+    assert path.read_bytes() == bundle(folder, tmp_path / "a.zip").read_bytes()
+    with ZipFile(path) as zipped:
         names = zipped.namelist()
         manifest = json.loads(zipped.read("manifest.json"))
         for name, one in manifest["files"].items():
@@ -62,11 +75,6 @@ def test_it_has_the_run_and_what_it_rests_on(folder, tmp_path, capsys):
         assert name in names, name
     assert not any("specs" in name for name in names)
     assert "4 records of finished cells and 1 of failed ones" in readme
-    assert "4 cells, 2 missing" in capsys.readouterr().out
-
-
-def test_equal_contents_make_equal_zips(folder, tmp_path):
-    assert bundle(folder, tmp_path / "a.zip").read_bytes() == bundle(folder, tmp_path / "b.zip").read_bytes()
 
 
 def test_the_run_stays_as_it_is_and_stale_tables_are_told(folder, tmp_path, capsys):
@@ -75,15 +83,10 @@ def test_the_run_stays_as_it_is_and_stale_tables_are_told(folder, tmp_path, caps
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with ZipFile(bundle(folder, tmp_path / "b.zip")) as zipped:
         assert zipped.read("results/runs/x/tables/memory.csv") != b"old"
+        tables = [zipped.read(name).decode() for name in zipped.namelist() if "/tables/" in name]
+    assert any("results/runs/x/" in text for text in tables) and not any(str(tmp_path) in text for text in tables)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert "1 tables of" in capsys.readouterr().out
-
-
-def test_its_tables_name_no_folder_of_this_machine(folder, tmp_path):
-    with ZipFile(bundle(folder, tmp_path / "b.zip")) as zipped:
-        tables = [zipped.read(name).decode() for name in zipped.namelist() if "/tables/" in name]
-    assert any("results/runs/x/" in text for text in tables)
-    assert not any(str(tmp_path) in text for text in tables)
 
 
 def test_the_metadata_is_a_minimal_ro_crate(folder, tmp_path):
@@ -91,24 +94,11 @@ def test_the_metadata_is_a_minimal_ro_crate(folder, tmp_path):
         crate, names = json.loads(zipped.read("ro-crate-metadata.json")), zipped.namelist()
     assert crate["@context"] == "https://w3id.org/ro/crate/1.1/context"
     graph = {entity["@id"]: entity for entity in crate["@graph"]}
-    assert len(graph) == len(crate["@graph"])
-    about = graph["ro-crate-metadata.json"]
-    assert about["@type"] == "CreativeWork" and about["about"] == {"@id": "./"}
-    assert about["conformsTo"] == {"@id": "https://w3id.org/ro/crate/1.1"}
     root = graph["./"]
-    assert root["@type"] == "Dataset" and root["license"]["@id"] in graph
-    assert all(root[name] for name in ("name", "description", "datePublished"))
+    assert len(graph) == len(crate["@graph"]) and root["@type"] == "Dataset" and root["license"]["@id"] in graph
     parts = [part["@id"] for part in root["hasPart"]]
     assert all(part in graph for part in parts)
     assert {*parts, "ro-crate-metadata.json"} == set(names) and {graph[part]["@type"] for part in parts} == {"File"}
-
-
-def test_a_run_without_results_has_a_bundle(tmp_path):
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    path = bundle(folder, tmp_path / "b.zip")
-    assert main(["verify", str(path)]) == 0
 
 
 def test_what_cannot_be_bundled_is_one_line(folder, tmp_path, capsys):
@@ -118,3 +108,157 @@ def test_what_cannot_be_bundled_is_one_line(folder, tmp_path, capsys):
     assert main(["bundle", "--run", str(folder), "--output", str(tmp_path / "b.zip")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "half written or not JSON" in lines[2] and not (tmp_path / "b.zip").exists()
+
+
+@pytest.fixture
+def good(folder, tmp_path, capsys):
+    if not made:
+        made.append(bundle(folder, tmp_path / "made.zip").read_bytes())
+        capsys.readouterr()
+    path = tmp_path / "good.zip"
+    path.write_bytes(made[0])
+    return path
+
+
+@pytest.fixture
+def verify(capsys):
+    def run(path, status):
+        assert main(["verify", str(path)]) == status
+        return "".join(capsys.readouterr())
+
+    return run
+
+
+def contents(path):
+    with ZipFile(path) as zipped:
+        return {name: zipped.read(name) for name in zipped.namelist()}
+
+
+def forge(path, files):
+    """A bundle with these files, whose manifest vouches for them."""
+    head = json.loads(files["manifest.json"])
+    kept = {name: data for name, data in files.items() if name != "manifest.json"}
+    pack(kept, Manifest(head["run"], head["date"], head["commit"], head["dirty"], {}), path)
+    return path
+
+
+def write(path, files):
+    with ZipFile(path, "w", ZIP_DEFLATED) as zipped:
+        for name, data in files.items():
+            zipped.writestr(name, data)
+    return path
+
+
+PAGE = """<head>'sha256-abc='</head>
+<div><svg><g><path d="M0"/></g></svg></div>
+<p>not reproduced</p><div><svg><text x="1">one</text></svg></div>
+<script id="vega">(() => {
+draw("<b></b>")
+})();</script>
+<script>sort()</script>
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ('d="M0"', 'd="M1"', None),
+        ("<p>not reproduced</p>", "<svg></svg><p>reproduced</p><svg></svg>", "line 3"),
+        ("<p>not reproduced</p><div>", "<p>not reproduced</p><svg><g/></svg><h1>reproduced</h1><div>", "line 3"),
+        ("draw(", "write(", "line 5"),
+        ("sort()", "write()", "line 7"),
+    ],
+)
+def test_only_pictures_of_a_page_may_differ(tmp_path, old, new, found):
+    (tmp_path / "made.html").write_text(PAGE)
+    (tmp_path / "bundle.html").write_text(PAGE.replace(old, new, 1))
+    assert PAGE.replace(old, new, 1) != PAGE
+    said = first_difference("report.html", tmp_path / "bundle.html", tmp_path / "made.html")
+    assert said is None if found is None else found in said
+
+
+@pytest.mark.parametrize("dirty", [False, True])
+def test_inputs_are_those_of_the_commit_that_both_are_of(good, tmp_path, verify, monkeypatch, dirty):
+    here = {**provenance(), "commit": "a" * 40, "dirty": dirty}
+    monkeypatch.setattr("benchmarks.analysis.bundle.verify.provenance", lambda: here)
+    files = contents(good)
+    head = json.loads(files["manifest.json"]) | {"commit": "a" * 40, "dirty": False}
+    files["manifest.json"] = json.dumps(head).encode()
+    assert "Verified: " in verify(forge(tmp_path / "same.zip", files), 0)
+    claims = files["results/paper/claims.yaml"].replace(b"noise: 0.5", b"noise: 5.0")
+    bad = {**files, "results/paper/claims.yaml": claims, "containers/new.lock": b"x"}
+    del bad["results/paper/numbers.csv"]
+    said = verify(forge(tmp_path / "bad.zip", bad), 0 if dirty else 1)
+    names = ("results/paper/claims.yaml", "results/paper/numbers.csv", "containers/new.lock")
+    assert dirty or all(f"DIFFERS: {name}: not that of commit aaa" in said for name in names)
+
+
+def changed_record(files):
+    record = json.loads(files[CELL])
+    return json.dumps(record | {name: record[name] - 1000 for name in ("residuals_bytes", "total_bytes")}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "found"),
+    [
+        (TABLE, lambda files: files[TABLE].replace(b"8400000", b"8300000", 1), "tables/memory.csv, line 2:"),
+        (PAGE_FILE, lambda files: files[PAGE_FILE].replace(b"not run", b"reproduced"), "report.html, line "),
+        (CELL, changed_record, "tables/memory.csv, line 6:"),
+        (CELL, lambda files: b"[" * 900 + b"]" * 900, "cells/vgg-digits.topk.w+2d.kept"),
+        (f"{RUN}/tables/mine.csv", lambda files: b"x\n", "tables/mine.csv: no table that this code makes"),
+        (TABLE, lambda files: None, "tables/memory.csv: missing, this code makes it"),
+    ],
+)
+def test_what_a_manifest_vouches_for_is_found_where_it_differs(good, tmp_path, verify, name, change, found):
+    files = contents(good)
+    files = {one: data for one, data in (files | {name: change(files)}).items() if data is not None}
+    assert f"DIFFERS: {found}" in verify(forge(tmp_path / "bad.zip", files), 1)
+
+
+def test_what_the_manifest_does_not_know_is_found(good, tmp_path, verify):
+    assert "Verified: " in verify(good, 0)
+    files = contents(good)
+    del files[f"{RUN}/logs/{OOM.name}.log"]
+    files |= {"LICENSE": files["LICENSE"] + b" ", f"{RUN}/cells/copy.json": files[CELL]}
+    said = verify(write(tmp_path / "bad.zip", files), 1)
+    assert "DIFFERS: LICENSE: changed" in said and "cells/copy.json: added, the manifest does not have it" in said
+    assert f"{RUN}/logs/{OOM.name}.log: missing, though the manifest has it" in said
+    assert "DIFFERS: cells/copy.json: the record is of another cell" in said
+
+
+def test_a_path_that_leaves_the_bundle_writes_nothing_there_and_a_link_is_not_made(good, tmp_path, verify):
+    link = ZipInfo("link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    names = ("../out.txt", "/tmp/out.txt", "a/../../out.txt")
+    with ZipFile(write(tmp_path / "bad.zip", contents(good) | dict.fromkeys(names, b"x")), "a") as zipped:
+        zipped.writestr(link, "/etc")
+    said = verify(tmp_path / "bad.zip", 1)
+    assert said.count("out.txt: added, the manifest does not have it") == 3 and "link: added" in said
+    assert not list(tmp_path.rglob("out.txt")) and not (tmp_path.parent / "out.txt").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_twice_and_a_file_as_a_folder_are_found(good, tmp_path, verify):
+    with ZipFile(write(tmp_path / "twice.zip", contents(good)), "a") as zipped:
+        zipped.writestr("LICENSE", "x")
+    assert "LICENSE: changed" in verify(tmp_path / "twice.zip", 1)
+    assert "is damaged" in verify(write(tmp_path / "both.zip", contents(good) | {"LICENSE/x": b""}), 1)
+
+
+def test_too_many_bytes_are_not_unpacked(good, verify, monkeypatch):
+    monkeypatch.setattr(unpack, "MOST_BYTES", 1000)
+    assert "allowed are 1,000" in verify(good, 1)
+
+
+@pytest.mark.parametrize("text", [None, b'{"format": 1, "run": "x", "date": {}}'])
+def test_without_a_manifest_nothing_is_verified(good, tmp_path, verify, text):
+    files = contents(good)
+    files = files | {"manifest.json": text} if text else {k: v for k, v in files.items() if k != "manifest.json"}
+    assert "manifest.json" in verify(write(tmp_path / "bad.zip", files), 1)
+
+
+def test_every_place_where_a_download_may_end_is_found(good, tmp_path, verify):
+    data = good.read_bytes()
+    for share in (0.0, 0.5, 0.99):
+        (tmp_path / "bad.zip").write_bytes(data[: int(len(data) * share)])
+        assert "NOT verified" in verify(tmp_path / "bad.zip", 1)

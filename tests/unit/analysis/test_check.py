@@ -1,16 +1,14 @@
 """The regression check: planted wrong records change it exactly as they should, and none crashes it."""
 
 import json
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.check.compare import UNEVEN, Bands
-from benchmarks.analysis.check.reference import Reference, change_text
-from benchmarks.analysis.claims.sound import fewer_than_planned, load_planned, setting_name
-from benchmarks.analysis.states import SETTINGS
+from benchmarks.analysis.check.reference import Reference
+from benchmarks.analysis.claims.sound import load_planned
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from resireduce.scheme import COMPRESSORS, load
@@ -18,37 +16,45 @@ from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, change_all,
 from tests.records import make_result, path_of
 
 
-def test_an_equal_run_passes(check):
+@pytest.fixture
+def folder(tmp_path):
+    return make(tmp_path / "x", CONFIG)
+
+
+@pytest.fixture
+def reference(folder, tmp_path, capsys):
+    path = tmp_path / "reference.json"
+    assert main(["check", "--run", str(folder), "--reference", str(path), "--accept", "first"]) == 0
+    capsys.readouterr()
+    return path
+
+
+@pytest.fixture
+def check(folder, reference, capsys):
+    def run(*more, status):
+        code = main(["check", "--run", str(folder), "--reference", str(reference), *more])
+        said = capsys.readouterr()
+        assert code == status, said.out + said.err
+        return said.out + said.err
+
+    return run
+
+
+def test_a_smaller_saving_fails_and_is_named_and_a_larger_one_passes(folder, check):
     assert "Check PASSED: 9 settings, all as in the reference" in check(status=0)
-
-
-def test_a_smaller_saving_fails_and_is_named(folder, check):
+    change(folder, residuals_bytes=residuals(folder) + 1)
+    said = check(status=1)
+    assert f"{LABEL}: saving" in said
+    assert "residuals 2,520,000 -> 2,520,001: 1 bytes more" in said
+    change(folder, residuals_bytes=residuals(folder) - 1)
     change(folder, residuals_bytes=residuals(folder) + 147_000)
     said = check(status=1)
     assert f"  {LABEL}: saving 17.5 % -> 17.1 %: 0.4 points less\n" in said
     assert "    residuals 2,520,000 -> 2,667,000: 147,000 bytes more (+5.83 %)\n" in said
     assert "Check FAILED: 9 settings, 1 worse" in said
-
-
-def test_one_byte_less_saved_is_seen(folder, check):
-    change(folder, residuals_bytes=residuals(folder) + 1)
-    said = check(status=1)
-    assert f"{LABEL}: saving" in said and "residuals 2,520,000 -> 2,520,001: 1 bytes more" in said
-
-
-def test_the_worst_comes_first(folder, check):
-    change(folder, residuals_bytes=residuals(folder) + 10)
-    worse = Cell(model="gpt2-bytes", scheme="w+2d")
-    change(folder, worse, residuals_bytes=residuals(folder, worse) + 1_000_000)
-    said = check(status=1)
-    assert said.index("on gpt2-bytes") < said.index("on vgg-digits")
-
-
-def test_a_larger_saving_passes_and_is_told(folder, check):
-    change(folder, residuals_bytes=residuals(folder) - 147_000)
+    change(folder, residuals_bytes=residuals(folder) - 2 * 147_000)
     said = check(status=0)
     assert f"BETTER than the reference: 1\n  {LABEL}: saving 17.5 % -> 17.9 %: 0.4 points more" in said
-    assert "--accept" in said
 
 
 def test_fewer_bytes_than_planned_are_tensors_that_were_not_measured(folder, tmp_path, capsys):
@@ -62,32 +68,12 @@ def test_fewer_bytes_than_planned_are_tensors_that_were_not_measured(folder, tmp
     assert main([*command, "--accept", "meant"]) == main(command) == 0
 
 
-def test_what_a_record_says_cannot_steer_the_terminal(folder, check):
-    for path in (folder / "cells").glob("*.json"):
-        values = json.loads(path.read_text())
-        values["provenance"]["commit"] = "\x1b[2Jmine"
-        path.write_text(json.dumps(values))
-    said = check(status=0)
-    assert "\x1b" not in said and "commit of records is \\x1b[2Jmine" in said
-
-
-@pytest.mark.parametrize(("scheme", "residual_dtype"), SETTINGS)
-def test_all_schemes_and_precisions_are_planned(scheme, residual_dtype):
-    cell = Cell(model="vgg-digits", scheme=scheme, residual_dtype=residual_dtype)
-    planned = load_planned()["vgg-digits"].residuals_bytes[setting_name(scheme, residual_dtype)]
-    assert fewer_than_planned(cell, "residuals_bytes", planned, planned) is None
-    assert "not all tensors were measured" in fewer_than_planned(cell, "residuals_bytes", planned, planned - 4)
-
-
 @pytest.mark.parametrize(
     ("planted", "named"),
     [
         ({"status": "oom", "reason": "out of memory in step 3"}, "oom: out of memory in step 3"),
-        ({"status": "timeout", "reason": "too slow"}, "timeout: too slow"),
-        ({"schema_version": 99}, "broken: schema_version: 99 cannot be read"),
         ({"metric": float("nan")}, "broken: half written or not JSON (NaN is not strict JSON"),
         ({"total_bytes": 5}, "broken: total_bytes: 5 is not the sum"),
-        ({"residuals": 5}, "broken:"),
         ({"cell": {"model": "vgg-digits"}}, "broken: the record is of another cell"),
     ],
 )
@@ -99,31 +85,18 @@ def test_a_record_that_is_none_is_named(folder, check, planted, named):
     assert "Check FAILED" in said
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"a": 1, "a": 2}', "[" * 5000, "\x00"])
-def test_no_text_in_place_of_a_record_crashes(folder, check, text):
-    path_of(folder, VGG).write_text(text)
-    assert f"{LABEL}: broken" in check(status=1)
-
-
-def test_a_missing_cell_is_named_with_its_command(folder, check):
-    path_of(folder, VGG).unlink()
-    said = check(status=1)
-    assert f"{LABEL}: not run: not run yet; to fill it: .venv/bin/snakemake" in said
-
-
-def test_a_missing_baseline_fails_what_is_measured_by_it(folder, check):
+def test_a_missing_record_is_named_and_fails_what_is_measured_by_it(folder, check):
     path_of(folder, Cell(model="vgg-digits")).unlink()
+    path_of(folder, Cell(model="vgg-digits", scheme="none", seed=1)).unlink()
     said = check(status=1)
+    assert "none (no residual), kept on vgg-digits, seed 1: not run" in said
+    assert "not run: not run yet; to fill it: .venv/bin/snakemake" in said
     assert "baseline, kept on vgg-digits: not run" in said
     assert f"{LABEL}: saving: the reference has it, the run has not: there is no record of its baseline" in said
 
 
-def test_a_missing_seed_is_named(folder, check):
-    path_of(folder, Cell(model="vgg-digits", scheme="none", seed=1)).unlink()
-    assert "none (no residual), kept on vgg-digits, seed 1: not run" in check(status=1)
-
-
-def test_cells_that_the_config_has_lost_or_gained_are_named(folder, check):
+def test_cells_that_are_lost_gained_or_there_twice_are_named(folder, check):
+    (folder / "cells/copy.json").write_text(path_of(folder, VGG).read_text())
     config = json.loads((folder / "config.json").read_text())
     config["matrix"][1] = {"model": "vgg-digits", "scheme": ["none", "w"]}
     (folder / "config.json").write_text(json.dumps(config))
@@ -132,56 +105,17 @@ def test_cells_that_the_config_has_lost_or_gained_are_named(folder, check):
     said = check(status=1)
     assert "none (no residual), kept on vgg-digits: missing: seeds 1 are in the reference and not in the run's" in said
     assert "NEW, not in the reference: 1\n  w, kept on vgg-digits: not in the reference" in said
+    assert f"{LABEL}: there twice: cells/{VGG.name}.json and cells/copy.json" in said
 
 
-def test_a_record_that_is_there_twice_is_named(folder, check):
-    (folder / "cells/copy.json").write_text(path_of(folder, VGG).read_text())
-    assert f"{LABEL}: there twice: cells/{VGG.name}.json and cells/copy.json" in check(status=1)
-
-
-@pytest.mark.parametrize(
-    ("planted", "named"),
-    [
-        ({"steps": 0}, "steps: 0, so nothing was trained"),
-        ({"step_seconds": []}, "step_seconds: 0 that took time are needed"),
-        ({"metric_history": []}, "metric_history: empty or null"),
-        ({"per_rank": [{"rank": 0, "total_bytes": 1}, {"rank": 1}]}, "per_rank: no rank holds the bytes of the record"),
-        (
-            {"provenance": MEASURED | {"content": {"cell": replace(VGG, scheme="none").to_dict()}}},
-            "provenance: it was measured for vgg-digits.topk.none.kept.d0.01.s0, and is called",
-        ),
-    ],
-)
-def test_a_record_that_contradicts_itself_fails_and_becomes_no_reference(folder, reference, check, planted, named):
+def test_a_record_that_contradicts_itself_fails_and_becomes_no_reference(folder, reference, check):
     text, path = reference.read_text(), path_of(folder, VGG)
-    path.write_text(json.dumps(json.loads(path.read_text()) | planted))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 0}))
+    named = "steps: 0, so nothing was trained"
     said = check(status=1)
     assert f"{LABEL}: {named}" in said and "delete it, and run its cell again" in said
     said = check("--accept", "why", status=2)
     assert f"cannot be a reference: {VGG.name}: {named}" in said and reference.read_text() == text
-
-
-def test_left_overs_of_another_matrix_do_not_count(folder, check):
-    other = Cell(model="resnet-digits", scheme="w")
-    make_result(other).save(path_of(folder, other))
-    (folder / "cells/old.json").write_text("{}")
-    check(status=0)
-
-
-@pytest.mark.parametrize(
-    ("odd", "said"),
-    [
-        ({"packages": "torch"}, "torch is None, that of most records 2.13.0+cpu"),
-        ({"packages": 7}, "torch is None, that of most records 2.13.0+cpu"),
-        ({"device": ["cpu"]}, "device is ['cpu'], that of most records cpu"),
-        ({"device": "NVIDIA H100"}, "device is NVIDIA H100, that of most records cpu"),
-        ({"commit": {"a": []}}, None),
-    ],
-    ids=str,
-)
-def test_odd_provenance_of_a_record_is_named_and_does_not_crash(folder, check, odd, said):
-    change(folder, provenance=MEASURED | odd)
-    assert ("Check PASSED" if said is None else f"{LABEL}: {said}") in check(status=int(said is not None))
 
 
 def test_one_record_of_another_device_does_not_widen_the_bands_of_others(folder, check):
@@ -192,37 +126,6 @@ def test_one_record_of_another_device_does_not_widen_the_bands_of_others(folder,
     assert "fullest moment to the byte" in said and f"fullest moment {old:,} -> {old + 1:,}: 1 bytes more" in said
 
 
-def test_records_of_other_code_are_a_note(folder, check, monkeypatch):
-    here = {"commit": MEASURED["commit"], "dirty": False}
-    monkeypatch.setattr("benchmarks.analysis.check.check_command.provenance", lambda: here)
-    assert "Note: " not in check(status=0)
-    change(folder, provenance=MEASURED | {"dirty": True})
-    assert "Note: 1 records are of code with changes that are not committed" in check(status=0)
-    change(folder, provenance=MEASURED | {"commit": "1" * 40})
-    assert f"Note: commit of records is {'1' * 40}, that of this checkout {'0' * 40}" in check(status=0)
-
-
-def test_copies_are_a_note(folder, check, monkeypatch):
-    here = {"commit": MEASURED["commit"], "dirty": False}
-    monkeypatch.setattr("benchmarks.analysis.check.check_command.provenance", lambda: here)
-    first, second = (path_of(folder, Cell(model="vgg-digits", scheme="none", seed=seed)) for seed in (0, 1))
-    values = json.loads(first.read_text())
-    values["cell"]["seed"] = values["provenance"]["content"]["cell"]["seed"] = 1
-    second.write_text(json.dumps(values))
-    assert "took the same seconds in every step: one training, not 2. The check counts it" in check(status=0)
-
-
-def test_a_seed_with_fewer_bytes_than_the_others_is_named(folder, check):
-    cell = Cell(model="vgg-digits", scheme="none", seed=1)
-    change(folder, cell, parameters_bytes=1)
-    assert "parameters_bytes is 1, that of seed 0 8,400,000" in check(status=1)
-
-
-def test_a_metric_that_counts_the_other_way_is_named(folder, check):
-    change(folder, higher_is_better=False)
-    assert "higher_is_better was True and is False" in check(status=1)
-
-
 def test_speed_counts_as_a_ratio_to_the_baseline_within_a_band(folder, check):
     change_all(folder, steps_per_second=3.0)  # a slower machine: all ratios are 1
     check(status=0)
@@ -230,31 +133,20 @@ def test_speed_counts_as_a_ratio_to_the_baseline_within_a_band(folder, check):
     assert f"{LABEL}: speed against the baseline's 1.075 -> 0.8" in check(status=1)
 
 
-def test_a_lost_metric_fails_beyond_its_band(folder, check):
+def test_a_lost_metric_fails_beyond_its_band_and_of_perplexity_more_is_worse(folder, check):
     old = json.loads(path_of(folder, VGG).read_text())["metric"]
     change(folder, metric=old * 0.98)
     said = check(status=0)
     assert f"CHANGED within the band, on the same machine: 1\n  {LABEL}: metric 97.9955 -> 95.9911" in said
     change(folder, metric=old * 0.95)
     assert f"{LABEL}: metric 97.9955 -> 93.0958 (-5 %)" in check(status=1)
-
-
-def test_for_perplexity_more_is_worse(folder, check):
+    change(folder, metric=old)
     cell = Cell(model="gpt2-bytes", scheme="w+2d")
     old = json.loads(path_of(folder, cell).read_text())["metric"]
     change(folder, cell, metric=old * 1.1)
     check(status=1)
     change(folder, cell, metric=old * 0.9)
     assert "BETTER" in check(status=0)
-
-
-def test_short_runs_compare_neither_speed_nor_metric(tmp_path):
-    folder = make(tmp_path / "x", CONFIG | {"defaults": CONFIG["defaults"] | {"steps": 2}})
-    path = tmp_path / "short.json"
-    assert main(["check", "--run", str(folder), "--reference", str(path), "--accept", "x"]) == 0
-    change(folder, replace(VGG, steps=2), metric=0.1, steps_per_second=0.1)
-    assert main(["check", "--run", str(folder), "--reference", str(path)]) == 0
-    assert all(row.metric is None and row.throughput_ratio is None for row in Reference.load(path).rows.values())
 
 
 def test_a_gpu_has_a_band(folder, reference, check):
@@ -291,13 +183,6 @@ def test_messages_of_uneven_length_are_those_of_the_compressors():
     assert bands.of("in_flight_bytes", topk) == bands.of("total_bytes", dgc) == 0 < bands.of("in_flight_bytes", dgc)
 
 
-def test_messages_under_way_when_several_ranks_update_in_the_backward_pass_are_a_matter_of_time():
-    bands = Bands.between({"device": "cpu", "torch": "2.13.0"}, {"device": "cpu", "torch": "2.13.0"})
-    values = {"model": "vgg-digits", "compressor": "none", "scheme": "none", "gradients": "streamed"}
-    one, two = Cell(**values, backend="local", world_size=1), Cell(**values)
-    assert bands.of("peak_states_bytes", one) == bands.of("total_bytes", two) == 0 < bands.of("peak_states_bytes", two)
-
-
 def test_the_junit_file_has_a_case_for_each_setting_and_quantity(folder, check, tmp_path):
     change(folder, residuals_bytes=residuals(folder) + 147_000)
     path_of(folder, Cell(model="gpt2-bytes", scheme="w+2d")).write_text('{"schema_version": 2, "\\u0000<&": 1}')
@@ -306,62 +191,68 @@ def test_the_junit_file_has_a_case_for_each_setting_and_quantity(folder, check, 
     suite = root.find("testsuite")
     cases = suite.findall("testcase")
     assert root.tag == "testsuites" and suite.get("tests") == str(len(cases)) == root.get("tests")
-    assert all(case.get("classname") and case.get("name") and case.get("time") for case in cases)
-    assert {child.tag for case in cases for child in case} <= {"failure", "skipped", "system-out"}
     failures = [case for case in cases if case.find("failure") is not None]
     assert suite.get("failures") == str(len(failures))
     texts = [case.find("failure").text for case in failures]
     assert f"{LABEL}: saving 17.5 % -> 17.1 %: 0.4 points less" in texts
     assert any("w+2d, kept on gpt2-bytes: broken" in text for text in texts)
-    assert len({(case.get("classname"), case.get("name")) for case in cases}) == len(cases)
-    assert len(cases) >= 8 * len(("saving", "total"))
-
-
-def test_wrong_use_is_one_line(folder, reference, tmp_path, capsys):
-    """Before any cell is trained."""
-    (broken := tmp_path / "broken.json").write_text("{}")
-    for arguments in (
-        ["--run", str(tmp_path / "none"), "--reference", str(reference)],
-        ["--run", str(folder), "--reference", str(tmp_path / "none")],
-        ["--run", str(folder), "--reference", str(reference), "--junit", str(tmp_path)],
-        ["--run", str(folder), "--reference", str(reference), "--measure", str(tmp_path / "no.yaml")],
-        ["--run", str(reference), "--reference", str(reference), "--measure", "benchmarks/config/memory.yaml"],
-        ["--run", str(folder), "--reference", str(broken), "--measure", "benchmarks/config/memory.yaml"],
-        [
-            "--run",
-            str(folder),
-            "--reference",
-            str(broken / "x"),
-            "--accept",
-            "y",
-            "--measure",
-            "benchmarks/config/memory.yaml",
-        ],
-    ):
-        assert main(["check", *arguments]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("quantity", "old", "new", "text"),
-    [
-        ("saving", 0.164, 0.159, "saving 16.4 % -> 15.9 %: 0.5 points less"),
-        ("saving", 0.164, 0.16399, "saving 16.400 % -> 16.399 %: 0.001 points less"),
-        ("total_bytes", 0, 5, "total 0 -> 5: 5 bytes more"),
-        ("metric", 80.0, 76.0, "metric 80 -> 76 (-5 %)"),
-    ],
-)
-def test_changes_are_readable(quantity, old, new, text):
-    assert change_text(quantity, old, new) == text
+    assert len({(case.get("classname"), case.get("name")) for case in cases}) == len(cases) >= 16
 
 
 def test_measuring_leaves_records_that_a_report_can_read(tmp_path):
     config = tmp_path / "one.yaml"
-    config.write_text(
-        "run: one\nmatrix: [{model: vgg-digits, backend: local, world_size: 1, steps: 1, batch_per_rank: 2}]"
-    )
+    config.write_text("matrix: [{model: vgg-digits, backend: local, world_size: 1, steps: 1, batch_per_rank: 2}]")
     arguments = ["--measure", str(config), "--run", str(tmp_path / "one"), "--reference", str(tmp_path / "r.json")]
     assert main(["check", *arguments, "--accept", "first"]) == 0
     (record,) = (tmp_path / "one/cells").glob("*.json")
     assert CellResult.load(record).status == "ok"
     assert main(["check", *arguments]) == 0
+
+
+def test_accepting_keeps_why_and_what_changed(folder, reference, check):
+    before = len(reference.read_text().splitlines())
+    change(folder, residuals_bytes=residuals(folder) + 147_000)
+    check("--accept", "2d keeps  more\nrows", status=0)
+    check(status=0)
+    first, second = Reference.load(reference).history
+    assert first["reason"] == "first" and first["changes"] == ["9 settings measured for the first time"]
+    assert second["reason"] == "2d keeps more rows" and second["date"] and "commit" in second
+    assert f"{LABEL}: saving 17.5 % -> 17.1 %: 0.4 points less" in second["changes"]
+    assert len(second["changes"]) == 5 and before < len(reference.read_text().splitlines())
+    text = reference.read_text()
+    assert "stays as it is" in check("--accept", "again", status=0)
+    path_of(folder, VGG).unlink()
+    for reason in (" ", "a hole"):
+        assert "error: accept: " in check("--accept", reason, status=2)
+    assert reference.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"rows": []}, "rows: '[]' is not a list of at least one setting"),
+        ({"total_bytes": 5}, "total_bytes"),
+        ({"seeds": [0, 0]}, "seeds"),
+        ({"cell": {"model": "unknown"}}, "model"),
+        ({"baseline_total_bytes": 1}, "normalised"),
+        ({"normalised": "1" * 6000}, "normalised"),
+        ({"rows": "twice"}, "is there twice"),
+        ({"history": [{"reason": float("nan")}]}, "NaN is not strict JSON"),
+        ({"made_by": "me"}, "holds none; give a file that --accept wrote"),
+        ({"format": True}, "has format True"),
+        ({"provenance": {}}, "provenance: '{}' is not a mapping of device, torch"),
+        ({"provenance": {"device": None}}, "provenance: device: None is not a text"),
+    ],
+)
+def test_a_reference_with_a_gap_is_refused(reference, check, change, named):
+    values = json.loads(reference.read_text())
+    if change.get("provenance"):
+        change = {"provenance": values["provenance"] | change["provenance"]}
+    if change.get("rows") == "twice":
+        change = {"rows": [*values["rows"], values["rows"][0]]}
+    if not change.keys() & values.keys() and "made_by" not in change:
+        change = {"rows": [values["rows"][0] | change, *values["rows"][1:]]}
+    reference.write_text(json.dumps(values | change))
+    said = check(status=2)
+    assert said.startswith(f"error: reference: {reference}") and named in said and said.count("\n") == 1
+    assert len(said) < len(str(reference)) + 400

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.analysis.claims.evidence import doubled
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
@@ -36,25 +35,6 @@ def judged(records: dict[Cell, CellResult], claim: str) -> tuple[str, str]:
     return one.status, one.reason
 
 
-def test_residuals_of_one_size_are_not_the_same_in_all_schemes() -> None:
-    """In a model without specific layers `2d` is the baseline, but an average is not what weights give."""
-    assert copied_by("resnet50", "w", "a") and not copied_by("resnet50", "baseline", "2d")
-
-
-def copied_by(model: str, *schemes: str) -> bool:
-    one, other = ([make(Cell(model=model, scheme=scheme, seed=seed)) for seed in range(3)] for scheme in schemes)
-    return bool(doubled([*one, *(history_of(mine, theirs) for mine, theirs in zip(other, one, strict=True))]))
-
-
-def test_two_perplexities_are_enough() -> None:
-    """A training of two epochs has no more."""
-    pairs = [(scheme, seed) for scheme in ("baseline", "none", "w+2d") for seed in range(5)]
-    records = {one: make(Cell(model="gpt2-medium", scheme=one[0], seed=one[1], world_size=8)) for one in pairs}
-    records["w+2d", 0] = history_of(records["w+2d", 0], records["baseline", 0])
-    found = judged({one.cell: one for one in records.values()}, "exp2-accuracy-gpt2-medium")
-    assert found[0] == "inconclusive" and "have the same history: they are one" in found[1]
-
-
 @pytest.mark.parametrize(("change", "said"), [(history_of, "have the same history: "), (times_of, "took the same ")])
 def test_seeds_that_are_copies_of_one_are_one_training(change: Any, said: str) -> None:
     records = {cell: make(cell) for cell in cells("gpt2-bytes")}
@@ -62,32 +42,6 @@ def test_seeds_that_are_copies_of_one_are_one_training(change: Any, said: str) -
     copies = {cell: change(one, records[replace(cell, seed=0)]) for cell, one in records.items()}
     status, reason = judged(copies, KEPT["gpt2-bytes"])
     assert status == "inconclusive" and said in reason
-
-
-@pytest.mark.parametrize(
-    ("claim", "others"),
-    [
-        ("exp4-dgc-gpt2-medium", {"compressor": "dgc"}),
-        ("exp4-qsgd-gpt2-medium", {"compressor": "qsgd"}),
-        ("exp5-loss-0.1-gpt2-medium", {"density": 0.1}),
-    ],
-)
-def test_a_history_is_not_that_of_another_compressor_or_density(claim: str, others: dict[str, Any]) -> None:
-    """Records of top-k at density 0.01 under the names of trainings that sent other elements."""
-    names = [{"model": "gpt2-bytes", "scheme": one, "seed": seed} for one in ("baseline", "none") for seed in range(3)]
-    names += [{**name, "scheme": "w+2d"} for name in names[:3]]
-    pairs = [(make(Cell(**name)), make(Cell(**name | others))) for name in names]
-    dense = [make(Cell(model="gpt2-bytes", compressor="none", scheme="none", seed=seed)) for seed in range(3)]
-    true = {one.cell: one for one in (*dense, *(one for pair in pairs for one in pair))}
-    planted = {other.cell: history_of(other, one) for one, other in pairs}
-    status, reason = judged(true | planted, claim)
-    assert status == "inconclusive" and "have the same history: they are one training" in reason
-
-
-@pytest.mark.parametrize("compressor", ["topk", "dgc"])
-def test_lossless_packing_changes_no_history(compressor: str) -> None:
-    one, other = (make(Cell(model="gpt2-bytes", compressor=name)) for name in (compressor, f"{compressor}+packed"))
-    assert not doubled([one, history_of(other, one)])
 
 
 @pytest.mark.parametrize(("seeds", "status"), [(1, "reproduced"), (2, "inconclusive")])

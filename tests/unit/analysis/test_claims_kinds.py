@@ -12,7 +12,7 @@ from benchmarks.analysis.claims.ledger import adjusted, ledger
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.metric_claims import POWER, loss_between, margin_of, seeds_needed
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.statistics import Interval, interval, p_beyond, power
+from benchmarks.analysis.statistics import interval, p_beyond, power
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from tests.claim_records import distances, history, make, metric_name, role_cells, run_of, wasted
@@ -44,15 +44,6 @@ def records(scope: Scope, **tested: float) -> list[CellResult]:
 
 
 @pytest.mark.parametrize("kind", IDS)
-def test_without_cells_it_is_not_run(kind: str) -> None:
-    scope = claim_of(kind).paper
-    cells = [cell for role in scope.roles for cell in role_cells(scope, role)]
-    found = judged(kind, run_of([], [(cell, "not run", "not run yet") for cell in cells]))
-    assert (found.status, found.scope, found.value) == ("not run", "none", None)
-    assert found.reason.startswith(f"{role_cells(scope, 'tested')[0].name}: not run")
-
-
-@pytest.mark.parametrize("kind", IDS)
 def test_cells_that_failed_leave_it_inconclusive(kind: str) -> None:
     scope = claim_of(kind).paper
     failed = [(cell, "oom", "8 GiB asked, 2 GiB free") for cell in role_cells(scope, "tested")]
@@ -78,15 +69,6 @@ def test_one_seed_leaves_it_inconclusive(kind: str) -> None:
     found = judged(kind, run_of([make(cell) for role in scope.roles for cell in role_cells(scope, role, [5])]))
     assert (found.status, found.seeds, found.interval) == ("inconclusive", 1, None)
     assert "n = 1" in found.reason and found.value is not None
-
-
-@pytest.mark.parametrize("kind", ["throughput", "duration"])
-def test_other_hardware_leaves_times_inconclusive(kind: str) -> None:
-    results = records(claim_of(kind).paper)
-    results[0] = replace(results[0], provenance={**results[0].provenance, "device": "NVIDIA A100"})
-    found = judged(kind, run_of(results))
-    assert found.status == "inconclusive" and found.reason.endswith("; the cells compared differ in device")
-    assert found.hardware is not None and "NVIDIA A100" in found.hardware
 
 
 @pytest.mark.parametrize(
@@ -188,11 +170,6 @@ def test_throughput_of_one_run_each_is_judged_by_blocks_of_steps(slower: float, 
     few = [make(replace(one.cell, steps=10)) for one in results]
     found = judged("throughput", run_of(few))
     assert (found.status, found.interval) == ("inconclusive", None) and found.reason.endswith("n = 1: no interval")
-
-
-def test_throughput_over_seeds_has_their_interval() -> None:
-    found = judged("throughput", run_of(records(claim_of("throughput").paper, slower=1.2)))
-    assert found.status == "not reproduced" and found.reason.endswith("; over 3 seeds") and found.seeds == 3
 
 
 @pytest.mark.parametrize(
@@ -312,7 +289,7 @@ def test_a_margin_is_what_is_called_kept_with_rounding_and_noise_in_the_unit_of_
 # --- How many seeds a claim takes, and what is left of many claims at once ---
 
 
-@pytest.mark.parametrize(("seeds", "room"), [(3, 1.2), (5, 1.2), (8, 1.2)])
+@pytest.mark.parametrize(("seeds", "room"), [(5, 1.2)])
 def test_power_is_how_often_the_test_passes(seeds: int, room: float) -> None:
     random, passed, rounds = Random(seeds), 0, 4000
     for _ in range(rounds):
@@ -322,32 +299,18 @@ def test_power_is_how_often_the_test_passes(seeds: int, room: float) -> None:
     assert power(seeds, room) == pytest.approx(passed / rounds, abs=0.03)
 
 
-def test_the_seeds_needed_are_the_fewest() -> None:
-    needed = seeds_needed(1.0, 0.8)
-    assert needed is not None and power(needed, 1.25) >= POWER > power(needed - 1, 1.25)
-    assert seeds_needed(1.0, 40.0) is None and seeds_needed(0.0, 1.0) is None
-    assert [seeds_needed(one, 1.0) for one in (0.5, 1.0, 2.0)] == sorted(
-        (seeds_needed(one, 1.0) or 0 for one in (0.5, 1.0, 2.0)), reverse=True
-    )
-
-
 def test_a_claim_of_accuracy_says_how_many_it_needs() -> None:
     """By the spread of its records; before there are any by that of the small models."""
     claim = next(claim for claim in BOOK.claims if claim.id == "exp2-accuracy-vgg19")
     book = replace(BOOK, claims=(claim,))
     before = ledger(book=book)[0]
+    assert seeds_needed(1.0, 40.0) is None and seeds_needed(0.0, 1.0) is None
+    needed = seeds_needed(1.0, 0.8)
+    assert needed is not None and power(needed, 1.25) >= POWER > power(needed - 1, 1.25)
     assert before.seeds_needed and before.seeds_needed > 3 and before.p_value is None
     cells = [Cell(model="vgg-digits", scheme=s, seed=n) for s in ("baseline", "w+2d", "none") for n in range(3)]
     after = ledger(run_of([make(cell) for cell in cells]), book=book)[0]
     assert after.seeds_needed and after.seeds_needed <= 3 and after.status == after.holm == "reproduced"
-
-
-def test_a_p_value_is_small_where_an_interval_leaves_the_value_out() -> None:
-    found = interval([1.0, 2.0, 3.5, 1.5])
-    assert found is not None and found.half_width is not None
-    edge = p_beyond(found, found.mean - found.half_width)
-    assert edge == pytest.approx(0.05) and (p_beyond(found, 0.0) or 1) < 0.05 < (p_beyond(found, 1.9) or 0)
-    assert p_beyond(Interval(1.0, None, 1), 0.0) is None and p_beyond(Interval(1.0, 0.0, 3), 0.0) == 0.0
 
 
 @pytest.mark.parametrize("limit", [-0.2, 0.0, 1.0])

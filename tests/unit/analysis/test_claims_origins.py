@@ -16,7 +16,6 @@ from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.sound import METRICS, load_planned
 from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
-from benchmarks.core.provenance import CODE
 from benchmarks.core.record import CellResult
 from benchmarks.core.registry import TASKS
 from benchmarks.core.sample_counts import steps_per_second
@@ -42,39 +41,6 @@ def judged(name: str, found: Mapping[str, list[CellResult]]) -> LedgerRow:
 
 def source(**facts: Any) -> Change:
     return lambda one: {"provenance": {**one.provenance, **facts}}
-
-
-def without(*names: str) -> Change:
-    return lambda one: {"provenance": {name: value for name, value in one.provenance.items() if name not in names}}
-
-
-WRONG: list[tuple[Change, str]] = [
-    (source(device="NVIDIA A100"), "NVIDIA A100, but device_memory_bytes: None"),
-    (source(device_memory_bytes=2**36), "device: cpu, but device_memory_bytes: 68719476736"),
-    (source(backend="local"), "backend: local, its cell has torch"),
-    (source(ranks_per_host={"a": 1}), "ranks_per_host: {'a': 1}, its cell has 2 ranks"),
-    (lambda one: {"provenance": {}}, "provenance: device, content, backend, ranks_per_host, data_hash, threads: "),
-    (source(content={"resireduce": "r1"}), "provenance: content: cell: missing"),
-    (without("device"), "provenance: device: missing"),
-    (source(data_hash=None), "provenance: data_hash: missing"),
-    (without("threads"), "provenance: threads: missing"),
-    (lambda one: {"per_rank": []}, "per_rank: 0 ranks, its cell has 2"),
-    (lambda one: {"metrics": {}}, "metrics: missing"),
-    (source(date="9999-01-01T00:00:00+00:00"), "date: 9999-01-01T00:00:00+00:00 is not from 2024 to now"),
-    (source(date="1970-01-01T00:00:00+00:00"), "is not from 2024 to now"),
-    (source(date="!first"), "date: '!first' is not a date with a time zone"),
-    (without("date"), "date: 'None' is not a date with a time zone"),
-    (lambda one: {"metric_name": "top1", "metrics": {"top1": one.metric}}, "its recipe accuracy, True"),
-]
-
-
-@pytest.mark.parametrize(("change", "reason"), WRONG, ids=[reason for _, reason in WRONG])
-def test_what_contradicts_its_origin_is_no_evidence(change: Change, reason: str) -> None:
-    found = sides()
-    assert judged(ACCURACY, found).status == "reproduced"
-    found["w+2d"] = [replace(one, **change(one)) for one in found["w+2d"]]
-    one = judged(ACCURACY, found)
-    assert one.status == "inconclusive" and reason in one.reason, one.reason
 
 
 @pytest.mark.parametrize("name", ["resireduce", "benchmarks", "packages"])
@@ -140,18 +106,6 @@ def test_other_places_of_ranks_leave_times_open(fact: str) -> None:
     assert judged(ACCURACY, found).status == "reproduced" and fact not in judged(ACCURACY, found).reason
     if fact == "link_rates":
         assert judged(TIME, found).status == judged(SPEED, found).status == "inconclusive"
-
-
-@pytest.mark.parametrize(("model", "claim"), [("vgg-digits", ACCURACY), ("gpt2-bytes", "exp2-accuracy-gpt2-medium")])
-@pytest.mark.parametrize("shift", [0, 1])
-def test_two_trainings_do_not_have_one_history(model: str, claim: str, shift: int) -> None:
-    found = sides(model)
-    for place in (0, 1):
-        other = found["baseline"][place + shift]
-        same = {name: getattr(other, name) for name in ("metric", "metrics", "metric_history")}
-        found["w+2d"][place] = replace(found["w+2d"][place], **same)
-    one = judged(claim, found)
-    assert one.status == "inconclusive" and "have the same history: they are one training" in one.reason
 
 
 # --- in files ---
@@ -226,31 +180,24 @@ def test_what_a_record_says_does_not_steer_the_terminal(tmp_path: Path, capsys: 
         assert "\\x1b[2J" in said and all(one.isprintable() or one == "\n" for one in said), command
 
 
-FAR = {"wasserstein": 0.3, "jensen_shannon": 0.1}
 DISTANCES: list[dict[str, Any]] = [
-    {"jensen_shannon": "nan"},
     {"jensen_shannon": "0.02"},
-    {"jensen_shannon": "\u0660.\u0661"},
     {"jensen_shannon": -1.0},
     {"jensen_shannon": True},
     {"jensen_shannon": 50.0},
-    {"jensen_shannon": 10**400},
     {"wasserstein": "1e400"},
 ]
 
 
 @pytest.mark.parametrize("where", ["within", "between"])
 @pytest.mark.parametrize("change", DISTANCES, ids=lambda change: str(change)[:30])
-def test_a_distance_is_a_number(tmp_path: Path, where: str, change: dict[str, Any]) -> None:
-    cell = Cell(model="vgg-digits", observe=("distributions",))
-    seen = distances({"wasserstein": 0.1, "jensen_shannon": 0.02}, FAR)
-    folder = written(tmp_path / "x", [make(cell, observations={"distributions": seen})])
-    path = folder / f"cells/{cell.name}.json"
-    name = "sec4-overlap-vgg19"
-    assert next(one for one in ledger(load_run(folder)) if one.id == name).status == "reproduced"
-    seen[where] = {**seen[where], **change}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"observations": {"distributions": seen}}))
-    assert next(one for one in ledger(load_run(folder)) if one.id == name).status == "inconclusive"
+def test_a_distance_is_a_number(where: str, change: dict[str, Any]) -> None:
+    seen = distances({"wasserstein": 0.1, "jensen_shannon": 0.02}, {"wasserstein": 0.3, "jensen_shannon": 0.1})
+    for more, status in (({}, "reproduced"), (change, "inconclusive")):
+        seen[where] = {**seen[where], **more}
+        cell = Cell(model="vgg-digits", observe=("distributions",))
+        records = {"tested": [make(cell, observations={"distributions": seen})]}
+        assert judged("sec4-overlap-vgg19", records).status == status
 
 
 # --- what is compared with code that needs torch, and what is committed ---
@@ -276,7 +223,3 @@ def test_a_damaged_table_is_told_in_one_line(tmp_path: Path, text: str, monkeypa
         metric_claims.reference_metrics.__wrapped__()
     monkeypatch.undo()
     assert sound.STATES_FILE.exists()
-
-
-def test_changed_claims_are_uncommitted_changes() -> None:
-    assert "results/paper" in CODE

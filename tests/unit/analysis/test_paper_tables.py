@@ -1,16 +1,12 @@
 """The tables and figures of the paper: all published values, whatever the run holds; and what is missing, and why."""
 
-import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.analysis.charts.draw import draw_all
-from benchmarks.analysis.charts.look import PUBLISHED, SERIES
+from benchmarks.analysis.charts.look import PUBLISHED
 from benchmarks.analysis.charts.rows_chart import bars_chart
 from benchmarks.analysis.labels import ABSENT, MINUS, TIMES
 from benchmarks.analysis.load_run import Run, load_run
@@ -21,24 +17,11 @@ from benchmarks.analysis.tables.table_list import PAPER_TABLES, all_tables
 from benchmarks.analysis.write import to_csv, to_latex, to_markdown
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
-from benchmarks.core.matrix import expand
-from tests.full_set import make_full_set
-from tests.full_size import make_full_result
-from tests.records import make_result
+from tests.full_set import HOLES, make_full_set
 
 NOT_IN_TABLES = ("sec", "fig7-")
 """Ids of what the paper states of its clusters and examples; nothing of it is measured."""
 EMPTY = Run(Path("empty"), [], {}, {}, [])
-SMALL: dict[str, Any] = {
-    "defaults": {"seed": [0, 1, 2]},
-    "matrix": [
-        {"model": ["vgg-digits", "gpt2-bytes"], "compressor": "none", "scheme": "none"},
-        {"model": ["vgg-digits", "gpt2-bytes"], "scheme": ["baseline", "none", "w+2d"]},
-        {"model": ["vgg-digits", "gpt2-bytes"], "scheme": "w+2d", "gradients": "streamed"},
-        {"model": ["vgg-digits"], "scheme": "member", "options": [{"norm": 1, "smallest": True}, {"norm": 2}]},
-        {"model": ["gpt2-bytes"], "scheme": "partial", "options": [{"ratio": 0.25}, {}]},
-    ],
-}
 
 
 SEEDS: list[int] = read_config(Path("benchmarks/config/paper.yaml"))["defaults"]["seed"]
@@ -51,12 +34,6 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return load_run(folder)
 
 
-@pytest.fixture(scope="module")
-def small() -> Run:
-    cells = expand(SMALL)
-    return Run(Path("small"), cells, {cell: make_result(cell) for cell in cells}, {}, [])
-
-
 def paper_rows(table: Table) -> list[dict[str, Any]]:
     return [record for record in table.records if record["kind"] == "paper"]
 
@@ -65,9 +42,6 @@ def line(table: Table, model: str, label: str, **more: Any) -> dict[str, Any]:
     wanted = {"model": model, "line": label, **more}
     (found,) = [one for one in table.records if all(one[name] == value for name, value in wanted.items())]
     return found
-
-
-# --- without any result ---
 
 
 def test_every_published_value_is_in_a_table() -> None:
@@ -95,9 +69,6 @@ def test_without_results_every_row_says_how_to_fill_it(name: str) -> None:
     assert to_csv(table).count("not run") and "not run" in to_markdown(table, [])
 
 
-# --- the whole matrix, with holes ---
-
-
 def test_measured_stands_beside_published(paper: Run) -> None:
     for name in ("table2", "table3", "table4"):
         for record in paper_rows(PAPER_TABLES[name](paper)):
@@ -114,9 +85,15 @@ def test_saving_is_the_arithmetic_of_the_bytes(paper: Run) -> None:
     assert line(table, "bert-large", "ResiReduce-(w+2d)")["published"] == 13.3
     share = line(PAPER_TABLES["fig2"](paper), "vgg19", "Baseline")
     assert (round(share["measured"], 2), share["published"]) == (25.0, 23.56)
+    drawn = PAPER_TABLES["fig9b"](paper).drawn or []
+    (rows,) = bars_chart(drawn)["datasets"].values()
+    stated = [row["value"] for row in rows if row["series"] == PUBLISHED]
+    assert stated and stated == [one["published"] for one in drawn if one["published"] is not None]
 
 
 def test_holes_say_why_and_name_the_command(paper: Run) -> None:
+    assert len(paper.cells) == 1245 == len(paper.results) + len(paper.holes)
+    assert {hole.status for hole in paper.holes.values()} == {"not run" if kind == "absent" else kind for kind in HOLES}
     found = [record for make in PAPER_TABLES.values() for record in paper_rows(make(paper)) if record["missing"]]
     words = " ".join(record["missing"] for record in found)
     for word in ("not run", "oom", "timeout", "node lost", "diverged", "unfinished"):
@@ -125,14 +102,6 @@ def test_holes_say_why_and_name_the_command(paper: Run) -> None:
         if record["missing_cells"]:
             assert record["command"].startswith((".venv/bin/snakemake --cores all", "make run RUN=paper PART="))
             assert all(one["reason"] and one["command"] for one in record["missing_cells"])
-
-
-def test_what_is_compared_with_is_missing(paper: Run) -> None:
-    cell = Cell(model="vgg19", scheme="baseline", world_size=8, steps=20, data="synthetic")
-    results = {one: result for one, result in paper.results.items() if one != cell}
-    table = PAPER_TABLES["fig9a"](replace(paper, results=results))
-    record = line(table, "vgg19", "ResiReduce-(w+2d)")
-    assert (record["measured"], record["missing"]) == (None, "to compare with: not run")
 
 
 def test_throughput_loss_is_against_the_same_number_of_ranks(paper: Run) -> None:
@@ -160,118 +129,13 @@ def test_gain_is_paired_by_seed_and_turned_for_perplexity(paper: Run) -> None:
     assert record["measured"] > 0
 
 
-# --- small models, and more than the paper has ---
-
-
-def test_small_models_stand_in_without_published_values(small: Run) -> None:
-    record = line(PAPER_TABLES["table4"](small), "vgg-digits", "ResiReduce-0.01", gradients="kept")
-    assert record["kind"] == "small model" and record["published"] is None and record["measured_n"] == 3
-    saving = line(PAPER_TABLES["fig9a"](small), "gpt2-bytes", "w+2d, streamed (ours)")
-    assert saving["measured"] == pytest.approx(100 * (5 - 3 - 0.3) / 5, abs=0.01)
-    text = to_markdown(PAPER_TABLES["fig3"](small), [])
-    assert "gpt2-bytes (small model, no published value)" in text
-    assert {"L1-S, smallest norm", "member, kept, options norm 2"} & {
-        one["line"] for one in PAPER_TABLES["fig6"](small).records if one["kind"] == "small model"
-    }
-
-
-def test_what_the_paper_does_not_have_is_marked(paper: Run) -> None:
-    cell = Cell(model="resnet50", scheme="w+2d", compressor="fp16", world_size=8)
-    more = replace(paper, cells=[*paper.cells, cell], results={**paper.results, cell: make_full_result(cell)})
-    (record,) = [one for one in PAPER_TABLES["table3"](more).records if one["kind"] == "beyond the paper"]
-    assert record["published"] is None and record["measured"] is not None and "w+2d" in record["line"]
-    assert len(PAPER_TABLES["table3"](more).records) == len(PAPER_TABLES["table3"](paper).records) + 1
-
-
-# --- wrong records ---
-
-
-def put(folder: Path, of: Cell, **change: Any) -> None:
-    values = make_full_result(of).to_dict() | change
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
-    (folder / f"cells/{of.name}.json").write_text(json.dumps(values))
-
-
-def table2_record(folder: Path) -> dict[str, Any]:
-    for make in all_tables().values():
-        table = make(load_run(folder))
-        assert to_csv(table) and to_markdown(table, []) and to_latex(table)
-    return line(PAPER_TABLES["table2"](load_run(folder)), "resnet50", "ResiReduce")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    defaults = {"model": "resnet50", "world_size": 64, "seed": SEEDS}
-    config = {"defaults": defaults, "matrix": [{"scheme": ["baseline", "w+2d"]}, {"scheme": "w+2d", "seed": 0}]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for cell in expand(config):
-        put(tmp_path, cell)
-    return tmp_path
-
-
-REDUCED = Cell(model="resnet50", scheme="w+2d", world_size=64)
-
-
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
-        ({"metric": float("nan")}, "broken"),
-        ({"status": "diverged", "reason": "loss is nan"}, "diverged"),
-    ],
-)
-def test_a_wrong_record_is_a_hole(folder: Path, change: dict[str, Any], status: str) -> None:
-    put(folder, REDUCED, **change)
-    record = table2_record(folder)
-    assert record["measured_n"] == len(SEEDS) - 1 and record["missing"] == f"{status} (seed 0)"
-
-
-def test_a_missing_seed_is_named(folder: Path) -> None:
-    (folder / f"cells/{replace(REDUCED, seed=2).name}.json").unlink()
-    record = table2_record(folder)
-    found = (record["measured_n"], record["seeds_wanted"], record["missing"])
-    assert found == (len(SEEDS) - 1, len(SEEDS), "not run (seed 2)")
-
-
-# --- files ---
-
-
-@pytest.mark.parametrize("name", ["fig3", "fig9b", "fig11"])
-def test_figures_are_the_same_bytes_each_time(name: str, paper: Run) -> None:
-    one, other = (draw_all([PAPER_TABLES[name](paper)])[name] for _ in range(2))
-    assert one.png.startswith(b"\x89PNG") and one.specification
-    assert (one.png, one.svg, one.data) == (other.png, other.svg, other.data)
-
-
-def test_what_the_paper_states_is_an_open_diamond_beside_what_is_measured(paper: Run) -> None:
-    table = PAPER_TABLES["fig9b"](paper)
-    (rows,) = bars_chart(table.drawn or [])["datasets"].values()
-    stated = [row for row in rows if row["series"] == PUBLISHED]
-    known = [one for one in table.drawn or [] if one["published"] is not None]
-    assert stated and [row["value"] for row in stated] == [one["published"] for one in known]
-    assert all(row["gradients"] == "" for row in stated) and SERIES[PUBLISHED][0] == "diamond"
-
-
-def latex_words(text: str) -> Iterator[str]:
-    """Text without commands, escapes and mathematics: what must hold nothing special."""
-    for row in text.splitlines():
-        if not row.startswith("%"):
-            plain = re.sub(r"\\[a-zA-Z]+(\{\})?|\\[&%#_{}$\\]|\$[^$]*\$", "", row)
-            yield re.sub(r"^\{[^}]*\}(\{[^}]*\})?|tab:\w+", "", plain)
-
-
 @pytest.mark.parametrize("name", all_tables())
-def test_latex_is_escaped_and_balanced(name: str, paper: Run) -> None:
-    text = to_latex(all_tables()[name](paper))
-    bare = re.sub(r"\\[{}\\$]", "", text)
-    assert bare.count("{") == bare.count("}") and bare.count("$") % 2 == 0
+def test_latex_is_escaped_and_has_all_columns(name: str, paper: Run) -> None:
+    table = all_tables()[name](paper)
+    text = to_latex(table)
     assert text.count(r"\begin{longtable}") == text.count(r"\end{longtable}") == 1
-    for words in latex_words(text):
-        assert not re.search(r"[%#_^~$<>|]", words), words
-        assert not set(words) & {MINUS, TIMES, ABSENT, *"±→←↑↓≥"}, words
-    columns = len(all_tables()[name](paper).head) - 1
-    for row in text.splitlines():
-        if row.endswith(r" \\"):
-            assert len(re.findall(r"(?<!\\)&", row)) == columns
-
-
-# --- thousands of rows ---
+    # What is left without comments, commands, escapes and mathematics may hold nothing special.
+    plain = re.sub(r"(?m)^%.*$|\\[a-zA-Z]+(\{\})?|\\[&%#_{}$\\]|\$[^$]*\$|tab:\w+", "", text)
+    assert plain.count("{") == plain.count("}") and not set(plain) & {*"%#_^~$<>|±→←↑↓≥", MINUS, TIMES, ABSENT}
+    rows = [row for row in text.splitlines() if row.endswith(r" \\")]
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(table.head) - 1}

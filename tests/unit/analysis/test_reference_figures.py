@@ -1,7 +1,6 @@
 """Figures of results/reference that follow from others beside them, on which words and tables of pages rest, do."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ REFERENCE = Path(__file__).parents[3] / "results/reference"
 Row = dict[str, Any]
 FULL = {"scheme": "baseline", "residual_dtype": None}
 DENSE = {"compressor": "none", "scheme": "none"}
+KEPT = {"scheme": "baseline", "gradients": "kept"}
 AGAINST = {"precision": ("difference", FULL), "rivals": ("lost", DENSE), "systems": ("lost", {"system": "dense"})}
+AGAINST |= {"mini": ("difference", KEPT), "smoke": ("difference", KEPT)}
 """By file: the name of what is compared seed by seed, and with which row of the same model."""
 RATIOS = (("normalised", "total_bytes"), ("peak_normalised", "peak_states_bytes"))
 
@@ -34,21 +35,6 @@ def is_of(row: Row, name: str, found: Interval | None) -> None:
     assert (row[f"{name}_mean"], row[f"{name}_half_width"]) == (pytest.approx(found.mean, abs=1e-9), half), row
 
 
-@pytest.mark.parametrize("name", ["mini", "smoke"])
-def test_differences_to_the_baseline_are_those_of_its_metrics(name: str) -> None:
-    rows, compared = load(name)["rows"], 0
-    for row in rows:
-        if row["baseline"] is not None:
-            assert row["baseline"] == "baseline, kept"
-            other = one_of(rows, model=row["model"], scheme="baseline", gradients="kept")
-            found = interval(paired(row["metrics"], other["metrics"]))
-            is_of(row, "difference", found)
-            assert found is not None and row["verdict"] == found.verdict
-            assert row["normalised"] == pytest.approx(row["total_bytes"] / other["total_bytes"], abs=1e-12)
-            compared += 1
-    assert compared >= 16
-
-
 @pytest.mark.parametrize("name", AGAINST)
 def test_differences_between_settings_are_those_of_their_metrics(name: str) -> None:
     what, wanted = AGAINST[name]
@@ -57,9 +43,11 @@ def test_differences_between_settings_are_those_of_their_metrics(name: str) -> N
         other = one_of(rows, model=row["model"], **wanted)
         if row is not other and row.get(f"{what}_mean") is not None:
             sign = -1 if what == "lost" and row["higher_is_better"] else 1
-            is_of(row, what, interval([sign * one for one in paired(row["metrics"], other["metrics"])]))
+            found = interval([sign * one for one in paired(row["metrics"], other["metrics"])])
+            is_of(row, what, found)
+            assert found is not None and row.get("verdict", found.verdict) == found.verdict
             compared += 1
-    assert compared >= 28
+    assert compared >= 16
 
 
 def test_what_tells_schemes_apart_follows_from_its_values() -> None:
@@ -76,19 +64,14 @@ def test_what_tells_schemes_apart_follows_from_its_values() -> None:
         assert its["tells"] == (its["loss"]["mean"] - its["loss"]["half_width"] > 0), model
 
 
-def medians() -> Iterator[tuple[Row, list[float], list[float]]]:
-    """Yield each row with the median that it states, with its interval if it has one, and those of its seconds."""
-    for row in load("links")["rows"]:
-        yield row, [row["median"], row["low"], row["high"]], [*median_interval(row["step_seconds"])]
-    for cell in load("slow-links")["cells"]:
-        yield cell, [cell["median_step_seconds"]], [median_interval(cell["step_seconds"][8:])[0]]
-
-
 def test_medians_of_steps_are_those_of_their_seconds() -> None:
-    found = list(medians())
-    assert len(found) >= 28
-    for row, stated, counted in found:
-        assert stated == pytest.approx(counted), row
+    rows = load("links")["rows"]
+    for row in rows:
+        assert [row["median"], row["low"], row["high"]] == pytest.approx([*median_interval(row["step_seconds"])]), row
+    cells = load("slow-links")["cells"]
+    for cell in cells:
+        assert cell["median_step_seconds"] == pytest.approx(median_interval(cell["step_seconds"][8:])[0]), cell
+    assert len(rows) + len(cells) >= 28
 
 
 def test_states_of_the_regression_check_add_up() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.core.config_reader import read_config
-from benchmarks.core.matrix import expand, expand_parts
+from benchmarks.core.matrix import expand_parts
 from benchmarks.core.run_config import get_cells, get_config
 from resireduce.errors import ConfigError
 
@@ -60,14 +60,6 @@ def test_cells_of_the_other_config_are_those_it_has_by_itself(tmp_path: Path) ->
     assert read_config(own)["run"] == "own"
 
 
-def test_a_matrix_comes_after_that_of_the_other(tmp_path: Path) -> None:
-    own = write(tmp_path, OWN + "matrix: [{model: resnet-digits}]")
-    theirs = expand(matrix(tmp_path / "base.yaml"))
-    found = expand_parts(matrix(own))["matrix"]
-    assert [cell.model for cell in found] == ["vgg-digits", "vgg-digits", "resnet-digits"]
-    assert set(theirs) <= set(expand(matrix(own)))
-
-
 def test_parts_of_both_can_be_chosen_and_the_runs_config_stands_by_itself(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, OWN), "one,two")
     stored = json.loads(json.dumps(get_config(config)))
@@ -97,7 +89,7 @@ def test_some_values_are_taken_and_others_stand_in_the_place_of_what_is_there(tm
     assert read_config(own)["parts"]["one"]["title"] == "One" and "only" not in get_config(read_config(own))
 
 
-def test_a_part_without_any_of_the_values_is_left_out_and_own_entries_stay(tmp_path: Path) -> None:
+def test_a_part_without_any_of_the_values_is_left_out_and_own_entries_come_after(tmp_path: Path) -> None:
     own = write(tmp_path, "extends: base.yaml\nonly: {model: vgg-digits}\nmatrix: [{model: resnet-digits}]")
     assert [cell.model for cell in expand_parts(matrix(own))["matrix"]] == ["vgg-digits", "vgg-digits", "resnet-digits"]
     assert list(expand_parts(matrix(own))) == ["matrix"]

@@ -60,35 +60,26 @@ def test_a_bad_field_is_named_in_one_line(change, message):
     with pytest.raises(ConfigError, match=message) as error:
         Cell.from_dict({"model": "gpt2-bytes", **change})
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("values", [None, 3, "gpt2-bytes", [], {}])
-def test_a_cell_needs_a_mapping_with_a_model(values):
-    with pytest.raises(ConfigError):
-        Cell.from_dict(values)
-
-
-def test_a_cell_comes_back_from_json():
-    cell = Cell(model="gpt2-bytes", scheme="w+2d", gradients="streamed", density=0.05, seed=3, steps=7)
-    assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
+    for values in (None, 3, "gpt2-bytes", [], {}):
+        with pytest.raises(ConfigError):
+            Cell.from_dict(values)
 
 
 def test_options_come_back_from_json_and_can_be_hashed():
     cells = [Cell(model="gpt2-bytes", scheme="partial", options={"ratio": ratio}) for ratio in (0.5, 0.25)]
     cells += [Cell(model="gpt2-bytes", scheme="member", options={"smallest": True, "norm": 2})]
     cells += [Cell(model="gpt2-bytes", observe=["distributions"])]
+    cells += [Cell(model="gpt2-bytes", scheme="w+2d", gradients="streamed", density=0.05, seed=3, steps=7)]
     for cell in cells:
         assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == dataclasses.replace(cell) == cell
-        assert CellResult.from_dict(json.loads(json.dumps(failed_record(cell).to_dict()))).cell == cell
+        failed = CellResult(cell=cell, status="error", reason="rank 1 was killed")
+        assert CellResult.from_dict(json.loads(json.dumps(failed.to_dict()))) == failed
+        assert all(getattr(failed, name) is None for name in BYTE_FIELDS)
     assert len(set(cells)) == len({cell.name for cell in cells}) == len(cells)
     assert cells[0].name == "gpt2-bytes.topk.partial.kept.d0.01.s0.ratio-0.5"
     assert cells[2].name == "gpt2-bytes.topk.member.kept.d0.01.s0.norm-2.smallest-true"
     assert not any(set(cell.name) & set("/\\ :*?'\"<>|{}") for cell in cells)
     assert cells[1].to_dict()["options"] == {"ratio": 0.25}
-
-
-def failed_record(cell):
-    return CellResult(cell=cell, status="error", reason="rank 1 was killed")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -126,7 +117,6 @@ def test_expand_is_a_product_without_duplicates():
     ("config", "message"),
     [
         ({}, "matrix: None"),
-        ({"matrix": []}, "matrix: "),
         ({"matrix": [3]}, "matrix entry 1: 3 is not a mapping"),
         ({"matrx": []}, "config key: 'matrx' .* 'matrix'"),
         ({"matrix": [{"model": "gpt2-bytes"}, {"scheme": "w"}]}, "matrix entry 2: model: missing"),
@@ -145,14 +135,11 @@ def test_expand_is_a_product_without_duplicates():
         ({"parts": []}, "parts: .. is not a mapping"),
         ({"parts": {1: {"matrix": [{"model": "gpt2-bytes"}]}}}, "parts: 1 is not allowed; give a text as its name, in"),
         ({"parts": {"a": {"title": {"x": 1}, "matrix": [{}]}}}, "part a: title: {'x': 1} is not allowed; give a text"),
-        ({"parts": {"a": {"about": 3, "matrix": [{}]}}}, "part a: about: 3 is not allowed; give a text"),
-        ({"parts": {"a": {"defaults": 0, "matrix": [{}]}}}, "part a: defaults: 0 is not a mapping"),
         *(({"defaults": odd, "matrix": [{}]}, f"defaults: {odd!r} is not a mapping") for odd in (0, False, "")),
         (
             {"matrix": [{"model": "gpt2-bytes", "merge": int("9" * 400)}]},
             "merge: 9{60}.* is not allowed; give a number",
         ),
-        ({"parts": [1], "matrix": [{"model": "gpt2-bytes"}]}, "parts: .* is not a mapping"),
         ({"parts": {"a": {"matrix": []}}}, "part a: matrix: "),
         ({"parts": {"a": {"matrx": []}}}, "part a key: 'matrx'"),
         ({"parts": {"a": 3}}, "part a: 3 is not a mapping"),
@@ -287,12 +274,6 @@ def test_nan_is_refused_in_an_ok_record_and_null_in_a_diverged_one(result, tmp_p
     (tmp_path / "cell.json").write_text(json.dumps({**result.to_dict(), "metric": math.nan}))
     with pytest.raises(RecordError, match="NaN is not strict JSON"):
         CellResult.load(tmp_path / "cell.json")
-
-
-def test_a_record_of_a_cell_that_got_nowhere_is_valid():
-    failed = CellResult(cell=Cell(model="gpt2-bytes"), status="error", reason="rank 1 was killed")
-    assert CellResult.from_dict(failed.to_dict()) == failed
-    assert all(getattr(failed, name) is None for name in BYTE_FIELDS)
 
 
 @pytest.mark.parametrize(

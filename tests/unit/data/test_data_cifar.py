@@ -72,34 +72,21 @@ def test_cifar100_has_fine_labels(tmp_path):
     [
         ({"test_batch": batch(3, 0, labels=None)}, "test_batch: 'labels' is no list of 3 labels"),
         ({"test_batch": batch(3, 0, labels=[0, 1, 10])}, "test_batch: label 10 is not allowed; allowed: 0 to 9"),
-        ({"test_batch": batch(3, 0, labels=[0, 1])}, "no list of 3 labels"),
         ({"test_batch": batch(3, 0, data=np.zeros((3, 3073), np.uint8))}, "'data' is no array of 3072 bytes"),
         ({"test_batch": batch(4, 0)}, "test_batch: 4 images, published are 3"),
         ({"data_batch_2": batch(3, 0)[:500]}, "data_batch_2 is no pickle that CIFAR could be"),
-    ],
-)
-def test_bad_contents_are_named_in_one_line(tmp_path, change, message):
-    with pytest.raises(ConfigError, match=f"^data: cifar10: .*{re.escape(message)}") as caught:
-        prepared("cifar10", SMALL10, archive10(tmp_path, **change), tmp_path / "root")
-    assert "\n" not in str(caught.value)
-    assert os.listdir(tmp_path / "root") == [], "nothing half done is left"
-
-
-@pytest.mark.parametrize(
-    ("packed", "message"),
-    [
-        (tar_gz(members10())[:3000], "is damaged: "),
-        (b"", "is damaged: "),
-        (b"no archive", "is damaged: "),
+        (tar_gz(members10())[:3000], "cifar-10-python.tar.gz is damaged: "),
+        (b"no archive", "cifar-10-python.tar.gz is damaged: "),
         (tar_gz({name: b"" for name in members10() if "batch_3" not in name}), "no member 'cifar-10-batches-py/data_b"),
     ],
 )
-def test_bad_archives_are_named_in_one_line(tmp_path, packed, message):
+def test_what_is_bad_is_named_in_one_line(tmp_path, change, message):
+    packed = change if isinstance(change, bytes) else tar_gz(members10(**change))
     source = write(tmp_path / "from", {"cifar-10-python.tar.gz": packed})
-    with pytest.raises(ConfigError, match=f"cifar-10-python.tar.gz.*{re.escape(message)}") as caught:
+    with pytest.raises(ConfigError, match=f"^data: cifar10: .*{re.escape(message)}") as caught:
         prepared("cifar10", SMALL10, source, tmp_path / "root")
     assert "\n" not in str(caught.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["from", "root"]
+    assert os.listdir(tmp_path / "root") == [], "nothing half done is left"
 
 
 def commands(folder) -> list[bytes]:

@@ -53,7 +53,8 @@ def refused(capsys, *arguments: object) -> str:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_listed_data_set_is_complete(name):
+def test_every_listed_data_set_is_complete_and_says_what_to_put_where(tmp_path, capsys, name):
+    assert f"no files of '{name}' in" in refused(capsys, "prepare", name, "--root", tmp_path)
     dataset = load(DATASETS[name])
     assert isinstance(dataset, Dataset)
     assert dataset.address is None or (dataset.address.startswith("https://") and dataset.address.endswith("/"))
@@ -89,11 +90,6 @@ def test_without_files_it_says_what_to_put_where(small, capsys):
     assert str(small / "downloads" / "squad") in said
     assert SMALL.address in said
     assert said.splitlines()[-1].endswith("put them there, name their folder with --from or add --download")
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_every_data_set_says_what_to_put_where(tmp_path, capsys, name):
-    assert f"no files of '{name}' in" in refused(capsys, "prepare", name, "--root", tmp_path)
 
 
 def test_files_in_downloads_are_found_and_the_manifest_describes_them(small, capsys):
@@ -205,21 +201,14 @@ def test_a_mirror_is_fetched_from_and_checked(small, tmp_path, capsys):
     assert open_prepared("squad", small).manifest["verified"] is True
 
 
-def test_what_is_there_and_right_is_not_fetched_again(small, tmp_path, capsys):
-    write(small / "downloads" / "squad", FILES | {"dev-v1.1.json": "half"})
-    mirror = write(tmp_path / "mirror", {"dev-v1.1.json": FILES["dev-v1.1.json"]}).as_uri()
-    assert data("prepare", "squad", "--mirror", f"{mirror}/") == 0
-    assert "train" not in capsys.readouterr().out
-
-
-def test_a_mirror_with_other_files_is_refused(small, tmp_path, capsys):
+def test_a_mirror_with_other_files_is_refused_and_what_is_right_is_not_fetched_again(small, tmp_path, capsys):
     mirror = write(tmp_path / "mirror", FILES | {"dev-v1.1.json": squad(1)}).as_uri()
     said = refused(capsys, "prepare", "squad", "--mirror", mirror)
     assert "/dev-v1.1.json has " in said
     assert said.endswith("try another --mirror, or keep it with --unverified")
     assert [path.name for path in (small / "downloads" / "squad").iterdir()] == ["train-v1.1.json"]
     changed = squad(2) + "\n"
-    write(tmp_path / "mirror", {"dev-v1.1.json": changed})
+    write(tmp_path / "mirror", {"dev-v1.1.json": changed, "train-v1.1.json": "half"})
     assert data("prepare", "squad", "--mirror", mirror, "--unverified") == 0
     assert (small / "squad" / "dev-v1.1.json").read_text() == changed
 

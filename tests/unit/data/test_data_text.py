@@ -36,21 +36,6 @@ def test_squad_is_kept_as_published(tmp_path):
     assert (question.context, question.answers) == (CONTEXT, ("東京",))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (squad(2)[:200], "dev-v1.1.json: the questions are not JSON"),
-        (squad(1), "dev-v1.1.json: 1 questions, published are 2"),
-        (squad(2, answer_start=3), "'answer_start' is 3, but the context does not have '東京' there"),
-    ],
-)
-def test_bad_questions_are_named_in_one_line(tmp_path, content, message):
-    source = write(tmp_path / "from", squad_files(**{"dev-v1.1.json": content}))
-    with pytest.raises(ConfigError, match=f"^data: squad: .*{re.escape(message)}") as caught:
-        prepared("squad", SMALL, source, tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 # Vocabularies
 
 SMALL_GPT2 = unpublished(GPT2, entries=257 + len(MERGES))
@@ -65,35 +50,38 @@ def test_vocabularies_are_kept_as_published(tmp_path):
     assert {name: (result.folder / name).read_text() for name in gpt2_vocabulary()} == gpt2_vocabulary()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (PIECES + "more\n", "vocab.txt: 9 lines, allowed are 8"),
-        (PIECES.replace("the", "東"), "a line is empty or there twice"),
-        (PIECES.replace("[MASK]", "MASK"), "['[MASK]'] is missing"),
-    ],
-)
-def test_bad_word_pieces(tmp_path, content, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        prepared("bert-vocabulary", SMALL_BERT, write(tmp_path / "from", {"vocab.txt": content}), tmp_path)
-
-
 def numbered(change: dict) -> str:
     return json.dumps(json.loads(gpt2_vocabulary()["vocab.json"]) | change)
 
 
+PUBLISHED = {
+    "squad": (SMALL, squad_files()),
+    "bert-vocabulary": (SMALL_BERT, {"vocab.txt": PIECES}),
+    "gpt2-vocabulary": (SMALL_GPT2, gpt2_vocabulary()),
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        ({"vocab.json": numbered({"x y": 262})}, "vocab.json: it is no mapping of 262 entries"),
-        ({"vocab.json": '{"a": 0, "a": 1}'}, "vocab.json is not JSON: key 'a' is there twice"),
-        ({"vocab.json": numbered({"th": 0})}, "its numbers are not 0 to 261, each once"),
-        ({"merges.txt": "#version: 0.2\nt h\nx y\n"}, "merges.txt, line 3: 'x y' makes no entry of vocab.json"),
+        ("squad", {"dev-v1.1.json": squad(2)[:200]}, "dev-v1.1.json: the questions are not JSON"),
+        ("squad", {"dev-v1.1.json": squad(1)}, "dev-v1.1.json: 1 questions, published are 2"),
+        ("squad", {"dev-v1.1.json": squad(2, answer_start=3)}, "is 3, but the context does not have '東京' there"),
+        ("squad", {"dev-v1.1.json": squad(2).replace("q1", "q0")}, "question id 'q0' is there twice"),
+        ("bert-vocabulary", {"vocab.txt": PIECES + "more\n"}, "vocab.txt: 9 lines, allowed are 8"),
+        ("bert-vocabulary", {"vocab.txt": PIECES.replace("the", "東")}, "a line is empty or there twice"),
+        ("bert-vocabulary", {"vocab.txt": PIECES.replace("[MASK]", "MASK")}, "['[MASK]'] is missing"),
+        ("gpt2-vocabulary", {"vocab.json": numbered({"x y": 262})}, "vocab.json: it is no mapping of 262 entries"),
+        ("gpt2-vocabulary", {"vocab.json": '{"a": 0, "a": 1}'}, "vocab.json is not JSON: key 'a' is there twice"),
+        ("gpt2-vocabulary", {"vocab.json": numbered({"th": 0})}, "its numbers are not 0 to 261, each once"),
+        ("gpt2-vocabulary", {"merges.txt": "#version: 0.2\nt h\nx y\n"}, "line 3: 'x y' makes no entry of vocab.json"),
     ],
 )
-def test_bad_byte_pairs(tmp_path, change, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        prepared("gpt2-vocabulary", SMALL_GPT2, write(tmp_path / "from", gpt2_vocabulary() | change), tmp_path)
+def test_bad_files_are_named_in_one_line(tmp_path, name, change, message):
+    dataset, files = PUBLISHED[name]
+    with pytest.raises(ConfigError, match=f"^data: {name}: .*{re.escape(message)}") as caught:
+        prepared(name, dataset, write(tmp_path / "from", files | change), tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 # WikiText

@@ -4,16 +4,18 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.doctor import rank_checks as gloo
-from benchmarks.doctor import rank_checks as horovod
-from benchmarks.doctor.child import MARK, Ended, Job, judge_ranks, run_together
+from benchmarks.doctor import rank_checks as checks
+from benchmarks.doctor.child import judge_ranks
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, explain, last_words
+from benchmarks.doctor.gpu_checks import Facts, Gpu
+from benchmarks.launching.processes import MARK, Ended, Job, run_together
 from tests.findings import only
 
 SECONDS = 60.0
@@ -65,7 +67,7 @@ def test_a_process_that_hangs_ends_with_all_that_it_started(tmp_path):
 
 
 def test_once_one_has_failed_the_others_do_not_wait_for_long(monkeypatch):
-    monkeypatch.setattr("benchmarks.doctor.child.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("benchmarks.launching.processes.GRACE_SECONDS", 0.2)
     begin = time.monotonic()
     ended = run_together([python("raise SystemExit(1)"), python("import time; time.sleep(60)")], 60)
     assert [one.code for one in ended] == [1, None] and time.monotonic() - begin < 20
@@ -132,39 +134,64 @@ Exit code:    1
 
 
 def test_gloo_adds_up_here():
-    assert "is right" in only(gloo.check_gloo(SECONDS), OK)
+    assert "is right" in only(checks.check_gloo(SECONDS), OK)
 
 
 def test_gloo_that_does_not_is_a_failure():
     closed = Ended(1, "RuntimeError: [enforce fail at device.cc] Unable to find address for: lo\n")
     run = answers(closed, closed)
-    assert "Unable to find address for: lo -> ip link set lo up" in only(gloo.check_gloo(SECONDS, run), FAILED)
+    assert "Unable to find address for: lo -> ip link set lo up" in only(checks.check_gloo(SECONDS, run), FAILED)
     assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
     assert all(job.environment["CUDA_VISIBLE_DEVICES"] == "" for job in run.jobs)
 
 
 @pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 def test_horovod_adds_up_here():
-    assert "Gloo yes" in only(horovod.check_horovod(SECONDS), OK)
+    assert "Gloo yes" in only(checks.check_horovod(SECONDS), OK)
 
 
 def test_horovod_says_what_it_was_built_with():
-    assert "make horovod" in only(horovod.check_horovod(SECONDS, installed=False), NOT_RUN)
+    assert "make horovod" in only(checks.check_horovod(SECONDS, installed=False), NOT_RUN)
     built = {"mpi": True, "gloo": True, "nccl": 22705}
     all_in = Ended(0, reports((0, 2, True), (1, 2, True), built=built))
-    assert "MPI yes, Gloo yes, NCCL yes" in only(horovod.check_horovod(SECONDS, 2, True, answers(all_in)), OK)
+    assert "MPI yes, Gloo yes, NCCL yes" in only(checks.check_horovod(SECONDS, 2, True, answers(all_in)), OK)
     without = Ended(0, reports((0, 2, True), (1, 2, True), built=built | {"nccl": 0}))
-    only(horovod.check_horovod(SECONDS, 0, True, answers(without)), OK)
-    assert "HOROVOD_GPU_OPERATIONS=NCCL" in only(horovod.check_horovod(SECONDS, 2, True, answers(without)), WARNING)
+    only(checks.check_horovod(SECONDS, 0, True, answers(without)), OK)
+    assert "HOROVOD_GPU_OPERATIONS=NCCL" in only(checks.check_horovod(SECONDS, 2, True, answers(without)), WARNING)
     other = Ended(1, "[0]<stderr>:ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10\n")
-    assert "built for another torch" in only(horovod.check_horovod(SECONDS, 0, True, answers(other)), FAILED)
+    assert "built for another torch" in only(checks.check_horovod(SECONDS, 0, True, answers(other)), FAILED)
 
 
 def test_horovod_says_that_the_machine_s_name_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     crashed = Ended(1, "RuntimeError: Horovod detected that one or more processes exited\n")
     for name in ("nosuch.invalid", "123"):  # 0.0.0.123, which nobody has
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
-        text = only(horovod.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
+        text = only(checks.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
         assert f"{name}, has no address" in text and f"--add-host {name}:127.0.0.1" in text
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
-    assert "has no address" not in only(horovod.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
+    assert "has no address" not in only(checks.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
+
+
+# --- NCCL ---
+
+BUILT = Facts(torch="2.10.0", cuda="12.8", nccl="2.27.5")
+H100 = Gpu("NVIDIA H100", (9, 0), 80 << 30)
+
+
+def test_an_all_reduce_runs_on_two_gpus_or_on_the_only_one():
+    run = answers(Ended(0, reports((0, 2, True))), Ended(0, reports((1, 2, True))))
+    said = only(checks.check_nccl(replace(BUILT, gpus=(H100, H100)), 9, run=run), OK)
+    assert said.startswith("all-reduce over 2 GPUs is right, by NCCL 2.27.5")
+    assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
+    one = checks.check_nccl(replace(BUILT, gpus=(H100,)), 9, run=answers(Ended(0, reports((0, 1, True)))))
+    assert only(one, OK).startswith("all-reduce over 1 GPU is right")
+    fails = answers(Ended(1, "RuntimeError: x\n"))
+    assert "RuntimeError: x -> NCCL_DEBUG=INFO" in only(
+        checks.check_nccl(replace(BUILT, gpus=(H100,)), 9, run=fails), FAILED
+    )
+
+
+@pytest.mark.parametrize("facts", [BUILT, Facts(torch="2.13.0+cpu")])
+def test_nccl_without_gpus_is_not_run_unless_one_is_needed(facts):
+    only(checks.check_nccl(facts, 9, run=answers()), NOT_RUN)
+    only(checks.check_nccl(facts, 9, needed=True, run=answers()), FAILED)

@@ -4,6 +4,7 @@ import json
 import re
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.slurm.slurm_cluster import asking, check_accounting
+from benchmarks.doctor.slurm.slurm_cluster import check_accounting
 from benchmarks.doctor.slurm.slurm_cluster import look as look_at
+from benchmarks.launching.slurm.queue import ask
 from benchmarks.launching.slurm.site import Site
 from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
 
@@ -116,6 +118,7 @@ def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(programs,
     assert list(values["partitions"]) == ["gpu"] and "it is left out" in said and "its state is DOWN" in said
     code, values, _ = doctor("--partition", "old")
     assert code == 1 and statuses(values, "job") == [FAILED]
+    assert main(["doctor", "--slurm", "--partition", "gpus"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -135,21 +138,6 @@ def test_a_controller_that_is_down_or_silent(programs, doctor, body, words):
     assert programs.called("sbatch") == []
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--write", "x.yaml"], "error: write: --write is not allowed without --slurm; add --slurm"),
-        (["--slurm", "--only", "gpu"], "error: only: --only is not allowed with --slurm; leave it out"),
-        (["--slurm", "--partition", "gpus"], "error: partition: 'gpus' is not known (did you mean 'gpu'?)"),
-    ],
-)
-def test_options_that_are_not_allowed(programs, capsys, options, message):
-    assert main(["doctor", *options]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(message) and said.count("\n") == 1
-    assert programs.called("sbatch") == []
-
-
 def test_a_refusal_is_quoted_and_the_account_of_the_site_is_used(programs, doctor, tmp_path):
     programs.refuse(unless="false")
     code, values, said = doctor()
@@ -163,8 +151,8 @@ def test_a_refusal_is_quoted_and_the_account_of_the_site_is_used(programs, docto
 
 def test_accounting_that_does_not_answer_is_a_warning(programs):
     off, on = look_at(answering(CPUS)), look_at(answering(MIXED))
-    assert check_accounting(off, asking(5)).status == OK
-    assert check_accounting(on, asking(5)).status == OK
+    assert check_accounting(off, ask).status == OK
+    assert check_accounting(on, ask).status == OK
     programs.set("sacct", "exec sleep 60")
-    broken = check_accounting(on, asking(0.3))
+    broken = check_accounting(on, partial(ask, timeout_seconds=0.3))
     assert broken.status == WARNING and "no answer" in broken.detail

@@ -1,6 +1,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,29 +51,22 @@ def test_an_entry_that_cannot_be_right_is_refused_by_field(field: str, value: ob
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["{", '{"name": "cpu"}', json.dumps(asdict(ENTRY) | {"extra": 1})],
-)
-def test_a_broken_entry_is_one_line_with_its_path_and_the_cure(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "entry.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        ImageEntry.load(path)
-    assert str(path) in str(caught.value) and "image build" in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "values",
+    ("read", "text"),
     [
-        [],
-        {"schema_version": 2, "images": {}},
-        {"schema_version": 1, "images": {"cpu": {}}},
-        {"schema_version": 1, "images": {"cuda12": asdict(ENTRY)}},
+        (ImageEntry.load, "{"),
+        (ImageEntry.load, '{"name": "cpu"}'),
+        (ImageEntry.load, json.dumps(asdict(ENTRY) | {"extra": 1})),
+        (read_images, "[]"),
+        (read_images, '{"schema_version": 2, "images": {}}'),
+        (read_images, '{"schema_version": 1, "images": {"cpu": {}}}'),
+        (read_images, json.dumps({"schema_version": 1, "images": {"cuda12": asdict(ENTRY)}})),
     ],
 )
-def test_a_broken_lock_is_one_line_with_its_path_and_the_cure(tmp_path: Path, values: object) -> None:
-    lock = tmp_path / "images.lock.json"
-    lock.write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=r"images\.lock\.json: .*delete the file and build it again") as caught:
-        read_images(lock)
+def test_a_broken_file_is_one_line_with_its_path_and_the_cure(tmp_path: Path, read: Any, text: str) -> None:
+    path = tmp_path / "images.json"
+    path.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"images\.json: .*delete the file and build it again: .*image build"
+    ) as caught:
+        read(path)
     assert "\n" not in str(caught.value)

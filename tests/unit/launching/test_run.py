@@ -154,7 +154,7 @@ def test_a_signal_goes_to_the_ranks_and_leaves_an_unfinished_cell(monkeypatch, t
 
 def test_ranks_that_cannot_meet_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "none0"}
-    monkeypatch.setattr(launch_module, "rank_variables", lambda *_: place)
+    monkeypatch.setattr(launch_module, "place_variables", lambda *_: place)
     (outcome,) = launch(Cell(model="vgg-digits", world_size=1), tmp_path, None, tmp_path)
     assert outcome.status == "error" and str(outcome.reason).endswith("Unable to find address for: none0")
 

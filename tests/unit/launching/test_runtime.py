@@ -5,22 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.launching.containers.entry import ImageEntry
 from benchmarks.launching.containers.runtime import Bind, Container, Runtime, bind_all, for_apptainer, passed
 from resireduce.errors import ConfigError
+from tests.unit.launching.test_image_entry import ENTRY as IMAGE
 
 DIGEST = "sha256:" + "ab" * 32
-ENTRY = ImageEntry(
-    name="cpu",
-    digest=DIGEST,
-    content="0123456789ab",
-    base="base",
-    base_digest=DIGEST,
-    versions={"python": "3.11.2", "cuda": None},
-    size_bytes=1,
-    engine="docker 28",
-    built_at="today",
-)
+ENTRY = replace(IMAGE, digest=DIGEST, versions={"python": "3.11.2", "cuda": None})
 RUN = ["python", "-m", "benchmarks.training.rank"]
 INSIDE = ["python", "-m", "benchmarks.launching.supervise", *RUN]
 VARIABLES = {"RANK": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": "/bin", "RESIREDUCE_IMAGE_DIGEST": "another"}
@@ -99,11 +89,6 @@ def test_apptainer_has_the_hosts_processes_memory_and_variables():
     assert apptainer.command(RUN, container, VARIABLES) == line
     at = line.index("--mount")
     assert replace(apptainer, gpus=True).command(RUN, container, VARIABLES) == [*line[:at], "--nv", *line[at:]]
-
-
-def test_a_rank_that_a_scheduler_starts_is_not_ended_by_an_empty_input():
-    line = runtime("apptainer", sif=Path("/cpu.sif")).command(RUN, replace(FIRST, supervised=False), {})
-    assert line[-3:] == RUN and "benchmarks.launching.supervise" not in line
 
 
 HOST = {

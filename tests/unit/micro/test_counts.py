@@ -5,10 +5,13 @@ import math
 from pathlib import Path
 from statistics import mean, stdev
 
-import pytest
-
 from benchmarks.__main__ import main
+from benchmarks.core.files import load_json
+from benchmarks.core.paths import ROOT
+from benchmarks.micro.operations_command import OF_TABLE
 from benchmarks.training.count_cases import INPUTS, counted, list_cases
+from benchmarks.training.operations import WAYS
+from benchmarks.training.operations import counted as counted_operations
 
 KNOWN = {
     "dgc-simple, 2 rounds": ((1.00, 1.02, 0.98), (1.7, None, 1.1)),
@@ -42,11 +45,15 @@ def test_counts_are_those_that_another_implementation_has() -> None:
                 assert known is None or abs(mean(parts) - known) <= max(0.05 * known, varies, rounding), (case, row)
 
 
-def test_a_tiny_table_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_table_is_written(tmp_path: Path) -> None:
     output = tmp_path / "counts.json"
-    assert main(["measure", "counts", "--tiny", "--densities", "0.1", "--output", str(output)]) == 0
-    found, text = json.loads(output.read_text()), output.with_suffix(".md").read_text()
-    cases = [case for case, _ in list_cases(0.1)]
-    assert len(found["rows"]) == 3 * len(cases) and text in capsys.readouterr().out
-    assert [line.split("|")[1].strip() for line in text.splitlines()[2 : 2 + len(cases)]] == cases
-    assert all(row["target"] == 1000 and len(row["counts"]) == 2 for row in found["rows"])
+    assert main(["measure", "counts", "--tiny", "--output", str(output)]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    assert len(rows) == 2 * 3 * len([*list_cases(0.01)]) and output.with_suffix(".md").exists()
+    assert all(row["target"] == 10**4 * row["density"] and len(row["counts"]) == 2 for row in rows)
+
+
+def test_the_committed_counts_of_operations_on_a_gpu_are_those_of_today() -> None:
+    rows = load_json(ROOT / "results/reference/operations.json")["rows"]
+    assert [(row["model"], row["way"]) for row in rows] == [(model, way) for model in OF_TABLE for way in WAYS]
+    assert counted_operations("resnet50") == [row for row in rows if row["model"] == "resnet50"]

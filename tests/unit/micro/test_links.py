@@ -1,24 +1,19 @@
 """`python -m benchmarks measure links`: two nodes on this machine, and every form of a step on them."""
 
 import json
-import math
 import os
-import stat
 import subprocess
 import sys
-from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.statistics import median_interval
 from benchmarks.core.paths import ROOT
 from benchmarks.micro import links_command
 from benchmarks.micro.links_command import UNSLOWED, slow_nodes
-from benchmarks.micro.train_on_nodes import cells_of_configs, make_cells
-from resireduce.errors import ConfigError
+from benchmarks.micro.train_on_nodes import make_cells
 from resireduce.scheme import MERGES
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -29,132 +24,73 @@ def nodes_or_skip() -> None:
     """Skip where this user may not make networks."""
     if os.name != "posix" or os.geteuid() != 0:
         pytest.skip("needs root")
-    probe = [
-        "unshare",
-        "--net",
-        "sh",
-        "-c",
-        f"export PATH={PATH}; ip link add name end type veth && tc qdisc add dev end root {TBF}",
-    ]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
+    script = f"export PATH={PATH}; ip link add name end type veth && tc qdisc add dev end root {TBF}"
+    if subprocess.run(["unshare", "--net", "sh", "-c", script], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces, or no links that can be slowed, for this root")
 
 
 def test_every_form_is_timed_flat_and_by_nodes_where_it_can_be() -> None:
     cells = make_cells("gpt2-bytes", links_command.FORMS)
     assert len({cell.name for cell in cells}) == len(cells) == 2 * len(links_command.FORMS)
-    assert {cell.compressor for cell in cells} == {"none", "fp16", "topk"}
-    merged = {cell.merge for cell in cells if cell.density == 0.01}
-    assert merged == {*MERGES, links_command.SIZE_BYTES}
-    assert all(cell.world_size == 4 for cell in cells)
+    assert {cell.merge for cell in cells if cell.density == 0.01} == {*MERGES, links_command.SIZE_BYTES}
     single = make_cells("gpt2-bytes", links_command.FORMS, nodes=3, ranks_per_node=1)
-    assert {(cell.world_size, cell.hierarchy) for cell in single} == {(3, "flat")} and len(single) == len(
-        links_command.FORMS
-    )
+    assert {(cell.world_size, cell.hierarchy) for cell in single} == {(3, "flat")}
+    assert len(single) == len(links_command.FORMS)
 
 
-def test_what_is_timed_beside_half_precision_is_timed_merged_and_not() -> None:
-    cells = make_cells("gpt2-bytes", links_command.SETS["exchanges"])
-    assert len(cells) == 2 * 2 * len(links_command.EXCHANGES)
-    assert Counter(cell.merge for cell in cells) == {"none": len(cells) // 2, 1 << 20: len(cells) // 2}
+LARGER = str(ROOT / "benchmarks/config/larger.yaml")
 
 
-def test_settings_of_configs_are_each_timed_once_at_their_rate() -> None:
-    files = [ROOT / f"benchmarks/config/{name}.yaml" for name in ("tuned", "two-phase")]
-    cells = cells_of_configs(files, "gpt2-bytes", world_size=2, merge=4096)
-    assert len(cells) == 14 and {(cell.seed, cell.world_size, cell.merge) for cell in cells} == {(0, 2, 4096)}
-    rates = {cell.learning_rate for cell in cells if cell.optimizer == "adafactor"}
-    assert rates == {0.1} and cells == cells_of_configs([*files, files[0]], "gpt2-bytes", world_size=2, merge=4096)
-
-
-def test_a_model_that_no_config_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    file = str(ROOT / "benchmarks/config/larger.yaml")
-    assert main(["measure", "links", "--config", file, "--model", "vgg-digits"]) == 2
-    assert capsys.readouterr().err == f"error: config: no setting of vgg-digits in {file}\n"
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--config", LARGER, "--model", "vgg-digits"], f"config: no setting of vgg-digits in {LARGER}\n"),
+        (["--rate", "fast"], "rate: 'fast' is not allowed; give a whole number with kbit, mbit or gbit, up to 10gbit"),
+        (["--rate", "11gbit"], "rate: '11gbit' is not allowed"),
+    ],
+)
+def test_what_cannot_be_timed(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "links", *options]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
 def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def nodes(rate: str, count: int):  # type: ignore[no-untyped-def]
-        yield [["env", f"NODE={number}"] for number in range(count)]
+        yield [["env"]] * count
 
     rank, count = tmp_path / "python", 2 * len(links_command.FORMS)
     seconds = [[2.0 * number + one for one in range(7)] for number in range(count)]
-    merged = [{"messages": number, "costs": None} for number in range(count)]
-    found_by_ranks = json.dumps({"seconds": seconds, "merged": merged})
-    rank.write_text(
-        f"#!/bin/sh\necho $NODE $RANK $GLOO_SOCKET_IFNAME >> {tmp_path}/where\n"
-        f"echo '{found_by_ranks}' > $4/rank$RANK.json\n"
-    )
-    rank.chmod(rank.stat().st_mode | stat.S_IXUSR)
+    found_by_ranks = {"seconds": seconds, "merged": [{"messages": number, "costs": None} for number in range(count)]}
+    rank.write_text(f"#!/bin/sh\necho '{json.dumps(found_by_ranks)}' > $4/rank$RANK.json\n")
+    rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
     monkeypatch.setattr(links_command, "slow_nodes", nodes)
-    output = tmp_path / "reference" / "links.json"
+    output = tmp_path / "links.json"
     assert main(["measure", "links", "--rounds", "7", "--steps", "2", "--output", str(output)]) == 0
-    found = json.loads(output.read_text())
-    assert sorted((tmp_path / "where").read_text().split("\n"))[1:] == [
-        "0 0 eth0", "0 1 eth0", "1 2 eth0", "1 3 eth0"
-    ]  # fmt: skip
-    assert [row["median"] for row in found["rows"]] == [(2.0 * number + 3) / 2 for number in range(count)]
-    assert [row["messages"] for row in found["rows"]] == [*range(count)]
+    rows = json.loads(output.read_text())["rows"]
+    assert [row["median"] for row in rows] == [(2.0 * number + 3) / 2 for number in range(count)]
+    assert [row["messages"] for row in rows] == [*range(count)]
 
 
-@pytest.mark.parametrize("count", [1, 5, 6, 20, 21])
-def test_the_median_lies_where_tosses_of_a_coin_have_it(count: int) -> None:
-    """The probability that so many of all values lie on one side of the median, by adding up all cases."""
-    values = [float(one) for one in range(count)]
-    found, low, high = median_interval(values[::-1])
-    assert found == (count - 1) / 2 and low + high == count - 1
-    beyond = sum(math.comb(count, heads) for heads in range(int(low) + 1)) / 2**count
-    assert beyond <= 0.025 or low == 0
-    assert beyond + math.comb(count, int(low) + 1) / 2**count > 0.025, "one value fewer would do"
+def said_on(node: list[str], *command: str) -> str:
+    path = ["env", f"PATH={PATH}"]
+    return subprocess.run([*node, *path, *command], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("rate", ["fast", "0mbit", "11gbit"])
-def test_a_rate_that_is_none(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["measure", "links", "--rate", rate]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: rate: {rate!r}") and " is not allowed; give a whole number" in said
-
-
-def test_without_root_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigError, match="root for their namespaces; call it with sudo"), slow_nodes("100mbit"):
-        raise AssertionError
-
-
-def test_nodes_reach_each_other_and_nothing_else_and_end_with_the_block() -> None:
+@pytest.mark.parametrize(("rate", "count"), [("100mbit", 3), (UNSLOWED, 2)])
+def test_nodes_reach_each_other_at_the_rate_of_their_links_and_nothing_else(rate: str, count: int) -> None:
     nodes_or_skip()
-    code = "import socket; print(socket.if_nameindex())"
-    before = subprocess.run(["ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout
-    with slow_nodes("100mbit") as nodes:
-        for number, node in enumerate(nodes):
-            there = subprocess.run([*node, sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            assert "'eth0'" in there.stdout and there.stdout.count("(") == 2
-            show = [*node, "env", f"PATH={PATH}", "tc", "qdisc", "show", "dev", "eth0"]
-            rate = subprocess.run(show, capture_output=True, text=True, check=True)
-            assert "tbf" in rate.stdout and "rate 100Mbit" in rate.stdout
-            reach = f"import socket; socket.create_connection(('10.88.0.{2 - number}', 9), timeout=5)"
-            done = subprocess.run([*node, sys.executable, "-c", reach], capture_output=True, text=True, check=False)
-            assert "ConnectionRefusedError" in done.stderr, "somebody is there, who does not listen"
+    before = said_on([], "ls", "/sys/class/net")
+    with slow_nodes(rate, count) as nodes:
+        for number, node in enumerate(nodes, 1):
+            interfaces = said_on(node, sys.executable, "-c", "import socket; print(socket.if_nameindex())")
+            assert "'eth0'" in interfaces and interfaces.count("(") == 2
+            shown = said_on(node, "tc", "qdisc", "show", "dev", "eth0")
+            assert ("tbf" in shown) == ("rate 100Mbit" in shown) == (rate != UNSLOWED)
+            others = [f"10.88.0.{other}" for other in range(1, count + 1) if other != number]
+            reach = f"print(*(socket.socket().connect_ex((one, 9)) == errno.ECONNREFUSED for one in {others}))"
+            found = said_on(node, sys.executable, "-c", f"import errno, socket; {reach}").split()
+            assert found == ["True"] * (count - 1), "somebody is there, who does not listen"
         held = nodes[0][1].removeprefix("--net=")
-    assert not Path(held).exists()
-    assert subprocess.run(["ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout == before
-
-
-def test_more_nodes_than_two_reach_each_other_at_the_rate_of_each_ones_link() -> None:
-    nodes_or_skip()
-    for rate in ("100mbit", UNSLOWED):
-        with slow_nodes(rate, 3) as nodes:
-            for number, node in enumerate(nodes):
-                others = [other for other in range(1, 4) if other != number + 1]
-                reach = "; ".join(
-                    f"print(socket.socket().connect_ex(('10.88.0.{other}', 9)) == errno.ECONNREFUSED)"
-                    for other in others
-                )
-                code = f"import errno, socket; {reach}"
-                done = subprocess.run([*node, sys.executable, "-c", code], capture_output=True, text=True, check=True)
-                assert done.stdout.split() == ["True", "True"], "somebody is there, who does not listen"
-            show = [*nodes[2], "env", f"PATH={PATH}", "tc", "qdisc", "show", "dev", "eth0"]
-            shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
-            assert ("rate 100Mbit" in shown) == (rate == "100mbit") and ("tbf" in shown) == (rate != UNSLOWED)
+    assert not Path(held).exists() and said_on([], "ls", "/sys/class/net") == before

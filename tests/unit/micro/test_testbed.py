@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.micro import testbed_command
+from benchmarks.micro import links_command, testbed_command
 from benchmarks.micro.testbed_command import typical
 from tests.stand_ins import HEAD
 
@@ -42,42 +42,28 @@ def drawn(own: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def samples_of(seed: int) -> list[list[dict[str, Any]]]:
-    own = np.random.default_rng(seed)
-    return [[drawn(own) for _ in range(5)] for _ in range(3)]
-
-
-def table_of(samples: list[list[dict[str, Any]]], read: Any) -> np.ndarray:
-    return np.array([[read(one) for one in rank] for rank in samples])
-
-
-def test_what_all_wait_for_is_the_latest_rank_of_each_round_and_the_median_of_rounds() -> None:
-    samples = samples_of(0)
+def test_what_all_wait_for_is_the_latest_rank_and_compression_is_that_of_the_mean_tensor_of_a_size() -> None:
+    own = np.random.default_rng(0)
+    samples = [[drawn(own) for _ in range(5)] for _ in range(3)]
     found = typical(samples, 2)
-    for key in ("forward_seconds", "backward_seconds", "step_seconds"):
-        assert found["passes"]["node"][key] == np.median(
-            table_of(samples, lambda one, key=key: [step[key] for step in one["passes"]["node"]]).max(axis=0)
-        )
-    early = table_of(samples, lambda one: [step["arrived_seconds"]["early"] for step in one["passes"]["flat"]])
+
+    def table(read: Any) -> np.ndarray:
+        return np.array([[read(one) for one in rank] for rank in samples])
+
+    steps = table(lambda one: [step["step_seconds"] for step in one["passes"]["node"]])
+    assert found["passes"]["node"]["step_seconds"] == np.median(steps.max(axis=0)), "and the median of rounds"
+    early = table(lambda one: [step["arrived_seconds"]["early"] for step in one["passes"]["flat"]])
     assert [*found["passes"]["flat"]["arrived_seconds"]] == ["early", "late"], "in order of arrival"
     assert found["passes"]["flat"]["arrived_seconds"]["early"] == np.median(early.max(axis=0))
     (row,) = found["messages"]["flat all_gather"]
-    for key, of_ranks in (("in_turn", np.max), ("at_once", np.max), ("processor", np.mean)):
-        each = table_of(samples, lambda one, key=key: one["messages"]["flat all_gather"][0][key])
+    for key, of_ranks in (("in_turn", np.max), ("processor", np.mean)):
+        each = table(lambda one, key=key: one["messages"]["flat all_gather"][0][key])
         assert row[key] == pytest.approx(np.median(of_ranks(each, axis=0)))
-    assert found["cores"] == 2
-
-
-def test_compression_is_that_of_the_mean_tensor_of_each_size() -> None:
-    samples = samples_of(1)
-    small, large = typical(samples, 2)["compression"]
+    small, large = found["compression"]
+    tensors = table(lambda one: [tensor["compress_seconds"] for tensor in one["compression"][0]["tensors"]])
     assert (small["elements"], large["elements"]) == (100, 700)
-    first, second = (
-        table_of(samples, lambda one, place=place: one["compression"][0]["tensors"][place]["compress_seconds"])
-        for place in (0, 1)
-    )
-    assert small["compress_seconds"] == pytest.approx(np.median(((first + second) / 2).mean(axis=0)))
-    averaging = table_of(samples, lambda one: one["compression"][0]["tensors"][2]["average_seconds"]["4"])
+    assert small["compress_seconds"] == pytest.approx(np.median(tensors[..., :2].mean(axis=(0, 2))))
+    averaging = table(lambda one: one["compression"][0]["tensors"][2]["average_seconds"]["4"])
     assert large["average_seconds"]["4"] == pytest.approx(np.median(averaging.mean(axis=0)))
 
 
@@ -103,7 +89,7 @@ def test_every_setting_has_its_steps_and_its_inputs(tmp_path: Path, monkeypatch:
     )
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
-    monkeypatch.setattr(testbed_command, "slow_nodes", nodes)
+    monkeypatch.setattr(links_command, "slow_nodes", nodes)
     monkeypatch.setattr(testbed_command, "check_that_nodes_can_be_made", lambda: None)
     output = tmp_path / "testbed.json"
     given = ["--rounds", "3", "--steps", "2", "--rates", "1gbit", "unslowed", "--output", str(output)]
@@ -115,16 +101,11 @@ def test_every_setting_has_its_steps_and_its_inputs(tmp_path: Path, monkeypatch:
     assert found[0]["inputs"]["compression"][0]["compressor"] == "topk"
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_what_cannot_be_measured_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, said in (
         (["--layouts", "3x3"], "layouts: '3x3' is not known"),
         (["--rates", "1gbit", "1gbit"], "rates: '1gbit' is there twice; give each once"),
-    ],
-)
-def test_what_cannot_be_measured_is_one_line(
-    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["measure", "testbed", *given, "--output", str(tmp_path / "testbed.json")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    ):
+        assert main(["measure", "testbed", *given, "--output", str(tmp_path / "testbed.json")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line

@@ -148,13 +148,6 @@ def test_every_compressor_is_simulated_or_has_no_plan() -> None:
     assert all(0 < one.step_seconds < 10 for one in found)
 
 
-def test_unequal_sizes_cost_a_message_of_sizes_and_wait_for_the_largest() -> None:
-    layers = layers_of("resnet-digits")
-    cases = [Case(make_cluster(), 4, "gaussian", 0.01)]
-    (even,), (uneven,) = (simulate(cases, Settings(layers, ragged_largest=largest)) for largest in (1.0, 2.0))
-    assert uneven.sent_bytes > even.sent_bytes and uneven.step_seconds > even.step_seconds
-
-
 def test_of_unequal_sizes_a_message_more_tells_and_equal_ones_are_as_planned() -> None:
     layers, cases = drawn_layers(1, 5), [Case(make_cluster(), 4, name, 0.01) for name in ("topk", "gaussian")]
     rows = rows_of(cases, Settings(layers, compute_seconds=1.0, ragged_largest=2.0), works(cases, layers, ()))

@@ -300,9 +300,6 @@ def test_what_cannot_be_is_refused(changed: dict[str, np.ndarray], said: str) ->
     good = dict.fromkeys(("ready", "transfer", "latency", "nbytes"), np.array([1.0, 2.0]))
     with pytest.raises(ConfigError, match=said):
         Arrivals(**{**good, **changed})
-
-
-def test_omgs_must_know_the_cost_of_compression() -> None:
     one = np.array([1.0])
     with pytest.raises(ConfigError, match="omgs: it must know what compression takes; give backward, elements and"):
         RULES["omgs"].function(Arrivals(one, one, one, one))

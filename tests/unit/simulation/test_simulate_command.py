@@ -203,13 +203,8 @@ def test_records_are_looked_for_before_anything_is_simulated(
         (["--record", "SAME", "--cluster", "paper-local", "paper-cloud"], "cluster: a measured time is of one device"),
         (["--cluster", "paper-local", "paper-local"], "cluster: 'paper-local' is there twice; give each once"),
         (["--compute-seconds", "0"], "compute_seconds: 0.0 is not allowed; give seconds, more than 0"),
-        (
-            ["--compute-seconds", "1e308"],
-            "compute_seconds: 1e+308 is not allowed; give seconds, more than 0, at most 1e",
-        ),
-        (["--compute-seconds", "nan"], "compute_seconds: nan is not allowed"),
+        (["--compute-seconds", "1e308"], "compute_seconds: 1e+308 is not allowed; give seconds, more than 0, at most"),
         (["--ragged-largest", "0.5"], "ragged_largest: 0.5 is not allowed; give a number, 1 or more"),
-        (["--records", "."], "records: . has no records of cells; give a run's folder"),
         (["--model", "tests.simulated:plain"], "compute_seconds: missing, and 'tests.simulated:plain' has no recipe"),
         (["--model", "tests.simulated:plain", "--batch", "4"], "batch: 4 means nothing to 'tests.simulated:plain'"),
         (

@@ -80,21 +80,6 @@ def test_one_message_is_a_sum() -> None:
     assert (found.messages, found.sent_bytes) == (1, nbytes)
 
 
-@given(MANY, st.integers(1, 12))
-@settings(max_examples=15, deadline=None)
-def test_without_latency_each_tensor_by_itself_is_best_and_without_bytes_all_in_one(seed: int, count: int) -> None:
-    given_settings = make_settings(drawn_layers(seed, count))
-    for cluster, best in (
-        (make_cluster(latency=0.0, device=EXACT), "none"),
-        (make_cluster(1e-3, 1e30, device=EXACT), "one"),
-    ):
-        found = {
-            one.case.rule: one.step_seconds
-            for one in simulate([Case(cluster, 4, rule=r) for r in SHARED], given_settings)
-        }
-        assert all(found[best] <= step * (1 + 1e-9) for step in found.values())
-
-
 @given(MANY, st.floats(1.0, 100.0), st.sampled_from(["none", "topk", "fp16"]), st.sampled_from(["flat", "node"]))
 @settings(max_examples=20, deadline=None)
 def test_a_faster_link_makes_no_step_longer(seed: int, factor: float, compressor: str, hierarchy: str) -> None:

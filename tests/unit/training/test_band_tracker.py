@@ -1,5 +1,6 @@
 """What a record's picture of a step is made of: every tensor in its band, from its making to its end."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,11 @@ def test_the_picture_of_a_cell_is_of_what_it_holds_and_its_fullest_moment_is_the
     assert [*moments[0][:3]] == states and sum(moments[0][3:]) < 0.01 * sum(states), "no gradient has come yet"
     planned = plan_of(cell)["peak_states"]
     assert abs(max(map(sum, moments)) - planned) < 0.005 * planned
+
+
+def test_a_message_that_another_thread_lets_go_of_a_moment_later_is_in_no_peak() -> None:
+    message = [torch.zeros(100)]
+    with BandTracker(lambda _: True, {"messages": message}, [], others=True) as tracker:
+        threading.Timer(0.001, message.clear).start()
+        after = torch.zeros(100)
+    assert tracker.peak_bytes == after.nbytes

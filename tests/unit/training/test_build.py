@@ -14,18 +14,16 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import PAPER, READMES, WORKLOADS, Schedule
-from benchmarks.core.workloads.recipe import OPTIMIZERS
 from benchmarks.training import build as build_module
-from benchmarks.training.build import build, load_prepared, make_compressor, make_task, rank_seed
+from benchmarks.training.build import build, make_compressor, make_task, rank_seed
 from benchmarks.training.optimizers import BertAdam, make_optimizer
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC
 from resireduce.errors import ConfigError
-from resireduce.optim import DGCSGD
 from resireduce.scheme import load
 from tests.prepared import save_cifar, save_prepared, save_wikitext
 from tests.threads import LocalWorld
-from tests.unit.training.test_full_size import on_meta
+from tests.unit.training.test_models import on_meta
 
 
 def small(model: str = "resnet20", **change) -> Cell:
@@ -39,102 +37,39 @@ def schedule(model: str, world_size: int = 8, **options) -> Schedule:
 # Pretrained weights
 
 
-class Pair(nn.Module):
-    """A body with pretrained weights, a head without, and a tied weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head, self.tied = nn.Linear(3, 2), nn.Linear(2, 2, bias=False), nn.Linear(3, 2, bias=False)
-        self.tied.weight = self.body.weight
-
-
-def save_weights(root, tensors: dict[str, torch.Tensor], missing=("head.weight",)) -> None:
-    save_prepared("x-weights", root, {"model.safetensors": save(tensors)}, missing=list(missing))
-
-
-def test_prepared_weights_are_loaded_and_the_rest_stays_random(tmp_path):
-    model = Pair()
-    head = model.head.weight.detach().clone()
-    save_weights(tmp_path, {"body.weight": torch.full((2, 3), 5.0), "body.bias": torch.full((2,), 6.0)})
-    load_prepared(model, "x-weights", tmp_path)
-    assert model.body.weight.eq(5).all() and model.body.bias.eq(6).all() and model.tied.weight is model.body.weight
-    assert torch.equal(model.head.weight, head)
-    assert model.body.weight.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        ({"body.weight": (2, 3)}, "'x-weights' has no parameter body.bias; prepare them again"),
-        ({"body.weight": (2, 3), "body.bias": (2,), "z": (1,)}, "has a parameter that the model does not, z; prepare"),
-        ({"body.weight": (3, 2), "body.bias": (2,)}, r"body.weight of 'x-weights' is \(3, 2\), allowed is \(2, 3\)"),
-    ],
-)
-def test_other_weights_are_refused_in_one_line(tmp_path, tensors, message):
-    save_weights(tmp_path, {name: torch.zeros(shape) for name, shape in tensors.items()})
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_prepared(Pair(), "x-weights", tmp_path)
-    assert "\n" not in str(caught.value)
+def save_weights(root, tensors: dict[str, torch.Tensor]) -> None:
+    save_prepared("x-weights", root, {"model.safetensors": save(tensors)}, missing=[])
 
 
 def test_a_cell_with_real_data_starts_from_the_recipes_weights_and_a_synthetic_one_does_not(tmp_path, monkeypatch):
-    workload = dataclasses.replace(WORKLOADS["resnet20"], weights="x-weights")
-    monkeypatch.setitem(WORKLOADS, "resnet20", workload)
+    monkeypatch.setitem(WORKLOADS, "resnet20", dataclasses.replace(WORKLOADS["resnet20"], weights="x-weights"))
     model = load(MODELS["resnet20"])()
-    save_weights(tmp_path, {name: torch.full_like(p, 0.5) for name, p in model.named_parameters()}, missing=())
-    real = build_module.make_model(small(data="real"), None, tmp_path)
-    assert all(parameter.eq(0.5).all() for parameter in real.parameters())
-    random = build_module.make_model(small(), None, tmp_path)
-    assert not any(parameter.eq(0.5).all() for parameter in random.parameters())
+    save_weights(tmp_path, {name: torch.full_like(p, 0.5) for name, p in model.named_parameters()})
+    for data in ("real", "synthetic"):
+        made = build_module.make_model(small(data=data), None, tmp_path)
+        assert all(parameter.eq(0.5).all() for parameter in made.parameters()) == (data == "real")
 
 
 # Optimizer and compressor
 
 
 @pytest.mark.parametrize("model", [workload.model for workload in (*PAPER, *READMES)])
-def test_weight_decay_is_the_recipes(model):
+def test_optimizer_and_weight_decay_are_the_recipes(model):
     workload, built = WORKLOADS[model], on_meta(model)
     names = {id(parameter): name for name, parameter in built.named_parameters()}
-    groups = make_optimizer(workload, built).param_groups
+    optimizer = make_optimizer(workload, built)
+    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    assert isinstance(optimizer, kinds.get(workload.optimizer, BertAdam))
+    groups = optimizer.param_groups
     assert sum(len(group["params"]) for group in groups) == len(names)
     spared = {names[id(p)] for group in groups if not group["weight_decay"] for p in group["params"]}
-    if workload.no_decay:
-        norms = (nn.BatchNorm2d,) if workload.optimizer == "sgd" else (nn.LayerNorm,)
-        expected = {
-            f"{name}.{part}"
-            for name, one in built.named_modules()
-            if isinstance(one, norms)
-            for part in ("weight", "bias")
-        }
-        if workload.optimizer != "sgd":
-            expected |= {name for name in names.values() if name.endswith(".bias")}
-        assert spared == expected
-    else:
+    if not workload.no_decay:
         assert spared == (set() if workload.weight_decay else set(names.values()))
-
-
-def test_each_recipe_has_its_optimizer():
-    assert isinstance(make_optimizer(WORKLOADS["bert-base"], on_meta("bert-base")), BertAdam)
-    assert isinstance(make_optimizer(WORKLOADS["gpt2-medium"], nn.Linear(2, 2)), torch.optim.AdamW)
-    sgd = make_optimizer(WORKLOADS["resnet152-imagenet"], on_meta("resnet152-imagenet"))
-    assert sgd.param_groups[0]["nesterov"] and sgd.param_groups[0]["momentum"] == 0.9
-    assert not make_optimizer(WORKLOADS["resnet50"], nn.Linear(2, 2)).param_groups[0]["nesterov"]
-    beside = make_optimizer(WORKLOADS["resnet152-imagenet"], nn.Linear(2, 2), corrects_momentum=True)
-    (group,) = beside.param_groups
-    assert isinstance(beside, DGCSGD)
-    assert (group["decay_momentum"], group["nesterov"], group["weight_decay"]) == (0.9, True, 1e-4)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_cell_may_have_each_optimizer_at_a_rate_of_its_own(name):
-    cell = Cell(model="vgg-digits", optimizer=name, learning_rate=0.5)
-    model = nn.Linear(2, 2)
-    optimizer = make_optimizer(cell.workload, model)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.5}
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    momentum = {group.get("momentum", 0.0) for group in optimizer.param_groups}
-    assert momentum == ({0.9} if name == "sgd" else {0.0})
+        return
+    norm = nn.BatchNorm2d if workload.optimizer == "sgd" else nn.LayerNorm
+    norms = [name for name, one in built.named_modules() if isinstance(one, norm)]
+    biases = {name for name in names.values() if name.endswith(".bias") and workload.optimizer != "sgd"}
+    assert spared == {f"{name}.{part}" for name in norms for part in ("weight", "bias")} | biases
 
 
 def test_a_cell_that_names_the_recipes_own_optimizer_and_rate_is_the_cell_without():
@@ -145,26 +80,18 @@ def test_a_cell_that_names_the_recipes_own_optimizer_and_rate_is_the_cell_withou
     assert Cell(model="vgg-digits", optimizer="rmsprop", learning_rate=0.25).name.endswith(".rmsprop.lr0.25.s0")
 
 
-def test_a_cell_may_have_a_schedule_of_its_own():
-    cell = Cell(model="gpt2-bytes", schedule="cosine", steps=8)
-    task = Schedule(cell.workload, samples=80, world_size=1, steps_wanted=cell.steps)
-    rates = [task.learning_rate_at(step) / cell.workload.learning_rate for step in (0, 4, 8)]
-    assert rates == pytest.approx([1.0, 0.5, 0.0]) and cell.name.endswith(".cosine.s0.steps8")
-
-
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
         ("optimizer", "lamb", "plain-sgd"),
-        ("learning_rate", 0, "a finite number greater than 0"),
         ("learning_rate", float("inf"), "a finite number greater than 0"),
-        ("learning_rate", True, "a finite number greater than 0"),
         ("schedule", "steps", "cosine"),
+        ("length", 513, "give a whole number, 8 to 512"),
     ],
 )
-def test_another_optimizer_or_rate_is_refused(field, value, allowed):
+def test_what_a_cell_cannot_have_of_its_own_is_refused(field, value, allowed):
     with pytest.raises(ConfigError, match=f"^{field}: .*{allowed}"):
-        Cell(model="vgg-digits", **{field: value})
+        Cell(model="bert-base" if field == "length" else "vgg-digits", **{field: value})
 
 
 def test_dgc_warms_its_density_up_by_epochs():
@@ -173,80 +100,20 @@ def test_dgc_warms_its_density_up_by_epochs():
     assert isinstance(compressor, DGC)
     found = [compressor.density_at(step) for step in (0, steps - 1, steps, 4 * steps, 5 * steps)]
     assert found == [0.25, 0.25, 0.0625, 0.001, 0.001]
-    denser = make_compressor(small("resnet110", compressor="dgc", density=0.1), schedule("resnet110"))
-    assert [denser.density_at(epoch * steps) for epoch in range(6)] == [0.25, 0.1, 0.1, 0.1, 0.1, 0.1]
     other = make_compressor(small("resnet50", compressor="dgc"), schedule("resnet50"))
     assert other.density_at(0) == 0.01
-
-
-def test_a_cell_that_forms_momentum_before_compression_decays_weights_with_a_momentum_of_its_own():
-    with torch.random.fork_rng(devices=[]):
-        trainer = build(small(compressor="dgc-momentum"), LocalCommunicator(), None, Path("data"))
-    assert isinstance(trainer.optimizer.wrapped, DGCSGD)
-    assert {g["weight_decay"] for g in trainer.optimizer.param_groups} == {WORKLOADS["resnet20"].weight_decay} != {0.0}
-
-
-def test_the_rate_of_all_ranks_is_reached_after_the_warmup():
-    one = schedule("resnet50")
-    assert one.learning_rate_at(0) == pytest.approx(0.0125 + 0.0875 / one.warmup_steps)
-    assert one.warmup_steps == 5 * one.steps_per_epoch
-    epochs = {epoch: one.learning_rate_at(epoch * one.steps_per_epoch) for epoch in (5, 29, 30, 59, 60, 79)}
-    assert list(epochs.values()) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
-
-
-# Dropout
-
-
-class Drops(nn.Module):
-    """A model with dropout, whose output tells the mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return nn.functional.dropout(torch.ones(40), 0.5) + 0 * self.linear.weight.sum()
-
-
-def dropping(communicator, seed: int = 0):
-    trainer = build(small(seed=seed), communicator, None, Path("data"))
-    return trainer.model.linear.weight.detach().clone(), trainer.model(None).detach()
-
-
-def test_dropout_is_the_same_each_time_and_depends_on_the_seed(monkeypatch):
-    monkeypatch.setitem(MODELS, "resnet20", "tests.unit.training.test_build:Drops")
-    with torch.random.fork_rng(devices=[]):
-        (weight, mask), (same_weight, same_mask) = (dropping(LocalCommunicator()) for _ in range(2))
-        assert torch.equal(weight, same_weight)
-        assert torch.equal(mask, same_mask)
-        assert not torch.equal(mask, dropping(LocalCommunicator(), seed=1)[1])
-
-
-def test_ranks_start_with_equal_weights_and_a_seed_each_for_dropout(monkeypatch):
-    monkeypatch.setitem(MODELS, "resnet20", "tests.unit.training.test_build:Drops")
-    asked = []
-    monkeypatch.setattr(build_module, "rank_seed", lambda seed, rank: asked.append(rank) or rank_seed(seed, rank))
-    with torch.random.fork_rng(devices=[]):
-        (first, _), (second, _) = LocalWorld(2).run(dropping)
-    assert torch.equal(first, second)
-    assert sorted(asked) == [0, 1]
-    assert len({rank_seed(seed, rank) % 2**32 for seed in range(5) for rank in range(64)}) == 5 * 64
 
 
 # Prepared data
 
 
-class Line(nn.Module):
+class Line(nn.Sequential):
     """A linear classifier of CIFAR's images that starts from zeros."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3 * 32 * 32, 10)
+        super().__init__(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
-
-    def forward(self, x):
-        return self.linear(x.flatten(1))
 
 
 def test_two_ranks_train_on_prepared_images_as_one_does(tmp_path, monkeypatch):
@@ -260,7 +127,7 @@ def test_two_ranks_train_on_prepared_images_as_one_does(tmp_path, monkeypatch):
         )
         trainer = build(cell, communicator, None, tmp_path)
         trainer.train()
-        return trainer.model.linear.weight.detach(), trainer.metrics, trainer.history
+        return trainer.model[1].weight.detach(), trainer.metrics, trainer.history
 
     with torch.random.fork_rng(devices=[]):
         alone, metrics, history = trained(LocalCommunicator())
@@ -287,51 +154,30 @@ def test_long_warmup_takes_most_of_the_training():
 
 
 @pytest.mark.parametrize("released", [[], ["fixed-order"]])
-def test_fixed_order_repeats_the_first_epochs(monkeypatch, released):
-    monkeypatch.setitem(MODELS, "gpt2-medium", "tests.unit.training.test_build:Drops")
-    cell = small("gpt2-medium", length=8, batch_per_rank=4096, released=released, compressor="none", scheme="none")
+def test_fixed_order_repeats_the_first_epochs_and_what_is_drawn_depends_on_the_seed(monkeypatch, released):
+    monkeypatch.setitem(MODELS, "gpt2-medium", "tests.unit.training.test_build:Line")
+    options = {"length": 8, "batch_per_rank": 4096, "released": released, "compressor": "none", "scheme": "none"}
+
+    def drawn(communicator, seed: int = 0):
+        trainer = build(small("gpt2-medium", seed=seed, **options), communicator, None, Path("data"))
+        return torch.rand(3).tolist(), trainer
+
     with torch.random.fork_rng(devices=[]):
-        trainer = build(cell, LocalCommunicator(), None, Path("data"))
+        (first, trainer), (again, _), (other, _) = (drawn(LocalCommunicator(), seed) for seed in (0, 0, 1))
     batches = trainer.indices()
-    first, second = (torch.cat([next(batches), next(batches)]) for _ in range(2))
-    assert torch.equal(first.sort().values, second.sort().values)
-    assert torch.equal(first, second) == bool(released)
+    assert first == again != other
+    assert len({rank_seed(seed, rank) % 2**32 for seed in range(5) for rank in range(64)}) == 5 * 64
+    one, two = (torch.cat([next(batches), next(batches)]) for _ in range(2))
+    assert torch.equal(one.sort().values, two.sort().values)
+    assert torch.equal(one, two) == bool(released)
 
 
 def test_wikitext_2_is_read_and_asked_for_in_place_of_103(tmp_path, capsys):
-    cell = Cell(model="gpt2-medium", released=["wikitext-2"], length=8)
-    assert Cell(model="gpt2-medium").needs == ("wikitext-103", "gpt2-medium-weights")
-    assert cell.needs == ("wikitext-2", "gpt2-medium-weights")
-    splits = {split: (np.arange(20), [0, 20]) for split in ("train", "validation")}
+    spec, splits = tmp_path / "cell.json", {split: (np.arange(20), [0, 20]) for split in ("train", "validation")}
     save_wikitext(tmp_path, splits, name="wikitext-2")
-    assert len(make_task(cell, tmp_path)) == 2
-    spec = tmp_path / "cell.json"
-    spec.write_text(json.dumps(cell.to_dict()))
-    assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "out.json"), "--data", str(tmp_path)]) == 2
-    assert "'gpt2-medium-weights' is not prepared" in capsys.readouterr().err
-    spec.write_text(json.dumps(Cell(model="gpt2-medium", length=8).to_dict()))
-    assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "out.json"), "--data", str(tmp_path)]) == 2
-    assert "'wikitext-103' is not prepared" in capsys.readouterr().err
-
-
-def test_every_defect_has_a_test_here_or_beside_its_task_and_is_documented():
-    names = {name for workload in WORKLOADS.values() for name in workload.released}
-    assert names == {"batch-means", "long-warmup", "fixed-order", "rank-perplexity", "wikitext-2"}
-    page = (Path(__file__).parents[3] / "docs/deviations.md").read_text(encoding="utf-8")
-    assert [name for name in names if f"| `{name}` |" not in page] == []
-
-
-# What cells need
-
-
-def test_cells_need_what_their_recipes_read():
-    assert Cell(model="bert-base").needs == ("squad", "bert-vocabulary", "bert-base-weights")
-    assert Cell(model="resnet50").needs == ("cifar100",)
-    assert Cell(model="vgg-digits").needs == ()
-    assert small("bert-base").needs == ()
-
-
-@pytest.mark.parametrize(("model", "length", "most"), [("bert-base", 513, 512), ("gpt2-large", 7, 1024)])
-def test_lengths_that_a_model_cannot_take_are_refused(model, length, most):
-    with pytest.raises(ConfigError, match=f"length: {length} is not allowed; give a whole number, 8 to {most}"):
-        Cell(model=model, length=length)
+    released = Cell(model="gpt2-medium", released=["wikitext-2"], length=8)
+    assert len(make_task(released, tmp_path)) == 2
+    for cell, missing in ((released, "gpt2-medium-weights"), (Cell(model="gpt2-medium", length=8), "wikitext-103")):
+        spec.write_text(json.dumps(cell.to_dict()))
+        assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "out.json"), "--data", str(tmp_path)]) == 2
+        assert f"'{missing}' is not prepared" in capsys.readouterr().err

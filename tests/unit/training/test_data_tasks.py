@@ -61,14 +61,21 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_task_reads_what_was_prepared(tmp_path, name):
+def test_a_task_reads_what_was_prepared_and_names_a_file_that_is_damaged(tmp_path, name):
     prepare, data, length, samples = READ[name]
     prepare(tmp_path)
-    task = load(TASKS[name])(Setting(data=data, root=tmp_path / "root", length=length))
+    setting = Setting(data=data, root=tmp_path / "root", length=length)
+    task = load(TASKS[name])(setting)
     assert len(task) == samples or (samples is None and len(task) > 10)
-    batch = task.batch(torch.tensor([0, 1]), 0)
-    assert all(len(tensor) == 2 for tensor in batch.values())
-    assert task.data_hash()
+    assert all(len(tensor) == 2 for tensor in task.batch(torch.tensor([0, 1]), 0).values())
+    files = {"squad": ["squad/dev-v1.1.json", "bert-vocabulary/vocab.txt"], "imagenet": ["imagenet/images.json"]}
+    for file in files.get(name, [f"{data}/{path.name}" for path in (tmp_path / "root" / data).glob("tr*.npy")]):
+        path = tmp_path / "root" / file
+        content = path.read_bytes()
+        path.write_bytes(b"\xff" * 20 + content[20:])
+        with pytest.raises(ConfigError, match=rf"^data: .*{path.name} is damaged \(.*\); prepare '.*' again$"):
+            load(TASKS[name])(setting)
+        path.write_bytes(content)
 
 
 def test_a_model_starts_from_prepared_weights(tmp_path):
@@ -81,22 +88,6 @@ def test_a_model_starts_from_prepared_weights(tmp_path):
     name = "bert.encoder.layer.1.output.dense.weight"
     assert torch.equal(model.state_dict()[name], published[name])
     assert torch.equal(model.qa_outputs.weight, before)
-
-
-@pytest.mark.parametrize("name", READ)
-def test_a_file_of_the_right_size_and_wrong_content_is_named_in_one_line(tmp_path, name):
-    prepare, data, length, _ = READ[name]
-    prepare(tmp_path)
-    setting = Setting(data=data, root=tmp_path / "root", length=length)
-    files = {"squad": ["squad/dev-v1.1.json", "bert-vocabulary/vocab.txt"], "imagenet": ["imagenet/images.json"]}
-    for file in files.get(name, [f"{data}/{path.name}" for path in (tmp_path / "root" / data).glob("tr*.npy")]):
-        path = tmp_path / "root" / file
-        content = path.read_bytes()
-        path.write_bytes(b"\xff" * 20 + content[20:])
-        with pytest.raises(ConfigError, match=rf"^data: .*{path.name} is damaged \(.*\); prepare '.*' again$"):
-            load(TASKS[name])(setting)
-        path.write_bytes(content)
-    load(TASKS[name])(setting)
 
 
 def test_labels_and_tokens_that_no_model_has_are_refused(tmp_path):

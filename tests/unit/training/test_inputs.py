@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.core.cell import Cell
-from benchmarks.training.inputs import AT_ONCE, IN_TURN, Collective, Compression, Passes, Silent
+from benchmarks.training.inputs import Collective, Compression, Passes
 from benchmarks.training.inputs import sample_of as sample
 from resireduce.comm.local import LocalCommunicator
 
@@ -43,40 +43,9 @@ def test_every_compressed_tensor_is_timed_with_as_many_payloads_as_are_received(
     assert all(row["average_seconds"].keys() == {"1"} for row in half.sample()), "what is summed on its way is one"
 
 
-class Counting(LocalCommunicator):
-    """Notes what is launched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launched: list[tuple[str, torch.dtype, int]] = []
-
-    def all_reduce(self, tensor: torch.Tensor, name: str) -> Any:
-        self.launched.append(("all_reduce", tensor.dtype, tensor.nbytes))
-        return super().all_reduce(tensor, name)
-
-    def all_gather(self, tensor: torch.Tensor, name: str, equal_sizes: bool = True) -> Any:
-        self.launched.append(("all_gather", tensor.dtype, tensor.nbytes))
-        return super().all_gather(tensor, name, equal_sizes)
-
-
-def test_collectives_have_the_sizes_and_the_type_that_are_asked_for() -> None:
-    for kind, dtype in (("all_reduce", torch.float16), ("all_gather", torch.uint8)):
-        ranks, met = Counting(), []
-        rows = sample(Collective(ranks, kind, dtype, (64, 4096)), lambda met=met: met.append(None))
-        first, each = [(kind, dtype, 64)], {size: [(kind, dtype, size)] for size in (64, 4096)}
-        parts = [first + each[size] * count for size in each for count in (IN_TURN, AT_ONCE)]
-        assert ranks.launched == [one for part in parts for one in part] and len(met) == 4
-        assert [row["bytes"] for row in rows] == [64, 4096]
-        assert all(row["in_turn"] > 0 and row["at_once"] > 0 and row["processor"] >= 0 for row in rows)
-
-
-def test_silent_ranks_bring_what_each_has_itself() -> None:
-    ranks, mine = Silent(4), torch.arange(8.0)
-    assert ranks.all_reduce(mine, "sum").wait() is mine and ranks.broadcast_(mine, "all") is mine
-    assert [one is mine for one in ranks.all_gather(mine, "rows").wait()] == [True] * 4
-    assert (
-        torch.equal(ranks.reduce_scatter(mine, "own").wait(), mine[:2])
-        and ranks.gather(mine, "all").wait().numel() == 32
-    )
-    node, between = ranks.split(((0, 1), (2, 3)), ((0, 2), (1, 3)))
-    assert (node.world_size, between.world_size, between.rank) == (2, 2, 0)
+@pytest.mark.parametrize(("kind", "dtype"), [("all_reduce", torch.float16), ("all_gather", torch.uint8)])
+def test_collectives_have_the_sizes_that_are_asked_for(kind: str, dtype: torch.dtype) -> None:
+    met: list[None] = []
+    rows = sample(Collective(LocalCommunicator(), kind, dtype, (64, 4096)), lambda: met.append(None))
+    assert [row["bytes"] for row in rows] == [64, 4096] and len(met) == 4
+    assert all(row["in_turn"] > 0 and row["at_once"] > 0 and row["processor"] >= 0 for row in rows)

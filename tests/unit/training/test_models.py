@@ -1,102 +1,101 @@
-"""The small models have the shapes, groups and specific layers that the experiments rest on."""
+"""The models: how large they are, what their tensors are called, their groups, and a step of one at full size."""
 
-import importlib
+import hashlib
+import json
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.__main__ import main
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.matrix import expand
+from benchmarks.core.record import CellResult
 from benchmarks.core.registry import MODELS, TASKS
-from benchmarks.core.workloads import WORKLOADS
-from benchmarks.training.models.convolutional import POOL, VGG, GridPool
+from benchmarks.core.workloads import PAPER, WORKLOADS
+from benchmarks.training.models.convolutional import GridPool
+from benchmarks.training.models.vit import VisionTransformer
 from benchmarks.training.tasks.task import Setting
 from resireduce.grouping import compressible, find_groups
+from resireduce.scheme import load
 
 PARAMETERS = {
     "resnet-digits": 1_268_242,
     "vgg-digits": 1_102_010,
     "gpt2-bytes": 1_331_200,
     "bert-questions": 1_298_946,
+    "resnet50": 23_705_252,
+    "resnet50-imagenet": 25_557_032,
+    "vgg19": 143_678_248,
+    "bert-base": 108_897_794,
+    "bert-large": 334_100_482,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "bert-base-pretraining": 110_106_428,
+    "bert-large-pretraining": 336_226_108,
+    "resnet152-imagenet": 60_192_808,
+    "vgg16-imagenet": 138_365_992,
+    "vit-large": 304_326_632,
+    # As in He et al., section 4.2: 0.27 and 1.7 million.
+    "resnet20": 269_722,
+    "resnet110": 1_727_962,
 }
+
+# The first 16 hexadecimal digits of the SHA-256 of "name shape" lines of the state dicts of torchvision 0.29.2.
+TORCHVISION = {
+    "resnet50-imagenet": "3fa57287149b51c4",
+    "resnet152-imagenet": "47360b6062c7afaa",
+    "vgg19": "4c042cc97e1d6342",
+    "vgg16-imagenet": "5f99e428d932f79e",
+    "vit-large": "621baca3950300fb",
+}
+
+
 SPECIFIC = {
     "resnet-digits": ("layer3.0.conv2.weight", (160, 160, 3, 3)),
     "vgg-digits": ("classifier.0.weight", (448, 1536)),
     "gpt2-bytes": ("transformer.wte.weight", (1024, 128)),
     "bert-questions": ("bert.embeddings.word_embeddings.weight", (768, 128)),
 }
-SMALL = tuple(PARAMETERS)
 
 
-def build(model: str) -> nn.Module:
-    module, _, name = MODELS[model].partition(":")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return getattr(importlib.import_module(module), name)()
-
-
-def make_task(model: str):
-    module, _, name = TASKS[WORKLOADS[model].task].partition(":")
-    return getattr(importlib.import_module(module), name)(Setting())
-
-
-@pytest.mark.parametrize("model", SMALL)
-def test_parameter_count_and_no_allocation_on_meta(model):
+def on_meta(model: str) -> nn.Module:
     with torch.device("meta"):
-        built = build(model)
-    assert all(parameter.is_meta for parameter in built.parameters())
+        return load(MODELS[model])()
+
+
+@pytest.mark.parametrize("model", PARAMETERS)
+def test_parameters_are_as_many_as_published_and_named_as_torchvisions(model):
+    """So that its weights load."""
+    built = on_meta(model)
     assert sum(parameter.numel() for parameter in built.parameters()) == PARAMETERS[model]
+    layout = "".join(f"{name} {tuple(tensor.shape)}\n" for name, tensor in built.state_dict().items())
+    if model in TORCHVISION:
+        assert hashlib.sha256(layout.encode()).hexdigest()[:16] == TORCHVISION[model]
+    if model in SPECIFIC:
+        name, shape = SPECIFIC[model]
+        assert find_groups(built).specific == (name,) and tuple(built.get_parameter(name).shape) == shape
 
 
-@pytest.mark.parametrize("model", SMALL)
-def test_specific_layer_is_the_largest_tensor(model):
-    with torch.device("meta"):
-        built = build(model)
-    grouping = find_groups(built)
-    name, shape = SPECIFIC[model]
-    assert grouping.specific == (name,)
-    assert tuple(built.get_parameter(name).shape) == shape
-    assert all(p.numel() < built.get_parameter(name).numel() for n, p in built.named_parameters() if n != name)
+def test_a_vision_transformer_sees_patches_in_order():
+    model = VisionTransformer(size=8, patch=4, layers=1, width=8, heads=2, hidden=16, classes=3)
+    tokens = []
+    model.encoder.register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0]))
+    x = torch.randn(2, 3, 8, 8)
+    assert model(x).shape == (2, 3)
+    expected = model.conv_proj(x[:, :, 4:, :4])[:, :, 0, 0]  # third patch: second row, first column
+    assert tokens[0].shape == (2, 5, 8)
+    assert torch.allclose(tokens[0][:, 3], expected, atol=1e-6)
 
 
-def group_shapes(model: str) -> list[tuple[str, int, tuple[int, ...]]]:
-    with torch.device("meta"):
-        built = build(model)
-    groups = find_groups(built).groups
-    return [(group[0], len(group), tuple(built.get_parameter(group[0]).shape)) for group in groups]
-
-
-def test_groups_of_the_resnet():
-    assert sorted(group_shapes("resnet-digits")) == [
-        ("layer1.0.conv2.weight", 3, (56, 56, 3, 3)),
-        ("layer1.0.conv3.weight", 3, (224, 56, 1, 1)),
-        ("layer1.1.conv1.weight", 2, (56, 224, 1, 1)),
-        ("layer2.0.conv2.weight", 4, (80, 80, 3, 3)),
-        ("layer2.0.conv3.weight", 4, (320, 80, 1, 1)),
-        ("layer2.1.conv1.weight", 3, (80, 320, 1, 1)),
-    ]
-
-
-def test_groups_of_the_vgg():
-    assert group_shapes("vgg-digits") == [
-        ("features.3.weight", 3, (48, 48, 3, 3)),
-        ("features.16.weight", 3, (96, 96, 3, 3)),
-    ]
-
-
-@pytest.mark.parametrize(("model", "kinds"), [("gpt2-bytes", 4), ("bert-questions", 6)])
-def test_transformers_group_every_matrix_of_their_layers(model, kinds):
-    shapes = group_shapes(model)
-    assert sum(count for _, count, _ in shapes) == 6 * kinds
-    with torch.device("meta"):
-        built = build(model)
-    grouped = sum(built.get_parameter(name).numel() for name in find_groups(built).grouped)
-    assert grouped / PARAMETERS[model] > 0.85
-
-
-@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("model", SPECIFIC)
 def test_every_parameter_gets_a_gradient_and_no_activation_gradient_looks_like_one(model):
     """A tracker that knows dense gradients by their shapes must not take an activation's gradient for one."""
-    built, task = build(model), make_task(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        built = load(MODELS[model])()
+    task = load(TASKS[WORKLOADS[model].task])(Setting())
     batch = task.batch(torch.arange(WORKLOADS[model].batch_per_rank))
     shapes = {tuple(parameter.shape) for parameter in compressible(built).values()}
     seen: list[tuple[int, ...]] = []
@@ -126,10 +125,17 @@ def test_pooling_to_a_grid_is_torchs_adaptive_pooling(size):
     torch.testing.assert_close(first.grad, second.grad)
 
 
-def test_on_images_of_32_pixels_each_gradient_of_the_first_fully_connected_layer_stands_49_times():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = VGG([4, POOL] * 5, grid=7, hidden=(16, 8), classes=3)  # five poolings, as VGG-19's
-        nn.functional.cross_entropy(model(torch.randn(5, 3, 32, 32)), torch.arange(5) % 3).backward()
-    places = model.classifier[0].weight.grad.view(16, 4, 49)
-    assert places.any() and torch.equal(places, places[..., :1].expand(-1, -1, 49))
+def test_resnet50_takes_a_step_at_full_size(tmp_path):
+    config = read_config(Path(__file__).parents[3] / "benchmarks/config/full-size.yaml")
+    cells = {cell.model: cell for cell in expand({key: config[key] for key in ("defaults", "matrix")})}
+    assert list(cells) == [workload.model for workload in PAPER]
+    spec, output = tmp_path / "cell.json", tmp_path / "out.json"
+    spec.write_text(json.dumps(cells["resnet50"].to_dict() | {"steps": 1}))
+    assert main(["run", "--cell", str(spec), "--output", str(output)]) == 0
+    record = CellResult.load(output)
+    assert (record.status, record.steps, record.metric_name) == ("ok", 1, "top1")
+    assert (record.parameters_bytes, record.gradients_bytes) == (4 * PARAMETERS["resnet50"], 0)
+    assert record.optimizer_states_bytes == pytest.approx(4 * PARAMETERS["resnet50"], rel=1e-5)
+    left = 23_441_408 - 14_065_664  # elements of residuals under w+2d, by hand from the shapes
+    indices = record.residuals_bytes - 4 * left
+    assert 0 <= indices <= 300_000, "those of rows and columns are counted too"
