@@ -38,13 +38,18 @@ def _check(rank: int, world_size: int, folder: str, checks: Sequence[Checks]) ->
     dist.destroy_process_group()
 
 
+def start(world_size: int, folder: str, *checks: Checks) -> mp.ProcessContext:
+    """Start `checks`, functions of a module, in `world_size` processes, which meet in `folder`, an empty one."""
+    # Ranks are forked off a process that has imported torch and the library, which takes most of a start.
+    multiprocessing.set_forkserver_preload([__name__, "resireduce.wrappers.ddp", "resireduce.wrappers.fsdp"])
+    arguments = (world_size, folder, checks)
+    return mp.start_processes(_rank, arguments, nprocs=world_size, join=False, start_method="forkserver")
+
+
 def on_processes(world_size: int, *checks: Checks) -> None:
     """Run `checks`, functions of a module, one after the other in `world_size` processes; a failure is raised here."""
     with tempfile.TemporaryDirectory() as folder:
-        # Ranks are forked off a process that has imported torch and the library, which takes most of a start.
-        multiprocessing.set_forkserver_preload([__name__, "resireduce.wrappers.ddp", "resireduce.wrappers.fsdp"])
-        arguments = (world_size, folder, checks)
-        ranks = mp.start_processes(_rank, arguments, nprocs=world_size, join=False, start_method="forkserver")
+        ranks = start(world_size, folder, *checks)
         try:
             while not ranks.join():
                 pass

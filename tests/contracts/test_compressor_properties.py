@@ -4,15 +4,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from resireduce.compressors.quantized import QSGD
+from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor
+from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
 from resireduce.residuals.base import select
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import densities, tensors
+from tests.worlds import distributed, residuals
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 BUILT = {name: build_compressor(name, 0.1) for name in COMPRESSORS}
@@ -65,6 +67,36 @@ def test_indices_are_unique_and_in_range_and_values_are_those_of_the_gradient(
     assert torch.equal(values, chosen.clamp(-largest, largest).to(values.dtype)), "rounded, if that is narrower"
 
 
+@pytest.mark.parametrize("name", INDEXED)
+@given(grads=st.integers(1, 5).flatmap(lambda n: st.lists(tensors((torch.float64,), 1, 40), min_size=n, max_size=n)))
+def test_a_sum_of_ranks_is_one_scatter_of_all_that_they_sent(name: str, grads: list[Tensor]) -> None:
+    compressor, shortest = build_compressor(name, 0.3), min(grad.numel() for grad in grads)
+    payloads = [compressor.compress(grad[:, :shortest].contiguous(), f"w/{i}", 0) for i, grad in enumerate(grads)]
+    summed = torch.zeros(1, shortest, dtype=torch.float64)
+    for payload in payloads:
+        compressor.add_(summed, payloads[0].received(payload.buffer))
+    values, indices = (torch.cat(parts) for parts in zip(*(payload.parts() for payload in payloads), strict=True))
+    scattered = torch.zeros(shortest, dtype=torch.float64).index_add_(0, indices, values.double())
+    torch.testing.assert_close(summed.view(-1), scattered, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", SPARSIFIERS)
+def test_error_feedback_keeps_just_what_it_did_not_send(name: str) -> None:
+    """By SGD at rate 1 from zeros, a parameter is what was sent."""
+    model = nn.Linear(100, 110, bias=False, dtype=torch.float64)
+    optimizer = distributed(model, lr=1.0, compressor=name, density=0.1)
+    source, after = torch.Generator().manual_seed(0), torch.zeros(110, 100, dtype=torch.float64)
+    for _ in range(3):
+        grad, before = torch.randn(110, 100, generator=source, dtype=torch.float64), after
+        model.weight.data.zero_()
+        optimizer.zero_grad()
+        (model.weight * grad).sum().backward()
+        optimizer.step()
+        sent, after = -model.weight.detach(), residuals(optimizer)["full.weight"].clone()
+        assert torch.equal(sent + after, before + grad)
+        assert not after[sent != 0].any() and sent.any()
+
+
 @given(grad=tensors(), density=densities)
 def test_topk_sends_the_largest(grad: Tensor, density: float) -> None:
     compressor, k = build_compressor("topk", density), share(density, grad.numel())
@@ -78,10 +110,27 @@ def test_topk_sends_the_largest(grad: Tensor, density: float) -> None:
     assert torch.equal(compressor.decompress(compressor.compress(sent, "w", 1)), sent), "it is idempotent"
 
 
+@given(grad=tensors(rows=1, columns=300), density=densities, piece=st.integers(1, 60))
+def test_topk_is_the_same_in_pieces_of_any_size(grad: Tensor, density: float, piece: int) -> None:
+    flat, k = grad.view(-1), share(density, grad.numel())
+    expected = flat.abs().sort(stable=True).indices[-k:].sort().values
+    assert torch.equal(largest_magnitudes(flat, k), expected)
+    assert torch.equal(by_keys(flat, k, piece), expected)
+
+
 @given(norms=tensors(rows=1, columns=300), density=densities, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_the_largest_norms_are_those_of_a_stable_sort(norms: Tensor, density: float, dtype: torch.dtype) -> None:
     flat, k = norms.view(-1).abs().to(dtype), share(density, norms.numel())
     assert select(flat, k, "largest", None).tolist() == flat.sort(stable=True).indices[-k:].sort().values.tolist()
+
+
+@given(grads=st.tuples(tensors(), st.integers(0, 5)), density=densities)
+def test_randomk_chooses_the_same_on_all_ranks(grads: tuple[Tensor, int], density: float) -> None:
+    compressor, (grad, step) = build_compressor("randomk", density), grads
+    first, second = (
+        compressor.decompress(compressor.compress(torch.full_like(grad, value), "w", step)) for value in (1.0, -3.0)
+    )
+    assert torch.equal(first * -3, second) and first.sum() == share(density, grad.numel())
 
 
 @given(grad=tensors(DTYPES), place=st.integers(0, 24 * 24), factor=st.sampled_from([0.5, 1.0, 1.0, 2.0, 1e6]))
@@ -103,6 +152,18 @@ def test_a_threshold_is_not_rounded_to_the_dtype_of_the_gradient(dtype: torch.dt
     assert len(Threshold(1e-9).compress(torch.full((5,), 6e-8).to(dtype), "w", 0).parts()[0]) == 5
 
 
+@given(grad=tensors(rows=40, columns=60), density=densities, step=st.integers(0, 5))
+def test_dgc_never_sends_more_than_k_nor_smaller_than_what_it_keeps_by_much(
+    grad: Tensor, density: float, step: int
+) -> None:
+    values, indices = build_compressor("dgc", density).compress(grad, "w", step).parts()
+    k, magnitudes = share(density, grad.numel()), grad.view(-1).abs()
+    assert len(indices) <= k
+    unsent = torch.ones(grad.numel(), dtype=torch.bool).index_fill_(0, indices.long(), False)
+    if len(indices) and unsent.any() and len(indices) == k:
+        assert values.abs().min() >= magnitudes[unsent].max(), "cut to k, they are the largest"
+
+
 QUANTISERS = [QSGD(), QSGD(norm=torch.inf, bucket=None), QSGD(bucket=None), QSGD(norm=torch.inf, bucket=7)]
 
 
@@ -115,3 +176,13 @@ def test_qsgd_is_within_a_level_of_each_bucket(compressor: QSGD, grad: Tensor, s
         level = torch.linalg.vector_norm(wanted, compressor.norm) / 127
         assert ((found - wanted).abs() <= level * (1 + 1e-5)).all()
         assert not found[wanted == 0].any() and (found * wanted >= 0).all(), "zeros stay, and no sign changes"
+
+
+@given(grad=tensors((torch.float32, torch.float64)), scale=st.sampled_from([1.0, 1e-3, 1e30]))
+def test_fp16_errs_by_half_a_unit_in_the_last_place(grad: Tensor, scale: float) -> None:
+    grad = grad * scale
+    back = Fp16().decompress(Fp16().compress(grad, "w", 0))
+    limited = grad.clamp(-Fp16().largest, Fp16().largest)
+    smallest = torch.finfo(torch.float16).tiny
+    allowed = torch.where(limited.abs() >= smallest, limited.abs() * 2**-11, smallest * 2**-11)
+    assert ((back - limited).abs() <= allowed).all() and back.dtype == grad.dtype

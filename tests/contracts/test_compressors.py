@@ -4,7 +4,10 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from torch import nn
 
+import resireduce
+from resireduce.comm.base import Communicator
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.quantized import QSGD, Fp16, QSGDMax
 from resireduce.compressors.thresholds import Threshold
@@ -15,6 +18,7 @@ from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient
+from tests.threads import LocalWorld
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
@@ -33,6 +37,14 @@ def test_random_choices_repeat_themselves_and_leave_the_global_generator_alone(n
     compressor, grad, before = build_compressor(name, 0.1), gradient(101, 100), torch.get_rng_state()
     first, again = (compressor.compress(grad.clone(), "w", 3).buffer for _ in range(2))
     assert torch.equal(first, again) and torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_zeros_stay_zeros(name: str) -> None:
+    compressor = build_compressor(name, 0.1)
+    payload = compressor.compress(torch.zeros(50, 40), "w", 0)
+    assert torch.equal(compressor.decompress(payload), torch.zeros(50, 40))
+    assert torch.equal(compressor.error_(torch.zeros(50, 40), payload), torch.zeros(50, 40))
 
 
 def test_a_threshold_that_cannot_be_used_is_refused_and_one_that_nothing_reaches_sends_nothing() -> None:
@@ -85,6 +97,21 @@ def test_fp16_feeds_back_what_it_cannot_send() -> None:
     payload = Fp16().compress(grad, "w", 0)
     assert payload.buffer.tolist() == [2.0**15, -(2.0**15), 1.0, 0.0]
     assert torch.equal(Fp16().error_(grad.clone(), payload), torch.tensor([[1e6 - 2**15, 2**15 - 1e6], [0.0, 1e-9]]))
+
+
+def test_fp16_loses_nothing_small_however_many_ranks_there_are() -> None:
+    def moved(communicator: Communicator) -> float:
+        model = nn.Linear(120, 120, bias=False)
+        nn.init.zeros_(model.weight)
+        wrapped = torch.optim.SGD(model.parameters(), 1.0)
+        optimizer = resireduce.distribute(model, wrapped, "baseline", "fp16", backend=communicator)
+        for _ in range(6):
+            optimizer.zero_grad()
+            (model.weight * 1e-6).sum().backward()
+            optimizer.step()
+        return model.weight[0, 0].item()
+
+    assert LocalWorld(64).run(moved) == pytest.approx([-6e-6] * 64, rel=0.01)
 
 
 def test_fp16_cannot_overflow_when_ranks_are_summed() -> None:

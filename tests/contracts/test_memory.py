@@ -1,6 +1,7 @@
 """What is alive in a step, measured; and `plan`, which must say the same beforehand."""
 
 import contextlib
+import copy
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import cycle, product
@@ -13,7 +14,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
-from resireduce.kernels.ops import by_keys
+from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, build_compressor
@@ -28,6 +29,11 @@ BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m
 """Of an element, with its share of a scale."""
 
 
+def deep() -> nn.Module:
+    """Twelve gradients of one size, so that holding even a few of them at once would show."""
+    return nn.Sequential(*[nn.Linear(130, 130, bias=False) for _ in range(12)], nn.Linear(130, 10, bias=False))
+
+
 def double() -> nn.Module:
     """In a precision than which no other is wider."""
     return Net(blocks=2).double()
@@ -37,6 +43,46 @@ def double() -> nn.Module:
 def widest(scheme: str) -> float:
     """Bytes of its residuals in 64 bits."""
     return plan(double, world_size=1, scheme=scheme, residual_dtype="float64")["residuals"]
+
+
+def most_alive(
+    communicator: Communicator, start: nn.Module, compressor: str, gradients: str, update: str = "in_step"
+) -> dict[str, int]:
+    """Most bytes of dense gradients and of gathered messages alive at once, in three whole steps each."""
+    model = copy.deepcopy(start)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)  # its state would have a gradient's shape
+    scheme = "none" if compressor == "none" else "baseline"
+    optimizer = resireduce.distribute(
+        model, wrapped, scheme, compressor, density=0.02, backend=communicator, gradients=gradients, update=update
+    )
+    shapes, size = {p.shape for p in model.parameters()}, communicator.world_size
+    generator = torch.Generator().manual_seed(communicator.rank)
+    dense = LiveBytes(lambda tensor: tensor.shape in shapes)
+    gathered = LiveBytes(lambda tensor: tensor.dtype == torch.uint8 and tensor.dim() == 2 and len(tensor) == size)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(torch.randn(7, 130, generator=generator)), torch.arange(7))
+        with gathered if step % 2 else dense:
+            loss.backward()
+            optimizer.step()
+    peaks = {"dense_bytes": dense.peak_bytes, "gathered_bytes": gathered.peak_bytes}
+    return peaks | {
+        f"bound_{key}": value for key, value in step_bounds(model, optimizer, compressor, 0.02, size).items()
+    }
+
+
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_streamed_gradients_never_pile_up(world_size: int, compressor: str) -> None:
+    start = seeded(deep)
+    total = sum(p.nbytes for p in start.parameters())
+    update = "in_backward" if compressor == "none" else "in_step"
+    for rank in LocalWorld(world_size).run(lambda c: most_alive(c, start, compressor, "streamed", update)):
+        assert 0 < rank["dense_bytes"] <= rank["bound_dense_bytes"] + rank["bound_waiting_bytes"] < total / 5
+        assert rank["gathered_bytes"] <= rank["bound_gathered_bytes"] <= total / 8
+        assert (rank["gathered_bytes"] > 0) == (compressor == "topk" and world_size > 1)
+    for rank in LocalWorld(world_size).run(lambda c: most_alive(c, start, compressor, "kept")):
+        assert rank["dense_bytes"] >= total, "the measurement must see gradients that are kept"
 
 
 BOUNDED = [*((scheme, "topk", 2, None) for scheme in SCHEMES), ("baseline", "topk", 4, None)]
@@ -93,6 +139,20 @@ def test_the_rounds_of_a_selection_that_a_plan_runs_show_the_memory_of_all(piece
             by_keys(flat, k, 1000)
         peaks.append(alive.peak_bytes)
     assert peaks[0] == peaks[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("k", [20, 400])
+def test_a_selection_takes_the_same_memory_of_any_values(k: int, dtype: torch.dtype) -> None:
+    drawn = torch.randn(3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    peaks = set()
+    for values in (drawn, torch.zeros(3000), drawn.sign(), drawn.clamp(-1, 1), drawn.relu()):
+        flat = values.to(dtype)
+        with LiveBytes(lambda tensor: True) as alive:
+            chosen = largest_magnitudes(flat, k)
+        assert torch.equal(flat[chosen].abs().sort().values, flat.abs().sort().values[-k:])
+        peaks.add(alive.peak_bytes)
+    assert len(peaks) == 1
 
 
 @pytest.mark.parametrize(("scheme", "compressor", "gradients"), ROWS)

@@ -13,8 +13,9 @@ from resireduce.compressors.topk import TopK
 from resireduce.grouping import Grouping
 from resireduce.pieces import generator
 from resireduce.planning.memory import LiveBytes
-from resireduce.residuals.base import Residual, Residuals
-from resireduce.residuals.matrix import RowsColumnsResidual
+from resireduce.residuals.base import FullResidual, Residual, Residuals
+from resireduce.residuals.group import AverageResidual, WeightedResidual
+from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
 from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored
 from resireduce.scheme import RESIDUAL_DTYPES, SCHEMES, build_residual
 from tests.tensors import KINDS, make, tensors
@@ -92,6 +93,50 @@ def test_nbytes_is_that_of_all_tensors_that_outlive_a_step(scheme: str, dtype: s
         assert residual.nbytes() == before == alive.current_bytes
 
 
+# --- the schemes of groups ---
+
+groups = st.integers(2, 5).flatmap(
+    lambda n: st.tuples(st.lists(st.tuples(st.sampled_from(KINDS), seeds), min_size=n, max_size=n))
+)
+
+
+def members(drawn: tuple[list[tuple[str, int]]], shape: tuple[int, int] = (4, 5)) -> dict[str, Tensor]:
+    return {f"m{i}": make(kind, shape, seed, *DOUBLE) for i, (kind, seed) in enumerate(drawn[0])}
+
+
+def grouping(errors: dict[str, Tensor]) -> Grouping:
+    return Grouping(groups=(tuple(errors),))
+
+
+@given(drawn=groups)
+def test_an_average_conserves_mass(drawn: tuple[list[tuple[str, int]]]) -> None:
+    errors = members(drawn)
+    residual = filled(AverageResidual(grouping=grouping(errors)), errors)
+    added = sum(compensation(residual, name, error) for name, error in errors.items())
+    scale = max(float(error.abs().max()) for error in errors.values())
+    torch.testing.assert_close(added, sum(errors.values()), rtol=0, atol=1e-14 * scale)
+
+
+@given(base=tensors(DOUBLE), seed=seeds, phi=st.floats(0, 1), count=st.integers(2, 5))
+def test_equal_weights_make_the_weighted_average_the_plain_one(base: Tensor, seed: int, phi: float, count: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    signs = [torch.randint(2, base.shape, generator=source) * 2.0 - 1 for _ in range(count)]
+    errors = {f"m{i}": base * sign for i, sign in enumerate(signs)}
+    plain = filled(AverageResidual(grouping=grouping(errors)), errors)
+    weighted = filled(WeightedResidual(grouping=grouping(errors), phi=phi), errors)
+    found, wanted = (compensation(residual, "m0", base) for residual in (weighted, plain))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * float(base.abs().max()))
+
+
+@given(drawn=groups)
+def test_a_weighted_average_lies_between_its_members(drawn: tuple[list[tuple[str, int]]]) -> None:
+    errors = members(drawn)
+    stored = compensation(filled(WeightedResidual(grouping=grouping(errors)), errors), "m0", errors["m0"])
+    stacked = torch.stack(list(errors.values()))
+    slack = 1e-13 * float(stacked.abs().max())
+    assert (stored >= stacked.amin(0) - slack).all() and (stored <= stacked.amax(0) + slack).all()
+
+
 # --- the schemes of specific layers ---
 
 SPECIFIC = Grouping(specific=("w",))
@@ -114,6 +159,19 @@ def test_2d_stores_a_block_of_the_stated_size_and_adds_nothing_beside_it(
     for kept, norms in ((rows, error.abs().sum(1)), (columns, error.abs().sum(0))):
         left = torch.ones(len(norms), dtype=torch.bool).index_fill_(0, kept, False)
         assert not left.any() or norms[kept].min() >= norms[left].max()
+
+
+@given(error=tensors(DOUBLE), ratio=ratios)
+def test_2d_of_all_columns_is_d_and_of_everything_is_error_feedback(error: Tensor, ratio: float) -> None:
+    block = filled(RowsColumnsResidual(grouping=SPECIFIC, row_ratio=ratio, column_ratio=1.0), {"w": error})
+    rows = filled(RowsResidual(grouping=SPECIFIC, row_ratio=ratio), {"w": error})
+    assert torch.equal(compensation(block, "w", error), compensation(rows, "w", error))
+    for residual in (
+        RowsColumnsResidual(grouping=SPECIFIC, row_ratio=1, column_ratio=1),
+        RowsResidual(grouping=SPECIFIC, row_ratio=1),
+    ):
+        full = filled(FullResidual(grouping=Grouping()), {"w": error})
+        assert torch.equal(compensation(filled(residual, {"w": error}), "w", error), compensation(full, "w", error))
 
 
 # --- storage ---

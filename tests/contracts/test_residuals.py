@@ -182,6 +182,18 @@ def test_rows_drawn_by_softmax_have_its_probabilities() -> None:
     assert select(torch.tensor([0.0, 1e4, 2e4]), 2, "softmax", None).tolist() == [1, 2]
 
 
+def test_softmax_draws_anew_in_every_step_and_the_same_on_every_run() -> None:
+    def rows() -> list[list[int]]:
+        residual = registered(build_residual("2d", GROUPING, options={"choice": "softmax"}))
+        return [
+            step(residual, number, list(SHAPES)) and residual.tensors()["rows_columns.big.rows"].tolist()
+            for number in range(3)
+        ]
+
+    first = rows()
+    assert first == rows() and len({tuple(one) for one in first}) == 3
+
+
 def test_a_residual_draws_for_the_step_that_it_is_told() -> None:
     def stored(earlier: int, number: int) -> torch.Tensor:
         residual = registered(build_residual("w+2d", GROUPING, "int8", options={"choice": "softmax"}))

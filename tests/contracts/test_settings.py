@@ -229,6 +229,16 @@ def test_buffers_of_any_kind_are_rank_0s() -> None:
     assert second.counts.tolist() == [0, 1, 2, 3, 4] and second.wave.abs().sum() == 3  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_model_converted_afterwards(gradients: str) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, scheme="w+2d", gradients=gradients)
+    model.double()
+    with pytest.raises(UsageError, match=r"was torch\.float32 on cpu at .*, and is torch\.float64 on cpu now"):
+        model(torch.ones(6, 600).double()).sum().backward()
+        optimizer.step()
+
+
 def test_closing() -> None:
     model, wrapped = seeded(Net), None
     wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -250,3 +260,19 @@ def test_closing() -> None:
     loss_of(model, torch.Generator()).backward()
     again.step()
     assert again.steps == 1
+
+
+def test_what_only_the_wrapped_optimizer_has_is_passed_on() -> None:
+    class Modes(torch.optim.SGD):
+        mode, factor = "train", 1.0
+
+        def eval(self) -> None:
+            self.mode = "eval"
+
+    model = seeded(Net)
+    with pytest.warns(UserWarning, match="Modes is not known"):
+        optimizer = resireduce.distribute(model, Modes(model.parameters(), 0.1), backend="local")
+    optimizer.eval()
+    optimizer.factor = 0.5  # type: ignore[attr-defined]
+    assert optimizer.wrapped.factor == optimizer.factor == 0.5  # type: ignore[attr-defined]
+    assert optimizer.mode == optimizer.wrapped.mode == "eval" and not hasattr(optimizer, "no_such_thing")  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """Streamed = kept, bit for bit; and how both are used rightly and wrongly."""
 
 import contextlib
+import copy
 from functools import cache
 from itertools import cycle, product
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import resireduce
 from resireduce.comm.local import LocalCommunicator
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 from tests.threads import LocalWorld
@@ -37,6 +39,13 @@ def test_streamed_is_kept_for_every_optimizer(optimizer: str, world_size: int) -
         assert all(same(streamed[0][0], other) for other, _ in streamed), "ranks drifted apart"
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_streamed_is_kept_for_every_scheme_on_three_ranks(scheme: str) -> None:
+    model = seeded(Net)
+    kept, streamed = (train_world(3, model, scheme=scheme, gradients=g, steps=5) for g in ("kept", "streamed"))
+    assert same(kept[0][0], streamed[2][0])
+
+
 @cache
 def in_full_precision(scheme: str) -> nn.Module:
     return train_world(2, seeded(Net), scheme=scheme, steps=4)[0][0]
@@ -60,6 +69,20 @@ def test_streamed_is_kept_for_every_compressor_on_three_ranks(compressor: str) -
     assert same(kept[0][0], streamed[2][0]) and not same(kept[0][0], model)
 
 
+class Branching(nn.Module):
+    """`odd` is used by odd ranks only, `never` by none, `frozen` is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.odd, self.never, self.frozen = (nn.Linear(120, 120) for _ in range(4))
+        self.frozen.requires_grad_(False)
+        self.use_odd = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(self.shared(x))
+        return self.odd(x) if self.use_odd else x
+
+
 def test_streamed_frees_gradients_in_the_backward_pass_and_kept_keeps_them() -> None:
     for gradients, left in (("streamed", 0), ("kept", 15)):
         model = seeded(Net)
@@ -78,8 +101,8 @@ def in_memory(parameter: Tensor) -> bool:
 GOING_ON: list[dict[str, object]] = [
     *(
         {"compressor": compressor, "scheme": scheme, "gradients": gradients, "residual_dtype": dtype}
-        for compressor, (gradients, scheme), dtype in zip(
-            COMPRESSORS, cycle(product(GRADIENTS, SCHEMES)), cycle((None, "int4", "int8")), strict=False
+        for compressor, (scheme, gradients), dtype in zip(
+            COMPRESSORS, cycle(product(("baseline", "w+2d"), GRADIENTS)), cycle((None, "int4", "int8")), strict=False
         )
     ),
     *({"hierarchy": [[0, 1], [2, 3]], "compressor": name} for name in ("topk", "dgc-momentum", "sidco-exp")),
@@ -117,6 +140,23 @@ def test_going_on_from_what_was_saved_is_not_stopping(options: dict[str, object]
         return same(whole, model)
 
     assert all(LocalWorld(4 if "hierarchy" in options else 2).run(rank))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(("scheme", "compressor"), [("w+2d", "topk"), ("baseline", "fp16"), ("none", "none")])
+def test_clipping_by_the_global_norm_is_the_same_streamed_and_kept(
+    scheme: str, compressor: str, world_size: int
+) -> None:
+    options = {"scheme": scheme, "compressor": compressor, "steps": 4, "max_grad_norm": 0.4}
+    kept, streamed = (
+        train_world(world_size, seeded(Net), gradients=gradients, **options) for gradients in ("kept", "streamed")
+    )
+    assert all(same(kept[0][0], model) for model, _ in (*kept, *streamed))
+    norms = [optimizer.grad_norm for _, optimizer in (*kept, *streamed)]
+    assert len({float(norm) for norm in norms}) == 1 and norms[0] > 0.4
+    free, _ = train_world(world_size, seeded(Net), **{**options, "max_grad_norm": 1e6})[0]
+    plain, _ = train_world(world_size, seeded(Net), **{**options, "max_grad_norm": None})[0]
+    assert same(free, plain) and not same(free, kept[0][0])
 
 
 @pytest.mark.parametrize("accumulation", ["no_sync", "backward_passes_per_step"])
@@ -157,3 +197,22 @@ def test_small_gradients_of_many_passes_are_not_lost_in_16_bits() -> None:
         left = optimizer.residual_state_dict()["full.weight"].double().sum()
         moved.append(float(left - model.weight.detach().double().sum()) / (30 * 20_000))
     assert moved[0] == moved[1] > 0.95
+
+
+def test_zeros_that_one_rank_has_do_not_drive_the_ranks_apart() -> None:
+    start = seeded(Branching)
+
+    def rank(communicator: LocalCommunicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, gradients="kept")
+        x = torch.ones(2, 120) * (communicator.rank + 1)
+        for step in range(4):
+            model.use_odd = step == 0 and communicator.rank == 1  # type: ignore[assignment]
+            optimizer.zero_grad(set_to_none=False)
+            model(x).square().mean().backward()
+            optimizer.step()
+        return model
+
+    models = LocalWorld(2).run(rank)
+    assert same(models[0], models[1])

@@ -120,6 +120,25 @@ def test_streamed_residuals_take_in_what_was_sent_in_a_step_that_overflows(compr
         torch.testing.assert_close(after.residual_state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_gradients_of_several_passes_are_unscaled_once() -> None:
+    for gradients in ("kept", "streamed"):
+        trained = []
+        for scale in (1.0, SCALE):
+            model = seeded(Net)
+            scaler = resireduce.GradScaler("cpu", init_scale=scale)
+            optimizer = distributed(model, gradients=gradients, grad_scaler=scaler)
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(2):
+                optimizer.zero_grad()
+                with optimizer.no_sync():
+                    scaler.scale(loss_of(model, generator)).backward()
+                scaler.scale(loss_of(model, generator)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            trained.append(model)
+        assert same(*trained)
+
+
 def test_autocast_trains_and_clips_with_a_scaler() -> None:
     start, trained = seeded(Net), []
     for gradients in ("kept", "streamed"):

@@ -1,5 +1,7 @@
 """What users do by mistake: each is answered with the cure, none changes anything silently."""
 
+import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +11,10 @@ from torch import nn
 from torch.optim.sgd import sgd
 
 import resireduce
+from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
+from tests.threads import LocalWorld
 from tests.worlds import Net, distributed, loss_of, same, seeded
 
 
@@ -82,6 +86,18 @@ def test_a_pass_after_one_that_failed_half_way() -> None:
         for _ in range(2):
             loss(model).backward()
     assert "failed half-way" not in str(told.value)
+
+
+def test_kept_gradients_may_be_changed_where_they_only_add_up() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, gradients="kept")
+    with optimizer.no_sync():
+        loss(model).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+    loss(model).backward()
+    optimizer.step()
 
 
 def test_gradients_that_are_dropped_between_two_passes() -> None:
@@ -276,6 +292,74 @@ def test_a_setting_that_a_later_tensor_refuses_leaves_the_model_as_it_was() -> N
         distributed(model, residual_dtype="float64")
     assert all(parameter.grad is not None for parameter in model.parameters())
     distributed(model)
+
+
+class Unused(nn.Module):
+    """What is expected last has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(150, 120), nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def test_clipping_is_an_error_whichever_gradient_is_the_last() -> None:
+    model = Unused()
+    optimizer = distributed(model)
+    for _ in range(3):
+        model(torch.ones(2, 150)).sum().backward()
+        with pytest.raises(UsageError, match="have been streamed"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_gradients_that_are_dropped_before_the_step() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    loss(model).backward()
+    model.zero_grad()
+    with pytest.raises(UsageError, match=r"replaced, or dropped by model\.zero_grad\(\), between backward"):
+        optimizer.step()
+
+
+def test_a_setting_that_is_refused_changes_no_rank() -> None:
+    models = [seeded(Net, seed=rank).bfloat16() for rank in range(2)]
+
+    def refused(communicator: Communicator) -> bool:
+        model = copy.deepcopy(models[communicator.rank])
+        with pytest.raises(ConfigError, match="residual_dtype"):
+            distributed(model, backend=communicator, residual_dtype="float64")
+        return same(model, models[communicator.rank])
+
+    assert all(LocalWorld(2).run(refused))
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        ({"compressor": "fp16"}, r"compressor: Fp16\(.* on rank 1, TopK\(.*density=0.01\) on rank 0; give all ranks"),
+        ({"density": 0.1}, r"compressor: TopK\(.*density=0.1\) on rank 1, TopK\(.*density=0.01\) on rank 0"),
+        (
+            {"width": 36},
+            r"parameter number 0: first.weight \(36, 600\) torch.float32 on rank 1, first.weight \(72,",
+        ),
+    ],
+)
+def test_ranks_that_were_given_different_settings(one: dict[str, object], message: str) -> None:
+    models = [seeded(Net), seeded(lambda: Net(width=one.get("width", 72)))]  # type: ignore[arg-type]
+    options = {key: value for key, value in one.items() if key != "width"}
+
+    def refused(communicator: Communicator) -> str:
+        with pytest.raises(ConfigError) as raised:
+            distributed(models[communicator.rank], backend=communicator, **(options if communicator.rank else {}))
+        return str(raised.value)
+
+    first, second = LocalWorld(2).run(refused)
+    assert first.startswith("settings or model differ between ranks")
+    assert re.match(message, second)
 
 
 def test_a_model_converted_between_backward_and_step_is_refused() -> None:

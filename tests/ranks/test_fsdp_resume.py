@@ -1,60 +1,49 @@
-"""Under FSDP2: begun again it goes on bit for bit; on another mesh residuals are shared out, or refused."""
+"""Under FSDP2: killed at any time, it goes on bit for bit; on another mesh residuals are shared out, or refused."""
 
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor
 
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
-from tests.processes import on_processes
-from tests.ranks.fsdp import compressed, mesh_of, same_values, train
-from tests.worlds import OPTIMIZERS, loss_of
+from tests.processes import on_processes, start
+from tests.ranks import fsdp_resumed
+from tests.ranks.fsdp import compressed, mesh_of, train
 
-STEPS, STOP = 6, 3
 OPTIONS: dict[str, object] = {"scheme": "w", "compressor": "dgc"}
 """Compression draws a sample, and residuals have several kinds."""
 
 
-def go_on(mesh: DeviceMesh, saved: Path, begin: int, end: int) -> tuple[nn.Module, resireduce.ShardedCompressionHook]:
-    """Take these steps with new objects, from what is `saved` unless they are the first; save where they stop."""
-    model, hook = compressed(mesh, **OPTIONS)
-    optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
-    if begin:
-        of_model, of_optimizer = get_state_dict(model, optimizer)
-        dcp.load({"model": of_model, "optimizer": of_optimizer, "residuals": hook}, checkpoint_id=saved)
-        set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
-    for step in range(begin, end):
-        optimizer.zero_grad()
-        loss_of(model, torch.Generator().manual_seed(1000 * dist.get_rank() + step)).backward()
-        optimizer.step()
-    if end == STOP:
-        of_model, of_optimizer = get_state_dict(model, optimizer)
-        dcp.save({"model": of_model, "optimizer": of_optimizer, "residuals": hook}, checkpoint_id=saved)
-    return model, hook
+def train_both(killed: Path, undisturbed: Path, communicator: Communicator) -> None:
+    for folder in (killed, undisturbed):
+        fsdp_resumed.train(folder, OPTIONS, communicator)
 
 
-def check_a_stop(saved: Path, communicator: Communicator) -> None:
-    mesh = mesh_of(2, 2)
-    whole, first = go_on(mesh, saved, 0, STEPS)
-    go_on(mesh, saved, 0, STOP)
-    resumed, second = go_on(mesh, saved, STOP, STEPS)
-    assert same_values(whole, resumed) and second.steps == STEPS
-    expected, found = first.residual_state_dict(), second.residual_state_dict()
-    assert expected.keys() == found.keys() and all(torch.equal(expected[name], found[name]) for name in expected)
-
-
-def test_stopped_it_goes_on_bit_for_bit_and_on_other_meshes_not_silently(tmp_path: Path) -> None:
-    on_processes(4, partial(check_a_stop, tmp_path / "saved"))
-    on_processes(2, partial(check_other_meshes, tmp_path))
+def test_killed_it_goes_on_bit_for_bit_and_on_other_meshes_not_silently(tmp_path: Path) -> None:
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    for folder in (killed, undisturbed):
+        folder.mkdir()
+    ranks = start(4, str(tmp_path), partial(fsdp_resumed.train, killed, OPTIONS))
+    while not (killed / "3" / ".metadata").exists() and ranks.processes[0].is_alive():
+        time.sleep(0.001)
+    for process in ranks.processes:
+        process.kill()
+    for process in ranks.processes:
+        process.join()
+    assert [process.exitcode for process in ranks.processes] == [-9] * 4, "they were to be killed while they ran"
+    assert 2 <= int((killed / "last").read_text()) < fsdp_resumed.STEPS
+    on_processes(4, partial(train_both, killed, undisturbed))
+    found, expected = (fsdp_resumed.read(folder / str(fsdp_resumed.STEPS)) for folder in (killed, undisturbed))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    places = {name.split("/")[2] for name in found if name.startswith("/residuals")}
+    assert places == {f"replica {i}, shard {j}" for i in (0, 1) for j in (0, 1)}
+    on_processes(2, partial(check_other_meshes, killed / str(fsdp_resumed.STEPS)))
 
 
 def check_fewer_replicas(states: list[dict[str, Tensor]], communicator: Communicator) -> None:
@@ -80,7 +69,7 @@ def check_fewer_replicas(states: list[dict[str, Tensor]], communicator: Communic
         hook.load_residual_state_dict({**held, group: held[group] + 1})
     hook.load_residual_state_dict(held)
     train(model, steps=1)
-    assert hook.steps == STOP + 1
+    assert hook.steps == fsdp_resumed.STEPS + 1
 
 
 def check_fewer_shards(states: list[dict[str, Tensor]], communicator: Communicator) -> None:
@@ -90,10 +79,8 @@ def check_fewer_shards(states: list[dict[str, Tensor]], communicator: Communicat
             act()
 
 
-def check_other_meshes(folder: Path, communicator: Communicator) -> None:
-    file = folder / f"read by {communicator.rank}.pt"
-    dcp_to_torch_save(folder / "saved", file)
-    residuals = torch.load(file, weights_only=True)["residuals"]
-    states = [residuals[f"replica {i}, shard {j}"] for i in (0, 1) for j in (0, 1)]
+def check_other_meshes(saved: Path, communicator: Communicator) -> None:
+    residuals = fsdp_resumed.whole(saved, communicator.rank)["residuals"]
+    states = [residuals[f"replica {i}, shard {j}"] for i in (0, 1) for j in (0, 1)]  # type: ignore[index]
     check_fewer_replicas(states, communicator)
     check_fewer_shards(states, communicator)
