@@ -117,13 +117,3 @@ def test_the_site_describes_the_partition_that_was_chosen():
     chosen = propose(every, ["old", "gpu"], Site(), 5)
     assert chosen.main == "old" and chosen.site["gres"] == "gpu:v100" and chosen.site["gpus_per_node"] == 2
     assert "cpu, gpu differs" in chosen.note
-
-
-def test_what_a_user_has_set_stays(tmp_path):
-    text = "partitions: {gpu: {max_tasks: 9, max_nodes: 1}, mine: {max_nodes: 3}}\nsite: {minutes: 7}\n"
-    path, _ = write(tmp_path, SMALL, "gpu", text=text)
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert values["partitions"]["gpu"]["max_tasks"] == 9 and values["partitions"]["gpu"]["max_nodes"] == 4
-    assert values["partitions"]["mine"] == {"max_nodes": 3}
-    assert values["site"]["minutes"] == 7 and values["site"]["gpus_per_node"] == 2
-    assert Site.load(path).minutes == 7

@@ -4,7 +4,6 @@ import json
 import re
 import stat
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,9 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.slurm.slurm_cluster import check_accounting
-from benchmarks.doctor.slurm.slurm_cluster import look as look_at
-from benchmarks.launching.slurm.queue import ask
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK
 from benchmarks.launching.slurm.site import Site
-from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
+from tests.slurm_outputs import MIXED, SMALL
 
 INVALID_ACCOUNT = "allocation failure: Invalid account or account/partition combination specified"
 
@@ -135,10 +131,3 @@ def test_a_refusal_is_quoted_and_the_account_of_the_site_is_used(programs, docto
     site.write_text("partitions: {}\nsite: {account: physics}\n")
     doctor("--write", str(site))
     assert ["--account=physics" in line for line in programs.called("sbatch")] == [False, True]
-
-
-def test_accounting_that_does_not_answer_is_a_warning(programs):
-    assert check_accounting(look_at(answering(CPUS)), ask).status == OK
-    programs.set("sacct", "exec sleep 60")
-    broken = check_accounting(look_at(answering(MIXED)), partial(ask, timeout_seconds=0.3))
-    assert broken.status == WARNING and "no answer" in broken.detail

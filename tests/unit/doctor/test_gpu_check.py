@@ -16,11 +16,9 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.doctor.gpu import stretch as work
-from benchmarks.doctor.gpu.gpu_command import find_device
 from benchmarks.doctor.gpu.steps import GROUPS, MODELS, SETTINGS, Step, list_steps, memory_cells
 from benchmarks.doctor.gpu.stretch import MARGIN_SECONDS, NOT_RUN, STATES, Stretch, compare
 from benchmarks.doctor.gpu.summary import merge
-from benchmarks.launching.processes import MARK, Ended
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
@@ -84,24 +82,6 @@ def test_the_steps_come_in_the_order_of_worth_and_every_model_setting_and_test_f
     assert {Path(step.command[1]).name for step in steps if step.group == "contracts"} == files != set()
     timed = [step.command[step.command.index("--models") + 1] for step in steps if step.group == "throughput"]
     assert list(dict.fromkeys(timed)) == [*MODELS]
-
-
-@pytest.mark.parametrize(("visible", "first"), [(None, "0"), ("GPU-b,GPU-c", "GPU-b")])
-def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first):
-    monkeypatch.setenv("RESIREDUCE_DEVICE", "cpu")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    seen = {}
-
-    def run(jobs, seconds):
-        seen.update(jobs[0].environment)
-        return [Ended(0, f'hello\n{MARK}{{"uuid": "GPU-a"}}\n')]
-
-    monkeypatch.setattr("benchmarks.doctor.gpu.gpu_command.run_together", run)
-    assert find_device("cuda") == {"uuid": "GPU-a"}
-    for environment in (seen, os.environ):
-        assert (environment["RESIREDUCE_DEVICE"], environment["CUDA_VISIBLE_DEVICES"]) == ("cuda", first)
 
 
 @pytest.mark.parametrize(
@@ -191,39 +171,6 @@ def test_a_command_leaves_its_file_its_reason_or_is_stopped(make_stretch, monkey
     assert hangs["status"] == "timeout" and hangs["reason"].endswith("last it said: now it hangs")
     assert (works["status"], works["reason"], works["result"]) == ("ok", None, {"did": "works"})
     assert [step.name for step in make_stretch(steps=steps).todo()] == ["hangs", "fails"]
-
-
-def test_files_are_named_without_the_folders_of_a_machine():
-    said = (
-        'File "/usr/lib/python3/selectors.py", line 4\nerror: /home/me/x/run.json: tests/gpu/loops.py:3, http://a.b/c'
-    )
-    record = {"log": said, "ranks": [{"nccl_path": "/opt/lib/libnccl.so.2, /a/b.so", "steps": 2}], "command": ("a/b",)}
-    assert work.without_folders(record) == {
-        "log": 'File "selectors.py", line 4\nerror: run.json: tests/gpu/loops.py:3, http://a.b/c',
-        "ranks": [{"nccl_path": "libnccl.so.2, b.so", "steps": 2}],
-        "command": ["a/b"],
-    }
-
-
-def test_a_test_that_ends_the_process_is_named(tmp_path):
-    folder, output = tmp_path / "tests", tmp_path / "result.json"
-    folder.mkdir()
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: on a GPU\n")
-    (folder / "test_planted.py").write_text(
-        "import os, pytest\n"
-        "pytestmark = pytest.mark.gpu\n"
-        "def test_passes(): pass\n"
-        "def test_fails(): assert 1 == 2\n"
-        "def test_skips(): pytest.skip('not here')\n"
-        "def test_ends_it(): os._exit(3)\n"
-    )
-    command = [sys.executable, "-m", "benchmarks.doctor.gpu.contracts", str(folder / "test_planted.py"), str(output)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    tests = json.loads(output.read_text())["tests"]
-    ends = {"test_passes": "passed", "test_fails": "failed", "test_skips": "skipped", "test_ends_it": "not ended"}
-    assert {name: one["outcome"] for name, one in tests.items()} == ends
-    assert "assert 1 == 2" in tests["test_fails"]["reason"] and "not here" in tests["test_skips"]["reason"]
 
 
 def test_a_file_that_cannot_be_read_is_named_and_not_overwritten(make_stretch, tmp_path, capsys):
