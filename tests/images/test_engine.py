@@ -16,7 +16,6 @@ from benchmarks.images.engine import HOST, engine
 from benchmarks.launching.containers.containers import command
 from benchmarks.rig import own_engine
 from benchmarks.rig.own_engine import OwnEngine
-from resireduce.errors import ConfigError
 
 USE = """
 import sys, time
@@ -67,16 +66,6 @@ def test_it_is_started_where_none_runs_and_stopped_afterwards(own: OwnEngine) ->
     assert not runs(own) and os.environ.get(HOST) == earlier
 
 
-def test_who_comes_later_shares_it_and_the_last_one_stops_it(own: OwnEngine) -> None:
-    other = use(own.folder.parent, 4)
-    with engine() as client:
-        pid = own.pid_file.read_text()
-        assert client.ping()
-    assert runs(own) and own.pid_file.read_text() == pid
-    assert other.wait(timeout=60) == 0
-    assert not runs(own)
-
-
 def test_the_engine_of_a_process_that_was_killed_is_stopped_by_the_next(own: OwnEngine) -> None:
     other = use(own.folder.parent, 600)
     other.send_signal(signal.SIGKILL)
@@ -85,14 +74,6 @@ def test_the_engine_of_a_process_that_was_killed_is_stopped_by_the_next(own: Own
     with engine() as client:
         assert client.ping()
     assert not runs(own)
-
-
-def test_one_that_cannot_start_is_one_line_with_what_it_said(own: OwnEngine) -> None:
-    own.folder.mkdir(parents=True)
-    (own.folder / "data").write_text("a file where its store should be")
-    with pytest.raises(ConfigError, match=r"dockerd did not start; .*log ends with: .*") as caught, engine():
-        pass
-    assert "\n" not in str(caught.value)
 
 
 def test_a_command_has_the_engine_while_it_runs() -> None:

@@ -157,39 +157,3 @@ def test_a_launcher_that_is_killed_leaves_no_container(tmp_path, image):
     assert wait_until(lambda: not containers(image), 30), "containers outlive the command that started them"
     assert time.monotonic() - started < 10
     process.communicate()
-
-
-def test_a_rank_that_is_killed_inside_ends_the_cell(tmp_path, image):
-    process = start(tmp_path, ENDLESS, image)
-    assert wait_until(lambda: len(containers(image)) == 2)
-    name = next(name for name in containers(image) if name.endswith("-1"))
-    top = [*command("docker"), "top", name, "-o", "pid,args"]
-
-    def ranks() -> list[int]:
-        """Not the supervisor, which names the rank's module too."""
-        lines = subprocess.check_output(top, text=True).splitlines()[1:]
-        return [int(line.split()[0]) for line in lines if "benchmarks.launching.supervise" not in line]
-
-    assert wait_until(ranks)
-    os.kill(ranks()[0], signal.SIGKILL)
-    said = "".join(process.communicate(timeout=60))
-    assert process.returncode == 1
-    assert "rank 1 ended with exit status 137 and left no result" in said
-    assert containers(image) == []
-
-
-def test_an_image_that_was_deleted_is_named_before_anything_starts(tmp_path, image):
-    entry = json.loads(image.read_text())
-    save_json(entry | {"digest": "sha256:" + "1" * 64}, tmp_path / "gone.json")
-    status, said, record = run(tmp_path, CELL, tmp_path / "gone.json")
-    assert (status, record) == (2, {})
-    assert said == (
-        "error: image: docker has no image cpu of sha256:111111111111...; "
-        f"build it: python -m benchmarks image build cpu --entry {tmp_path / 'gone.json'}\n"
-    )
-
-
-def test_an_engine_that_does_not_answer_is_named(tmp_path, image, monkeypatch):
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    status, said, _ = run(tmp_path, CELL, image)
-    assert status == 2 and said.startswith("error: runtime: docker does not answer: ") and said.count("\n") == 1

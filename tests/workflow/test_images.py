@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.analysis.load_run import load_run
 from benchmarks.core.content import get_pretrained
-from benchmarks.core.run_config import get_cells, get_config
+from benchmarks.core.run_config import get_cells
 from benchmarks.workflow.image import get_image
 from resireduce.errors import ConfigError
 from tests.workflow.trees import QUIET, SNAKEMAKE, jobs, make_tree, run
@@ -62,18 +62,10 @@ def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
     assert planned(tree, *PODMAN) == {}, "a cell that ran before, too, is known by the digest that it ran with"
 
 
-def test_apptainer_needs_a_file_of_the_image(tree):
-    assert planned(tree, "runtime=apptainer", "image=cuda12") == {
-        **{"image": 1, "sif": 1, "pretrained_in_image": 1},
-        **{"cell": 1, "report": 1, "all": 1},
-    }
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"runtime": "dokcer"}, "runtime: 'dokcer' is not known (did you mean 'docker'?)"),
-        ({"runtime": "docker", "image": "cpi"}, "image: 'cpi' is not known (did you mean 'cpu'?)"),
         ({"runtime": "docker", "network": "bridge"}, "network: 'bridge' is not known; allowed: host, none"),
         ({"image": "cpu"}, "image: 'cpu' is of no use without a runtime; give runtime=docker, or leave it out"),
         ({"runtime": "none", "network": "host"}, "network: 'host' is of no use without a runtime; "),
@@ -85,25 +77,9 @@ def test_settings_that_cannot_be_used_are_named(config, message):
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("nvidia", "name"), [(True, "cuda12"), (False, "cpu")])
-def test_the_image_is_chosen_by_the_machine_unless_named(monkeypatch, nvidia, name):
-    monkeypatch.setattr("benchmarks.workflow.image.has_nvidia", lambda: nvidia)
-    image = get_image({"runtime": "podman"})
-    assert (image.name, image.sif) == (name, None)
-    assert ("this machine has an NVIDIA device" in str(image)) == nvidia
-    named = get_image({"runtime": "apptainer", "image": "cpu", "network": "host"})
-    assert str(named) == ", in image cpu with apptainer, network host"
-    assert named.sif == named.entry.replace(".json", ".sif")
-
-
-def test_what_a_run_is_does_not_depend_on_what_it_runs_in():
+def test_what_a_run_is_does_not_depend_on_what_it_runs_in_and_weights_do():
     config = {"matrix": [{"model": "gpt2-bytes"}]}
     assert get_image(config) is None
     assert get_cells(config | {"runtime": "docker", "image": "cpu"}) == get_cells(config)
-    assert get_config(config | {"runtime": "docker"}) == config | {"runtime": "docker"}
-    assert get_config(config | {"runtime": "none"}) == config
-    weights = get_pretrained("gpt2-bytes")
-    assert weights.startswith("results/cache/gpt2-bytes-")
-    inside = get_pretrained("gpt2-bytes", "0123456789ab")
-    assert inside.startswith("results/cache/images/gpt2-bytes-")
-    assert len({weights[-15:], inside[-15:], get_pretrained("gpt2-bytes", "1123456789ab")[-15:]}) == 3
+    places = [get_pretrained("gpt2-bytes", content) for content in (None, "0123456789ab", "1123456789ab")]
+    assert places[1].startswith("results/cache/images/gpt2-bytes-") and len({place[-15:] for place in places}) == 3

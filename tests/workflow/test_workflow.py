@@ -1,6 +1,5 @@
 """Snakemake itself, on copies of the tree in which cells are made by arithmetic instead of training."""
 
-import json
 import os
 import re
 import shutil
@@ -17,8 +16,7 @@ from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.content import PACKAGES, TRAINING, content_hash, get_packages, get_pretrained
 from benchmarks.core.record import RecordError
-from benchmarks.core.run_config import check_records, get_run_name
-from resireduce.errors import ConfigError
+from benchmarks.core.run_config import check_records
 from tests.records import make_result
 from tests.workflow.trees import QUIET, ROOT, SNAKEMAKE, environment, jobs, make_tree, run
 
@@ -72,13 +70,6 @@ def planned(tree, *arguments):
 MINE = ("--configfile", "my.yaml", "--config", "run=mine")
 
 
-def test_a_run_name_is_the_name_of_a_folder():
-    assert get_run_name({"run": 2026}) == "2026"
-    for name in ("", "a/b", "..", "a b", ".hidden"):
-        with pytest.raises(ConfigError, match=r"run: .* is not allowed"):
-            get_run_name({"run": name})
-
-
 def test_content_hashes_see_content_and_nothing_else(tmp_path):
     (tmp_path / "package/__pycache__").mkdir(parents=True)
     file = tmp_path / "package/code.py"
@@ -88,8 +79,6 @@ def test_content_hashes_see_content_and_nothing_else(tmp_path):
     (tmp_path / "package/__pycache__/code.py").write_text("")
     assert content_hash(("package", "missing.py"), tmp_path) == first
     file.write_text("x = 2")
-    assert content_hash(("package", "missing.py"), tmp_path) != first
-    file.rename(tmp_path / "package/other.py")
     (tmp_path / "package/other.py").write_text("x = 1")
     assert content_hash(("package", "missing.py"), tmp_path) != first
 
@@ -102,24 +91,16 @@ def test_the_code_that_trains_a_cell_is_in_its_hash():
     assert sorted(path for path in paths if not path.startswith(TRAINING)) == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_cells_run_again_with_another_version_of_what_they_compute_with(tmp_path, monkeypatch, package):
-    before, weights = get_packages(), get_pretrained("gpt2-bytes")
-    assert f"{package} " in before
-    (tmp_path / f"{package.replace('-', '_')}-99.0.dist-info").mkdir()
-    (tmp_path / f"{package.replace('-', '_')}-99.0.dist-info/METADATA").write_text(f"Name: {package}\nVersion: 99.0\n")
+def test_weights_are_made_again_with_another_version_of_what_they_are_computed_with(tmp_path, monkeypatch):
+    before = get_pretrained("gpt2-bytes")
     monkeypatch.syspath_prepend(tmp_path)
-    assert f"{package} 99.0" in get_packages()
-    assert get_pretrained("gpt2-bytes") != weights
-
-
-def test_bad_input_ends_in_one_line(tmp_path):
-    """As of numbers that Snakemake itself would take for others."""
-    config = tmp_path / "bad.yaml"
-    config.write_text("matrix: [{model: gpt2-bytes, seed: 010}]")
-    done = call(ROOT, "--configfile", str(config), command=[*SNAKEMAKE, "--dry-run"])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ") and "010" in done.stderr and done.stderr.count("\n") == 1
+    for package in PACKAGES:
+        metadata = tmp_path / f"{package.replace('-', '_')}-99.0.dist-info/METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Name: {package}\nVersion: 99.0\n")
+        assert f"{package} 99.0" in get_packages()
+        assert get_pretrained("gpt2-bytes") != before
+        before = get_pretrained("gpt2-bytes")
 
 
 def test_the_default_is_the_smoke_matrix(tree):
@@ -251,51 +232,27 @@ def test_one_run_of_a_folder_at_a_time_and_a_kill_loses_nothing(tree):
     assert len((tree / "trained.txt").read_text().split()) == 4
 
 
-def test_a_half_written_record_stops_the_run(tree):
-    cell = Cell(model="vgg-digits", scheme="w")
-    path = tree / f"results/runs/mine/cells/{cell.name}.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(cell.to_dict())[:30])
-    done = call(tree, *MINE)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: results/runs/mine/cells/{cell.name}.json: half written")
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_folder_or_a_record_that_a_run_cannot_use_is_named(tmp_path):
     cell, other = Cell(model="vgg-digits", scheme="w"), Cell(model="vgg-digits", scheme="none")
     make_result(other).save(tmp_path / f"mine/cells/{cell.name}.json")
     with pytest.raises(RecordError, match=rf"the record is of another cell, {re.escape(other.name)}; delete it and"):
+        check_records(str(tmp_path / "mine"), {cell.name: cell})
+    (tmp_path / f"mine/cells/{cell.name}.json").write_text('{"cell": {')
+    with pytest.raises(RecordError, match="half written"):
         check_records(str(tmp_path / "mine"), {cell.name: cell})
     (tmp_path / "file").touch()
     with pytest.raises(RecordError, match=r"file is not a folder; choose another run name"):
         check_records(str(tmp_path / "file"), {})
 
 
-def test_cells_over_horovod_need_it_before_anything_runs(tree):
-    code = tree / "benchmarks/core/devices.py"
-    code.write_text(code.read_text().replace('find_spec("horovod")', 'find_spec("there_is_none")'))
-    (tree / "my.yaml").write_text("matrix: [{model: vgg-digits, backend: [torch, horovod]}]")
-    done = call(tree, *MINE)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: vgg-digits.topk.baseline.kept.d0.01.s0.horovod: backend: 'horovod' cannot be used: Horovod is not "
-        "installed; install it: make horovod, or leave such cells out\n"
-    )
-    assert not (tree / "results/runs/mine/cells").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("matrix: [\n", ", line 2, column 1: expected the node content"),
-        ("run: a\n? [b]\n: c\n", ", line 1, column 1: unhashable type: 'list'"),
         ("run: a\nmatrix: [2001-13-45]\n", ", line 2, column 10: '2001-13-45' cannot be read: month must be in 1..12"),
-        ("run: !!int a\n", ", line 1, column 6: 'a' cannot be read: "),
         ("- 1\n", " holds no mapping; give run, defaults and matrix"),
         ("run: a/b\nmatrix: [{model: vgg-digits}]\n", ": run: 'a/b' is not allowed"),
         ("matrix: [{model: vgg-digit}]\n", ": matrix entry 1: model: 'vgg-digit' is not known"),
-        ("matrix: [{model: gpt2-bytes, density: .nan}]", ": matrix entry 1: density: nan is not allowed"),
         ("matrix: [{model: gpt2-bytes}]\nmodels: 3", ": config key: 'models' is not known"),
     ],
 )
@@ -305,3 +262,12 @@ def test_a_config_is_checked_with_the_place_of_the_mistake(tmp_path, capsys, tex
     assert main(["cells", "--config", str(config)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and f"{config}{message}" in said and said.count("\n") == 1
+
+
+def test_bad_input_ends_in_one_line(tmp_path):
+    """As of numbers that Snakemake itself would take for others."""
+    config = tmp_path / "bad.yaml"
+    config.write_text("matrix: [{model: gpt2-bytes, seed: 010}]")
+    done = call(ROOT, "--configfile", str(config), command=[*SNAKEMAKE, "--dry-run"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and "010" in done.stderr and done.stderr.count("\n") == 1

@@ -1,9 +1,5 @@
 """`doctor --links FILE`: alpha and beta of links, as a cluster that the simulator reads."""
 
-import argparse
-import json
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +9,7 @@ import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import median_interval
-from benchmarks.doctor import links
 from benchmarks.doctor.links import Place, cluster_of, link_of, place_of
-from benchmarks.launching.processes import MARK, Ended, Job
 from benchmarks.simulation.cluster import all_gather, find_cluster
 from resireduce.errors import ConfigError
 
@@ -65,58 +59,19 @@ def test_the_file_is_a_cluster_on_which_a_gather_takes_as_long(tmp_path: Path) -
 
 
 TORCHRUN = {"MASTER_ADDR": "a", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-SLURM = {
-    "SLURM_PROCID": "3",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_NODEID": "1",
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-}
+SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
+SLURM |= {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
 
 def test_the_place_is_the_launchers(tmp_path: Path) -> None:
     assert place_of(TORCHRUN, tmp_path) == Place(5, 8, 4, "env://")
     assert place_of(SLURM, tmp_path) == Place(3, 4, 2, f"file://{tmp_path}/.doctor-links-7.0")
-    for alone in ({}, SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_JOB_ID": "7"}):
-        assert place_of(alone, tmp_path) is None
-    for wrong in (
-        SLURM | {"SLURM_STEP_NUM_TASKS": "5"},
-        SLURM | {"SLURM_NODEID": "0"},
-        TORCHRUN | {"GROUP_RANK": "0"},
-        TORCHRUN | {"WORLD_SIZE": "6"},
-    ):
+    assert place_of({"SLURM_JOB_ID": "7"}, tmp_path) is None
+    for wrong in (SLURM | {"SLURM_STEP_NUM_TASKS": "5"}, SLURM | {"SLURM_NODEID": "0"}, TORCHRUN | {"WORLD_SIZE": "6"}):
         with pytest.raises(ConfigError, match="not spread over nodes evenly, one node after the other; give each node"):
             place_of(wrong, tmp_path)
-    for launcher, name in ((TORCHRUN, "WORLD_SIZE"), (SLURM, "SLURM_NODEID"), (SLURM, "SLURM_STEP_NUM_TASKS")):
-        with pytest.raises(ConfigError, match=f"{name}: 'x' is not allowed; give a whole number, as torchrun and srun"):
-            place_of(launcher | {name: "x"}, tmp_path)
-
-
-def test_only_rank_0_writes_and_a_rank_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = argparse.Namespace(ranks=2, timeout=60.0, links=tmp_path / "mine.yaml")
-
-    def run(ranks: list[dict[str, Any]], code: int = 0) -> Any:
-        def started(jobs: Sequence[Job], timeout_seconds: float) -> list[Ended]:
-            report = MARK + json.dumps({"ranks": ranks})
-            return [Ended(code, report if not code else "RuntimeError: no route to host") for _ in jobs]
-
-        return started
-
-    place = Place(1, 4, 2, "env://")
-    monkeypatch.setattr(links, "place_of", lambda environment, folder: place)
-    (found,) = links.measure(args, run([]))
-    assert found.detail == "rank 0 writes the file" and not args.links.exists()
-    (found,) = links.measure(args, run([], code=1))
-    assert found.status == "failed" and "no route to host" in found.detail and not args.links.exists()
-    monkeypatch.setattr(links, "place_of", lambda environment, folder: replace(place, rank=0))
-    ranks = [
-        {**rank, "rounds": [{key: [*map(float, one[key])] for key in one} for one in rank["rounds"]]}
-        for rank in ranks_of(2, 2)
-    ]
-    levels = links.measure(args, run(ranks))
-    assert [one.status for one in levels] == ["ok"] * 3 and "between_nodes" in levels[1].detail
-    assert find_cluster(str(args.links)).ranks == 4
+    with pytest.raises(ConfigError, match="SLURM_NODEID: 'x' is not allowed; give a whole number, as torchrun and sru"):
+        place_of(SLURM | {"SLURM_NODEID": "x"}, tmp_path)
 
 
 def test_two_ranks_of_this_machine_time_their_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ import json
 import re
 import stat
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,9 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.slurm.slurm_cluster import check_accounting
-from benchmarks.doctor.slurm.slurm_cluster import look as look_at
-from benchmarks.launching.slurm.queue import ask
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK
 from benchmarks.launching.slurm.site import Site
-from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
+from tests.slurm_outputs import MIXED, SMALL
 
 INVALID_ACCOUNT = "allocation failure: Invalid account or account/partition combination specified"
 
@@ -87,16 +83,6 @@ def test_a_cluster_where_all_works(programs, doctor):
     assert values["findings"][-1]["status"] == NOT_RUN and "--write slurm/partitions.yaml" in said
 
 
-def test_every_check_is_in_the_page_of_the_docs(programs, doctor):
-    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
-    page = page.partition("### Checks of a cluster")[2].partition("\n### ")[0]
-    first = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    rows = {name for names in first for name in re.findall(r"`([\w-]+)`", names)}
-    programs.cluster(MIXED)
-    _, values, _ = doctor("--partition", "gpu")
-    assert {it["check"] for it in values["findings"]} == rows
-
-
 def test_the_file_is_written_only_where_that_is_asked_for(programs, doctor, tmp_path):
     path = tmp_path / "site/partitions.yaml"
     code, values, _ = doctor("--write", str(path))
@@ -119,22 +105,20 @@ def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(programs,
     code, values, _ = doctor("--partition", "old")
     assert code == 1 and statuses(values, "job") == [FAILED]
     assert main(["doctor", "--slurm", "--partition", "gpus"]) == 2
+    _, values, _ = doctor("--partition", "gpu")
+    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+    page = page.partition("### Checks of a cluster")[2].partition("\n### ")[0]
+    first = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {it["check"] for it in values["findings"]} == {
+        name for one in first for name in re.findall(r"`([\w-]+)`", one)
+    }
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (
-            'echo "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)" >&2; exit 1',
-            "contact",
-        ),
-        ("exec sleep 60", "scontrol: no answer in 0.5 s"),
-    ],
-)
-def test_a_controller_that_is_down_or_silent(programs, doctor, body, words):
-    programs.set("scontrol", body)
+def test_a_controller_that_is_silent_is_said_and_not_waited_for(programs, doctor):
+    programs.set("scontrol", "exec sleep 60")
     code, values, said = doctor("--timeout", "0.5")
-    assert code == 1 and statuses(values, "slurm") == [FAILED] and words in said and "scontrol ping" in said
+    assert code == 1 and statuses(values, "slurm") == [FAILED]
+    assert "scontrol: no answer in 0.5 s" in said and "scontrol ping" in said
     assert programs.called("sbatch") == []
 
 
@@ -147,12 +131,3 @@ def test_a_refusal_is_quoted_and_the_account_of_the_site_is_used(programs, docto
     site.write_text("partitions: {}\nsite: {account: physics}\n")
     doctor("--write", str(site))
     assert ["--account=physics" in line for line in programs.called("sbatch")] == [False, True]
-
-
-def test_accounting_that_does_not_answer_is_a_warning(programs):
-    off, on = look_at(answering(CPUS)), look_at(answering(MIXED))
-    assert check_accounting(off, ask).status == OK
-    assert check_accounting(on, ask).status == OK
-    programs.set("sacct", "exec sleep 60")
-    broken = check_accounting(on, partial(ask, timeout_seconds=0.3))
-    assert broken.status == WARNING and "no answer" in broken.detail

@@ -1,13 +1,11 @@
 """Lock files of the images: the reader refuses what does not hold a package fast, and the project's own hold."""
 
 import importlib.metadata
-import platform
 import re
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -51,40 +49,23 @@ UNPINNED = "is not a package as name==version"
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "problem"),
-    [
-        (GOOD + "pandas==3.1.1\n", 2, UNPINNED),
-        (f"numpy==2.4.6 --hash=sha256:{A[:-1]}", 1, UNPINNED),
-        (f"numpy==2.* --hash=sha256:{A}", 1, UNPINNED),
-        (GOOD + f"\nNumPy==2.4.5 --hash=sha256:{B}\n", 3, "numpy is there twice: 2.4.6 in line 1"),
-        (f"<<<<<<< HEAD\n{GOOD}=======\n{GOOD}>>>>>>> other\n", 1, UNPINNED),
-        (f"numpy==2.4.6 \\\n    --hash=sha256:{A} \\\n", 1, "the file ends within"),
-        (f"./numpy-2.4.6.whl --hash=sha256:{A}", 1, UNPINNED),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path: Path, text: str, line: int, problem: str) -> None:
-    path = lock(tmp_path, text)
-    with pytest.raises(ConfigError) as raised:
-        read_lock(path)
-    message = str(raised.value)
-    assert message.startswith(f"lock: {path}, line {line}: ")
-    assert problem in message
-    assert message.endswith("'make locks'")
-    assert "\n" not in message
-    assert message.isprintable()
-
-
-@pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "names no package"),
-        (b"\x80\x04\x95\xff\xfe", "is not text"),
+        (GOOD + "pandas==3.1.1\n", f", line 2: 'pandas==3.1.1' {UNPINNED}"),
+        (f"numpy==2.4.6 --hash=sha256:{A[:-1]}", f", line 1: .* {UNPINNED}"),
+        (f"numpy==2.* --hash=sha256:{A}", f", line 1: .* {UNPINNED}"),
+        (GOOD + f"\nNumPy==2.4.5 --hash=sha256:{B}\n", ", line 3: .*numpy is there twice: 2.4.6 in line 1"),
+        (f"<<<<<<< HEAD\n{GOOD}=======\n{GOOD}>>>>>>> other\n", f", line 1: .* {UNPINNED}"),
+        (f"numpy==2.4.6 \\\n    --hash=sha256:{A} \\\n", ", line 1: .*the file ends within"),
+        ("", " names no package"),
+        (b"\x80\x04\x95\xff\xfe", " is not text"),
     ],
 )
-def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, text: str | bytes, problem: str) -> None:
+def test_a_file_that_is_no_lock_is_refused_by_line(tmp_path: Path, text: str | bytes, problem: str) -> None:
     path = lock(tmp_path, text)
-    with pytest.raises(ConfigError, match=f"^lock: {re.escape(str(path))} {problem}; .*'make locks'$"):
+    with pytest.raises(ConfigError, match=f"^lock: {re.escape(str(path))}{problem}.*'make locks'$") as raised:
         read_lock(path)
+    assert "\n" not in str(raised.value)
 
 
 # --- the project's own ---
@@ -93,19 +74,14 @@ def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, text: str | bytes, pr
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_holds_what_it_is_made_from(name: str) -> None:
     locked = {pin.name: Version(pin.version) for pin in read_lock(LOCKS[name].path)}
+    said = LOCKS[name].path.read_text(encoding="utf-8")
+    assert not re.search(r"://|^-|/(tmp|home|root|opt|srv)/", said, re.MULTILINE), "no index and no path"
     lines = LOCKS[name].source.read_text(encoding="utf-8").splitlines()
     wanted = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
     assert wanted
     for requirement in wanted:
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)], prereleases=True)
     assert LOCKS[name].dependencies or len(locked) == len(wanted)
-
-
-@pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_names_no_index_and_no_path(name: str) -> None:
-    assert not re.search(
-        r"://|^-|/(tmp|home|root|opt|srv)/", LOCKS[name].path.read_text(encoding="utf-8"), re.MULTILINE
-    )
 
 
 @pytest.mark.parametrize("name", [name for name in LOCKS if LOCKS[name].suite])
@@ -115,15 +91,6 @@ def test_versions_are_those_of_the_constraints(name: str) -> None:
     both = locked.keys() & constraints.keys()
     assert len(both) > 4
     assert {name: locked[name] for name in both} == {name: constraints[name] for name in both}
-
-
-def test_images_differ_in_torch_and_what_it_brings() -> None:
-    cpu, cuda = ({pin.name: pin.version for pin in read_lock(LOCKS[name].path)} for name in IMAGES)
-    assert cpu["torch"].endswith("+cpu"), "elsewhere the name torch alone is the build with CUDA"
-    assert [name for name in cpu if name.startswith(("nvidia-cu", "triton"))] == []
-    assert {"nvidia-nccl-cu12", "nvidia-cudnn-cu12", "triton"} <= cuda.keys()
-    assert [name for name in cuda if name.endswith("-cu13")] == []
-    assert {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == {"torch"}
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -149,29 +116,6 @@ def test_every_import_of_a_cell_is_locked() -> None:
         locked = {pin.name for lock in (image, "horovod") for pin in read_lock(LOCKS[lock].path)}
         known = {top for top, names in distributions.items() if locked & {canonicalize_name(name) for name in names}}
         assert [(p, top) for p, top in foreign if top not in known] == []
-
-
-@pytest.mark.skipif(
-    (sys.version_info[:2], platform.system(), platform.machine()) != ((3, 11), "Linux", "x86_64"),
-    reason="the locks are for Python 3.11 on Linux x86-64",
-)
-def test_what_locked_packages_need_is_locked() -> None:
-    locked = {pin.name: Version(pin.version).public for pin in read_lock(LOCKS["cpu"].path)}
-    checked, missing = 0, []
-    for distribution in importlib.metadata.distributions():
-        name = canonicalize_name(distribution.metadata["Name"])
-        if locked.get(name) != Version(distribution.version).public:
-            continue
-        if name == "torch" and torch.version.cuda:  # another build than the image's, which needs CUDA's libraries
-            continue
-        checked += 1
-        for requirement in map(Requirement, distribution.requires or []):
-            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            version = locked.get(canonicalize_name(requirement.name), "0.dev0")
-            if wanted and not requirement.specifier.contains(version, prereleases=True):
-                missing.append((name, str(requirement), version))
-    assert checked > len(locked) // 2
-    assert missing == []
 
 
 # --- making them ---
@@ -209,23 +153,11 @@ def test_a_lock_is_made_with_hashes_and_without_indexes(tmp_path: Path, monkeypa
     assert read_lock(tmp_path / "some.lock")[0].name == "numpy"
 
 
-@pytest.mark.parametrize("act", ["exit 1", 'echo "numpy==2.4.6" > "$2"', "true"])
-def test_a_lock_that_cannot_be_made_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
-    stand_in(tmp_path, monkeypatch, act)
-    before = "numpy==1.0\n"  # without a hash: not a lock that the resolver could start from
-    (tmp_path / "some.lock").write_text(before, encoding="utf-8")
+def test_a_lock_without_hashes_is_not_put_in_the_place_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, 'echo "numpy==2.4.6" > "$2"')
+    (tmp_path / "some.lock").write_text(GOOD, encoding="utf-8")
     with pytest.raises(ConfigError):
         compile_lock(locks.Lock("some"), upgrade=False)
-    assert (tmp_path / "some.lock").read_text(encoding="utf-8") == before
-
-
-@pytest.mark.parametrize(("before", "kept"), [(GOOD, True), (f"<<<<<<< HEAD\n{GOOD}", False), (None, False)])
-def test_versions_stay_unless_the_file_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, kept: bool
-) -> None:
-    stand_in(tmp_path, monkeypatch, f'test -e "$2" && touch "{tmp_path}/kept"; echo "{GOOD.strip()}" > "$2"')
-    if before:
-        (tmp_path / "some.lock").write_text(before, encoding="utf-8")
-    assert compile_lock(locks.Lock("some"), upgrade=False) == 1
-    assert (tmp_path / "kept").exists() == kept
     assert (tmp_path / "some.lock").read_text(encoding="utf-8") == GOOD

@@ -61,18 +61,12 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {file.name.split("-")[0]: file for file in made.glob("*.whl")}
 
 
-def files_in(wheel: Path, package: str) -> tuple[set[str], set[str]]:
-    """The files of a wheel in `package`, and the other folders in it."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    inside = {name for name in names if name.startswith(f"{package}/")}
-    return inside, {name.split("/")[0] for name in names - inside}
-
-
 @pytest.mark.parametrize(("name", "package"), [("resireduce", "resireduce"), ("resireduce_suite", "benchmarks")])
 def test_a_wheel_holds_one_package_and_all_of_it(wheels: dict[str, Path], name: str, package: str) -> None:
-    held, others = files_in(wheels[name], package)
-    assert others == {f"{name}-{PROJECT['version']}.dist-info"}
+    with zipfile.ZipFile(wheels[name]) as archive:
+        names = set(archive.namelist())
+    held = {path for path in names if path.startswith(f"{package}/")}
+    assert {path.split("/")[0] for path in names - held} == {f"{name}-{PROJECT['version']}.dist-info"}
     files = {path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert {path.relative_to(ROOT).as_posix() for path in files} - {"benchmarks/pyproject.toml"} == held
     assert ("resireduce/py.typed" in held) == (name == "resireduce")
@@ -100,10 +94,9 @@ def test_plan_works_beside_a_package_of_the_user_s_own_called_benchmarks(
     assert said in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_model_is_found_through_the_entry_points(model: str) -> None:
-    assert offered_models()[0][model] == MODELS[model]
-    assert callable(find_builder(model))
+def test_every_model_is_found_through_the_entry_points() -> None:
+    assert offered_models()[0].items() >= dict(MODELS).items()
+    assert all(callable(find_builder(model)) for model in MODELS)
 
 
 def test_versions_agree() -> None:
@@ -113,8 +106,8 @@ def test_versions_agree() -> None:
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [PROJECT["version"]]
 
 
-@pytest.mark.parametrize("requirement", direct(), ids=str)
-def test_every_direct_dependency_is_pinned_within_its_bounds(requirement: Requirement) -> None:
-    version = pins().get(canonicalize_name(requirement.name))
-    assert version, f"{requirement.name} has no line in constraints.txt"
-    assert requirement.specifier.contains(version, prereleases=True)
+def test_every_direct_dependency_is_pinned_within_its_bounds() -> None:
+    for requirement in direct():
+        version = pins().get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} has no line in constraints.txt"
+        assert requirement.specifier.contains(version, prereleases=True), requirement

@@ -18,9 +18,11 @@ from benchmarks.core.record import CellResult
 from benchmarks.core.stop_policy import Limits
 from benchmarks.core.workloads import SMALL, WORKLOADS
 from benchmarks.launching import launch as launch_module
-from benchmarks.launching.launch import launch
+from benchmarks.launching.containers.runtime import passed
+from benchmarks.launching.launch import launch, starting
 from benchmarks.launching.outcomes import overall, summary, to_result
-from benchmarks.launching.processes import holding_back, start_here
+from benchmarks.launching.processes import MALLOC, THRESHOLD, holding_back, start_here
+from benchmarks.training.measure.rank_facts import relevant_environment
 from benchmarks.training.rank import run_rank
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
@@ -80,35 +82,23 @@ def launch_ranks(
     return outcomes
 
 
+CRASHED = "rank 1 ended with exit status 3 and left no result; its log says more"
+
+
 @pytest.mark.parametrize(
-    ("ends", "statuses", "reason"),
+    ("ends", "options", "statuses", "reason"),
     [
-        (("ok", "ok"), "ok ok", None),
-        (("ok", "crashed"), "ok error", "rank 1 ended with exit status 3 and left no result; its log says more"),
-        (("hung", "crashed"), "error error", "rank 1 ended with exit status 3 and left no result; its log says more"),
-        (("hung", "diverged"), "error diverged", "the loss was nan in step 3 of 9"),
-        (("diverged", "ok", "hung"), "diverged ok error", "the loss was nan in step 3 of 9"),
+        (("ok", "ok"), {}, "ok ok", None),
+        (("ok", "crashed"), {}, "ok error", CRASHED),
+        (("hung", "crashed"), {"grace_seconds": 60.0, "timeout_seconds": 3}, "error error", CRASHED),
+        (("diverged", "ok", "hung"), {}, "diverged ok error", "the loss was nan in step 3 of 9"),
+        (("ok, but stays", "ok"), {"grace_seconds": 0.2}, "ok ok", None),
     ],
 )
-def test_ranks_that_wait_for_one_that_failed_are_stopped(monkeypatch, tmp_path, ends, statuses, reason):
-    outcomes = launch_ranks(monkeypatch, tmp_path, *ends, grace_seconds=2.0 if "ok" in ends else 0.2)
+def test_ranks_that_wait_for_one_that_failed_are_stopped(monkeypatch, tmp_path, ends, options, statuses, reason):
+    outcomes = launch_ranks(monkeypatch, tmp_path, *ends, **options)
     assert [outcome.status for outcome in outcomes] == statuses.split()
     assert overall(outcomes).reason == reason
-
-
-def test_a_rank_that_hangs_after_another_has_failed_does_not_outlive_the_time_limit(monkeypatch, tmp_path):
-    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "crashed", grace_seconds=60.0, timeout_seconds=3)
-    assert overall(outcomes).reason == "rank 1 ended with exit status 3 and left no result; its log says more"
-
-
-def test_ranks_that_have_left_their_results_need_not_end_by_themselves(monkeypatch, tmp_path):
-    outcomes = launch_ranks(monkeypatch, tmp_path, "ok, but stays", "ok", grace_seconds=0.2)
-    assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
-
-
-def test_ranks_that_hang_are_stopped_when_the_time_is_over(monkeypatch, tmp_path):
-    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "ok", timeout_seconds=2)
-    assert [outcome.status for outcome in outcomes] == ["timeout", "ok"]
 
 
 def test_what_ranks_measured_until_their_time_was_over_is_kept(monkeypatch, tmp_path):
@@ -126,7 +116,7 @@ def test_ranks_that_are_there_at_the_deadline_are_ended_and_what_they_said_stays
     assert {it.status for it in outcomes} == {"timeout"}
 
 
-@pytest.mark.parametrize(("before", "after", "status"), [(4, 5, "oom"), (4, 4, "error"), (None, None, "error")])
+@pytest.mark.parametrize(("before", "after", "status"), [(4, 5, "oom"), (None, None, "error")])
 def test_a_rank_that_the_kernel_killed_was_out_of_memory(monkeypatch, tmp_path, before, after, status):
     counts = iter([before, after])
     monkeypatch.setattr(launch_module, "count_oom_kills", lambda: next(counts))
@@ -152,18 +142,17 @@ def test_a_signal_goes_to_the_ranks_and_leaves_an_unfinished_cell(monkeypatch, t
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_ranks_that_cannot_meet_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "none0"}
-    monkeypatch.setattr(launch_module, "place_variables", lambda *_: place)
-    (outcome,) = launch(Cell(model="vgg-digits", world_size=1), tmp_path, None, tmp_path)
-    assert outcome.status == "error" and str(outcome.reason).endswith("Unable to find address for: none0")
-
-
-def test_a_cell_that_takes_too_long_leaves_a_record(spec, capsys):
+def test_a_run_that_ends_badly_leaves_a_record_and_does_not_replace_a_finished_one(spec, capsys):
+    output = spec.parent / "out/cell.json"
     assert run(spec, "--timeout", "0.2") == 0
-    record = CellResult.load(spec.parent / "out/cell.json")
+    record = CellResult.load(output)
     assert (record.status, record.reason) == ("timeout", "not done after 0.2 s; its log says how far it came")
     assert capsys.readouterr().out == f"{CELL.name}: timeout: {record.reason}\n"
+    make_result(CELL).save(output)
+    finished = output.read_bytes()
+    assert run(spec, "--timeout", "0.2") == 1
+    assert output.read_bytes() == finished
+    assert CellResult.load(output.with_suffix(".failed.json")).status == "timeout"
 
 
 def test_pretraining_that_fails_leaves_a_record(spec, tmp_path, monkeypatch, capsys):
@@ -177,44 +166,30 @@ def test_pretraining_that_fails_leaves_a_record(spec, tmp_path, monkeypatch, cap
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["cell.failed.json"]
 
 
-def test_a_trained_cell_is_summed_up_in_one_line(spec, capsys):
-    cell = Cell(model="vgg-digits", backend="local", world_size=1, steps=1)
-    spec.write_text(json.dumps(cell.to_dict()))
-    assert run(spec) == 0
-    line = capsys.readouterr().out
-    total_bytes = CellResult.load(spec.parent / "out/cell.json").total_bytes
-    assert f"model states {total_bytes / 2**20:.2f} MiB, normalised 100.0%, " in line
-    assert line.count("\n") == 1
-
-
-def test_a_run_that_ends_badly_does_not_replace_a_finished_record(spec, capsys):
-    output = spec.parent / "out/cell.json"
-    make_result(CELL).save(output)
-    finished = output.read_bytes()
-    assert run(spec, "--timeout", "0.2") == 1
-    assert output.read_bytes() == finished
-    assert CellResult.load(output.with_suffix(".failed.json")).status == "timeout"
-    assert "timeout: not done after 0.2 s" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("output", "message"),
+    ("text", "options", "message"),
     [
-        (".", "output: . is not a file; give the name of one"),
-        ("README.md/x.json", "output: README.md/x.json cannot be written: "),
+        ('{"model": "vgg-digits", "model": "gpt2-bytes"}', [], "cell: {} is no JSON: key 'model' is there twice"),
+        ('{"model": "vgg-digits"}', ["--launcher", "srun"], "launcher: 'srun' works within a Slurm job only; start it"),
+        (
+            '{"model": "vgg-digits", "world_size": 2, "nodes": 2}',
+            [],
+            "nodes: 2 needs several machines; run it on a clu",
+        ),
+        ('{"model": "vgg-digits"}', ["--timeout=nan"], "timeout: 'nan' is not allowed; give seconds, a number greater"),
+        ('{"model": "vgg-digits"}', ["--output", "."], "output: . is not a file; give the name of one"),
+        ('{"model": "vgg-digits"}', ["--output", "README.md/x"], "output: README.md/x cannot be written: "),
+        ('{"model": "vgg-digits"}', ["--output", "{}"], "output: {} is the file given as --cell; give another one"),
+        ('{"model": "gpt2-bytes"}', ["--weights", "{}"], "weights: {} holds no weights; make them with"),
     ],
 )
-def test_an_output_that_cannot_be_written_is_named_before_training(spec, capsys, output, message):
-    for command in (["run", "--cell", str(spec)], ["data", "pretrain", "--model", "gpt2-bytes"]):
-        assert main([*command, "--output", output]) == 2
-        assert capsys.readouterr().err.startswith(f"error: {message}")
-
-
-def test_what_is_read_is_not_written_over(spec, capsys):
-    content = spec.read_bytes()
-    assert main(["run", "--cell", str(spec), "--output", str(spec)]) == 2
-    assert capsys.readouterr().err == f"error: output: {spec} is the file given as --cell; give another one\n"
-    assert spec.read_bytes() == content
+def test_what_cannot_be_run_is_named_in_one_line_before_training(spec, monkeypatch, capsys, text, options, message):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    spec.write_text(text)
+    assert run(spec, *[option.format(spec) for option in options]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {message.format(spec)}") and said.count("\n") == 1
+    assert spec.read_text() == text and not list((spec.parent / "out").glob("*"))
 
 
 def test_a_record_that_cannot_be_written_is_left_elsewhere(spec, tmp_path, monkeypatch, capsys):
@@ -232,44 +207,6 @@ def test_a_record_that_cannot_be_written_is_left_elsewhere(spec, tmp_path, monke
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"error: {output} cannot be written (No space left on device); the record is in ")
     assert CellResult.load(Path(said.split(" is in ")[1])).status == "timeout"
-
-
-def test_a_checkpoint_that_holds_no_weights_is_named_before_training(spec, capsys):
-    spec.write_text(json.dumps(Cell(model="gpt2-bytes").to_dict()))
-    assert run(spec, "--weights", str(spec)) == 2
-    assert f"error: weights: {spec} holds no weights; make them with" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"model": "vgg-digits", "model": "gpt2-bytes"}', "key 'model' is there twice"),
-        ("\x00", "is no JSON"),
-    ],
-)
-def test_a_cell_file_that_is_no_json_is_named_in_one_line(spec, capsys, text, message):
-    spec.write_text(text)
-    assert run(spec) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: cell: {spec} is no JSON: ") and message in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize("value", ["0", "nan", "soon"])
-def test_a_bad_timeout_is_named_in_one_line(spec, capsys, value):
-    assert run(spec, f"--timeout={value}") == 2
-    assert capsys.readouterr().err == (
-        f"error: timeout: {value!r} is not allowed; give seconds, a number greater than 0\n"
-    )
-    assert not (spec.parent / "out").exists()
-
-
-def test_what_the_data_cannot_give_is_named_in_the_record(own_settings):
-    cell = Cell(model="resnet20", data="synthetic", backend="local", world_size=1, steps=1, batch_per_rank=10_000)
-    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"))
-    assert (outcome.status, outcome.failure) == ("error", {"phase": "building"})
-    assert outcome.reason == (
-        "batch_per_rank: 10000 x 1 ranks is more than the 8192 samples of an epoch; give a smaller one, or fewer ranks"
-    )
 
 
 @pytest.mark.parametrize(("scheme", "gradients"), [("w+2d", "streamed"), ("baseline", "kept")])
@@ -296,3 +233,20 @@ def test_ctrl_c_while_a_rank_starts_ends_it_without_a_traceback(capfd: pytest.Ca
     assert rank.wait(timeout=60) == -signal.SIGINT
     assert capfd.readouterr().err == ""
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_ranks_have_malloc_s_settings_unless_the_user_has_others(tmp_path, monkeypatch):
+    """And records say so."""
+    for name in MALLOC:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(THRESHOLD, "65536")
+    code = f"import os; open({str(tmp_path / 'out')!r}, 'w').write(str([os.environ.get(it) for it in {list(MALLOC)}]))"
+    with starting(None, tmp_path, [], []) as start, start(["-c", code], {}) as process:
+        while process.poll() is None:
+            time.sleep(0.05)
+    assert (tmp_path / "out").read_text() == str(["65536", *list(MALLOC.values())[1:]])
+    assert passed(MALLOC) == sorted(MALLOC), "all of it reaches a container"
+    monkeypatch.delenv(THRESHOLD)
+    for name, value in MALLOC.items():
+        monkeypatch.setenv(name, value)
+    assert relevant_environment().items() >= MALLOC.items()

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.launching.containers import containers as module
 from benchmarks.launching.containers.containers import Client, isolated
 from benchmarks.launching.outcomes import outcome_of
 from resireduce.errors import ConfigError
-from tests.unit.launching.test_runtime import runtime
 
 SUPERVISE = [sys.executable, "-m", "benchmarks.launching.supervise", sys.executable, "-c"]
 WAITS = """
@@ -39,24 +37,18 @@ def start(code: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*SUPERVISE, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [("import sys; sys.exit(3)", 3), ("pass", 0), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
-)
-def test_the_end_of_the_command_is_the_end_of_it(code, status):
-    with start(code) as process:
-        assert process.wait(20) == status
-
-
-@pytest.mark.parametrize("how", ["through the pipe", "as a signal"])
-def test_a_signal_reaches_the_command(how):
-    with start(WAITS) as process:
-        assert process.stdout.readline() == b"up\n"
-        if how == "as a signal":
-            process.terminate()
-        else:
-            os.write(process.stdin.fileno(), bytes([signal.SIGTERM]))
-        assert process.wait(20) == 7
+def test_the_end_of_the_command_is_the_end_of_it_and_a_signal_reaches_it():
+    for code, status in (("import sys; sys.exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)):
+        with start(code) as process:
+            assert process.wait(20) == status
+    for send in (
+        lambda process: process.terminate(),
+        lambda process: os.write(process.stdin.fileno(), bytes([signal.SIGTERM])),
+    ):
+        with start(WAITS) as process:
+            assert process.stdout.readline() == b"up\n"
+            send(process)
+            assert process.wait(20) == 7
 
 
 def test_without_a_launcher_the_command_and_what_it_started_end():
@@ -97,15 +89,8 @@ def test_what_an_engine_says_is_shown_and_is_the_reason_if_it_could_not_start(tm
     assert "Unable to find it" in capsys.readouterr().err
 
 
-def test_a_client_hands_signals_to_the_command_even_before_it_listens(tmp_path):
-    late = ["sh", "-c", 'sleep 0.5; exec "$@"', "sh", *SUPERVISE, "import time; time.sleep(60)"]
-    client = Client(late, dict(os.environ), tmp_path / "log")
-    client.terminate()
-    assert end(client).returncode == 128 + signal.SIGTERM
-    client.close()
-
-
 def test_ranks_under_apptainer_share_a_network_with_nothing_in_it():
+    """Or are told that the machine has none."""
     try:
         with isolated() as prefix:
             line = [*prefix, sys.executable, "-c", MEETS]
@@ -116,40 +101,3 @@ def test_ranks_under_apptainer_share_a_network_with_nothing_in_it():
         pytest.skip(str(error))
     assert seen == "['lo']\n"
     assert spaces[0] == spaces[1] != os.readlink("/proc/self/ns/net").encode()
-
-
-def test_a_machine_without_such_networks_is_told_with_the_cure(tmp_path, monkeypatch):
-    (tmp_path / "unshare").write_text("#!/bin/sh\necho unshare failed: not permitted >&2\nexit 1\n")
-    (tmp_path / "unshare").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    message = r"network: 'none' .*\(unshare failed: not permitted\); set --network host"
-    with pytest.raises(ConfigError, match=message), isolated():
-        pass
-
-
-ENGINE = """#!/bin/sh
-folder=$(dirname $0)
-case $1 in
-    container) test -e $folder/up && echo true ;;
-    rm) echo $* >> $folder/said ;;
-    run) test -e $folder/up; echo run $? $* >> $folder/said; sleep 0.5; touch $folder/up; exec sleep 60 ;;
-esac
-"""
-
-
-def test_others_join_only_when_the_first_container_runs(tmp_path):
-    """And what is left at the end is removed by name."""
-    (tmp_path / "docker").write_text(ENGINE)
-    (tmp_path / "docker").chmod(0o755)
-    docker = runtime("docker", program=(str(tmp_path / "docker"),))
-    with module.containers(docker, tmp_path) as start_rank:
-        ranks = [start_rank(["-m", "x"], {}) for _ in range(2)]
-        deadline = time.monotonic() + 20
-        while (tmp_path / "said").read_text().count("run") < 4 and time.monotonic() < deadline:
-            time.sleep(0.02)
-    first, second, last = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
-    names = [words[words.index("--name") + 1] for words in (first, second)]
-    assert (first[1], second[1]) == ("1", "0"), "the second was started before the first was up"
-    assert f"--network=container:{names[0]}" in second and f"--ipc=container:{names[0]}" in second
-    assert last == ["rm", "--force", *reversed(names)]
-    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL] * 2

@@ -5,14 +5,12 @@ import logging
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from benchmarks.core.run_config import write_specs
@@ -25,14 +23,11 @@ from benchmarks.workflow.resume import (
     check_leftovers,
     end_leftovers,
     find_leftovers,
-    is_locked,
     lock_folder,
     move_damaged,
-    profile_options,
     remember_start,
-    started_with,
 )
-from benchmarks.workflow.run_progress import FailedTries, Finished
+from benchmarks.workflow.run_progress import FailedTries
 from resireduce.errors import ConfigError
 from tests.records import make_result
 from tests.stand_ins import HEAD
@@ -136,59 +131,25 @@ def test_a_comment_is_what_the_executor_writes(run):
     assert cell_comment("mine", CELL.name) == f"rule_cell_wildcards_{wildcards}"
 
 
-def test_leftovers_are_cancelled_and_waited_for(slurm, run, capsys):
+def test_leftovers_are_cancelled_and_waited_for(slurm, run, capsys, monkeypatch):
     slurm.add(3, cell_comment("mine", CELL.name), looks=3)
     slurm.add(4, cell_comment("mine", OTHER.name), state="PENDING")
     slurm.add(5, cell_comment("mine2", CELL.name))
     slurm.add(6, cell_comment("mine", CELL.name), state="COMPLETING", looks=2)
+    with pytest.raises(
+        ConfigError, match=r"^run: mine has 3 jobs \(1 completing, 1 pending, 1 running\): 3, 4, 6, left "
+    ):
+        check_leftovers(run, CELLS)
+    assert not slurm.cancelled, "a plain start names them and the cure"
     end_leftovers(run, CELLS)
     assert slurm.jobs == ["5"] and slurm.cancelled == ["3", "4"]
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{run}: cancelling 3 jobs (1 completing, 1 pending, 1 running): 3, 4, 6; ")
-    assert said[1].startswith(f"{run}: they have ended, after ")
-    end_leftovers(run, CELLS)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_job_that_does_not_end_is_named_in_one_line(slurm, run, monkeypatch):
-    slurm.add(3, cell_comment("mine", CELL.name), looks=10**6)
-    monkeypatch.setattr(queue, "GONE_SECONDS", 0.05)
-    with pytest.raises(ConfigError) as error:
-        end_leftovers(run, CELLS)
-    assert str(error.value).startswith("slurm: 1 job (1 completing): 3 not gone 0.05 s after scancel; ")
-
-
-def test_a_plain_start_names_leftovers_and_the_cure(slurm, run):
     check_leftovers(run, CELLS)
-    for number in range(20, 30):
-        slurm.add(number, cell_comment("mine", CELL.name))
-    with pytest.raises(ConfigError) as error:
-        check_leftovers(run, CELLS)
-    numbers = ", ".join(map(str, range(20, 28)))
-    assert str(error.value) == (
-        f"run: mine has 10 jobs (10 running): {numbers}, ..., left by an earlier start; end them and go on: "
-        "make resume RUN=mine"
-    )
-    assert not slurm.cancelled
-
-
-def test_where_squeue_does_not_answer_nothing_is_started(slurm, run, monkeypatch):
-    (slurm.folder / "down").touch()
-    with pytest.raises(ConfigError, match=r"^slurm: jobs .* cannot be told: squeue: .*Unable to contact .*failure\)$"):
-        check_leftovers(run, CELLS)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match=r"^slurm: jobs .*: squeue: not on PATH"):
-        check_leftovers(run, CELLS)
-
-
-def test_jobs_that_train_weights_may_be_another_runs(slurm, run):
-    slurm.add(3, "rule_pretrained_wildcards_gpt2-bytes_0123456789ab")
-    slurm.add(4, "rule_pretrained_in_image_wildcards_gpt2-bytes_0123456789ab")
-    with lock_folder(run):
-        assert [job.number for job in find_leftovers(run, CELLS)] == ["3", "4"]
-        with lock_folder(run.parent / "another"):
-            assert find_leftovers(run, CELLS) == []
-    assert not is_locked(run.parent / "another") and not is_locked(run.parent / "none")
+    slurm.add(7, cell_comment("mine", CELL.name), looks=10**6)
+    monkeypatch.setattr(queue, "GONE_SECONDS", 0.05)
+    with pytest.raises(ConfigError, match=r"^slurm: 1 job \(1 completing\): 7 not gone 0.05 s after scancel; "):
+        end_leftovers(run, CELLS)
 
 
 def test_damaged_records_are_put_aside_and_nothing_else(run, capsys):
@@ -235,8 +196,10 @@ def test_a_run_goes_on_the_way_it_was_started(slurm, run, replaced):
     own = ["--configfile", "results/runs/mine/config.json", "--config", "run=!!str mine"]
     assert replaced.pop() == [sys.executable, "-m", "snakemake", *own, "--profile", "site", "--jobs", "3"]
     assert slurm.cancelled == ["3"]
-    remember_start(run, None)
     (slurm.folder / "down").touch()
+    with pytest.raises(ConfigError, match=r"^slurm: jobs .* cannot be told: squeue: .*Unable to contact .*failure\)$"):
+        check_leftovers(run, CELLS)
+    remember_start(run, None)
     assert resume("--run", "results/runs/mine/") == 0
     assert replaced.pop() == [sys.executable, "-m", "snakemake", *own, *HERE]
     (run / "start.json").unlink()
@@ -258,166 +221,64 @@ def test_a_run_that_is_being_worked_on_is_left_alone(slurm, run, replaced, capsy
 
 
 def test_what_is_no_run_is_named(run, replaced, capsys):
+    (run.parent / "half").mkdir()
+    (run.parent / "half/config.json").write_text('{"run"')
     for given, message in (
-        ("other", "run: 'other' was never started; there are: mine"),
+        ("other", "run: 'other' was never started; there are: "),
         ("/tmp/mine", "run: '/tmp/mine' is not in results/runs; "),
-        ("", "run: '' was never started"),
+        ("half", "run: results/runs/half/config.json cannot be read ("),
     ):
         assert resume("--run", given) == 2
         assert capsys.readouterr().err.startswith(f"error: {message}")
-    (run / "config.json").write_text('{"run"')
-    assert resume("--run", "mine") == 2
-    assert capsys.readouterr().err.startswith(f"error: run: {run}/config.json cannot be read (")
-    Path("Snakefile").unlink()
-    assert resume("--run", "mine") == 2
-    assert "has no Snakefile; run this in the project's folder" in capsys.readouterr().err
     assert not replaced
 
 
-def test_the_profile_is_read_from_the_command_line(run):
-    line = ["-n", "--profile", "slurm", "--config", "run=x", "site=y", "--jobs", "3"]
-    assert profile_options(line, {}) == ["--profile", "slurm"]
-    assert profile_options(["--workflow-profile=my"], {}) == ["--workflow-profile", "my"]
-    assert profile_options([], {"SNAKEMAKE_PROFILE": "ours"}) == ["--profile", "ours"]
-    assert profile_options([], {}) == ["--profile", "slurm"]
-    remember_start(run, None)
-    assert started_with(run) is None
-    (run / "start.json").write_text("half")
-    assert started_with(run) == ["--profile", "slurm"]
-
-
-# --- records that were finished, unseen ---
-
-
-@pytest.fixture
-def finished(run, monkeypatch):
-    """The options of `benchmarks run` for a cell of which there is a copy of a finished record, and the copy."""
+def test_a_cell_that_was_finished_unseen_is_not_trained_again_unless_it_or_the_code_is_another(
+    run, monkeypatch, capsys
+):
     monkeypatch.setattr("benchmarks.launching.run.launch", lambda *_: pytest.fail("it was trained again"))
     monkeypatch.setattr("benchmarks.launching.run.check_prepared", lambda *_: None)
+    record, copy, output = make_result(CELL), run / f"finished/{CELL.name}.json", run / f"cells/{CELL.name}.json"
     source = {"content": content_of(CELL, None)}
-    record, copy = make_result(CELL), run / f"finished/{CELL.name}.json"
     keep(CellResult(**{**record.__dict__, "provenance": record.provenance | source}), copy)
-    output = run / f"cells/{CELL.name}.json"
     line = ["run", "--cell", f"{run}/specs/{CELL.name}.json", "--output", str(output), "--keep", str(copy)]
-    return line, copy, output
-
-
-def test_a_cell_that_was_finished_unseen_is_not_trained_again(finished, capsys):
-    line, copy, output = finished
     assert main(line) == 0
     assert output.read_bytes() == copy.read_bytes()
-    said = capsys.readouterr().out
-    assert said.startswith(f"{CELL.name}: accuracy") and said.endswith("(finished before, not trained again)\n")
-
-
-@pytest.mark.parametrize("how", ["half", "code", "cell"])
-def test_a_copy_that_is_not_of_this_cell_and_code_is_not_taken(finished, monkeypatch, how):
-    line, copy, _ = finished
-    record = json.loads(copy.read_text())
-    if how == "half":
-        copy.write_text(copy.read_text()[:500])
-    else:
-        record["provenance"]["content"]["resireduce" if how == "code" else "cell"] = "another"
-        copy.write_text(json.dumps(record))
-    monkeypatch.setattr(
-        "benchmarks.launching.run.launch", lambda *_: (_ for _ in ()).throw(ConfigError("it is trained"))
-    )
-    assert main(line) == 2
-
-
-def test_copies_are_compared_as_json_has_them(tmp_path):
-    cell = Cell(model="gpt2-bytes", scheme="w")
-    content = content_of(cell, None)
-    record = make_result(cell)
-    keep(
-        CellResult(**{**record.__dict__, "provenance": {"content": content | {"ratios": {3: 0.1}}}}),
-        tmp_path / "x.json",
-    )
-    assert find_kept(tmp_path / "x.json", content | {"ratios": {3: 0.1}}) is not None
-    assert find_kept(tmp_path / "x.json", content | {"ratios": {3: 0.2}}) is None
-    assert find_kept(None, content) is None and find_kept(tmp_path / "none.json", content) is None
-
-
-# --- the screen of the main process ---
-
-
-def test_finished_cells_have_a_line_and_lose_their_copies(run, capsys):
-    done = set()
-    make_result(CELL).save(run / f"cells/{CELL.name}.json")
-    (run / "logs").mkdir()
-    (run / f"logs/{OTHER.name}.log").write_text(f"noise\n{OTHER.name}: accuracy 97, 3 s\n\n")
-    for name, cell in CELLS.items():
-        keep(make_result(cell), run / f"finished/{name}.json")
-    watcher = Finished(run, {name: lambda name=name: name in done for name in CELLS}, say=True)
-    watcher.look()
-    assert capsys.readouterr().out == "" and len(list((run / "finished").iterdir())) == 2
-    done.add(CELL.name)
-    watcher.look()
-    assert capsys.readouterr().out.startswith(f"[1/2] {CELL.name}: accuracy 0.9")
-    assert [path.stem for path in (run / "finished").iterdir()] == [OTHER.name]
-    done.add(OTHER.name)
-    end = time.monotonic() + 10
-    while (said := capsys.readouterr().out) == "" and time.monotonic() < end:
-        time.sleep(0.05)
-    assert said == f"[2/2] {OTHER.name}: accuracy 97, 3 s\n", "the thread has seen it"
+    assert capsys.readouterr().out.endswith("(finished before, not trained again)\n")
+    whole = json.loads(copy.read_text())
+    for key in ("resireduce", "cell"):
+        content = whole["provenance"]["content"] | {key: "another"}
+        copy.write_text(json.dumps(whole | {"provenance": whole["provenance"] | {"content": content}}))
+        assert find_kept(copy, source["content"]) is None
+    copy.write_text(json.dumps(whole)[:500])
+    assert find_kept(copy, source["content"]) is None
 
 
 SLURM_LOG = "results/slurm-logs/rule_cell/x/7.log"
-SBATCH = (
-    "SLURM sbatch failed. The error message was 'sbatch: error: QOSMax\nsbatch: error: not allowed'.\n    sbatch call:"
-)
-FAILURES = [
-    ("SLURM-job '7' failed, SLURM status is: 'FAILED'. Detailed", True, "error: rank 1 was killed; it is tried again"),
-    (
-        "SLURM-job '7' failed due to a node failure, SLURM status is: 'NODE_FAIL'.",
-        False,
-        "its job was NODE_FAIL; it is",
-    ),
-    ("SLURM-job '7' failed, SLURM status is: 'TIMEOUT'.", True, "error: rank 1 was killed; its job was TIMEOUT; it is"),
-    ("SLURM-job '7' failed, SLURM status is: 'FAILED'.", False, "its job was FAILED; it is"),
-    (SBATCH, False, "sbatch: error: not allowed; it is"),
-]
 
 
-@pytest.mark.parametrize(("message", "writes_log", "reason"), FAILURES)
-def test_a_failed_try_has_a_line_with_its_reason_and_what_comes_next(run, capsys, message, writes_log, reason):
+def test_a_failed_try_has_a_line_with_its_reason_and_what_comes_next(run, capsys):
     log = run / f"logs/{CELL.name}.log"
     log.parent.mkdir()
-    log.write_text("of an earlier start")
-    os.utime(log, (1, 1))
     handler = FailedTries(retries=1)
     fields = {"jobid": 5, "log": [str(log)], "output": [f"{run}/cells/{CELL.name}.json"], "rule_name": "cell"}
-    said = []
-    for _ in range(2):
-        emit(handler, "JOB_INFO", **fields, rule_msg=None)
-        if writes_log:
-            log.write_text(f"Traceback\n{CELL.name}: error: rank 1 was killed\n")
-            os.utime(log, (2 + len(said), 2))
-        emit(handler, "JOB_ERROR", **{**fields, "log": [str(log), SLURM_LOG]}, rule_msg=message)
-        said += capsys.readouterr().out.splitlines()
-        os.utime(log, (1, len(said) + 5))
-    assert len(said) == 2
-    assert said[0].startswith(f"FAILED {CELL.name}, try 1 of 2: {reason}"), said[0]
-    assert said[0].endswith(f"(see {log if writes_log else SLURM_LOG})")
-    assert "try 2 of 2: " in said[1] and "; it is not tried again (see " in said[1]
-
-
-def test_messages_of_other_forms_and_of_jobs_here_are_left_to_others(capsys):
-    handler = FailedTries(retries=0)
-    for fields in ({}, {"jobid": 1, "log": [], "output": [], "rule_name": "report", "rule_msg": None}):
-        emit(handler, "JOB_INFO", **fields)
-        emit(handler, "JOB_ERROR", **fields)
+    emit(handler, "JOB_INFO", **fields, rule_msg=None)
+    log.write_text(f"Traceback\n{CELL.name}: error: rank 1 was killed\n")
+    failed = {**fields, "log": [str(log), SLURM_LOG]}
+    emit(handler, "JOB_ERROR", **failed, rule_msg="SLURM-job '7' failed, SLURM status is: 'TIMEOUT'.")
+    reason = "error: rank 1 was killed; its job was TIMEOUT; it is tried again"
+    assert capsys.readouterr().out == f"FAILED {CELL.name}, try 1 of 2: {reason} (see {log})\n"
+    log.unlink()
+    emit(handler, "JOB_INFO", **fields, rule_msg=None)
+    emit(handler, "JOB_ERROR", **failed, rule_msg="SLURM sbatch failed. The error message was 'sbatch: error: Q\n'.")
+    said = capsys.readouterr().out
+    assert said == f"FAILED {CELL.name}, try 2 of 2: sbatch: error: Q; it is not tried again (see {SLURM_LOG})\n"
+    emit(handler, "JOB_ERROR", jobid=1, log=[], output=[], rule_name="report", rule_msg=None)
     emit(handler, None)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "", "others are left to others"
 
 
 def emit(handler, event, **fields):
     record = logging.LogRecord("snakemake", logging.INFO, "", 0, "said", (), None)
     record.__dict__.update(fields, event=SimpleNamespace(name=event))
     handler.emit(record)
-
-
-def test_the_report_of_a_clusters_run_names_what_is_missing(run):
-    found = load_run(run)
-    assert not found.notes and set(found.holes) == set(CELLS.values())
-    assert all("snakemake --profile slurm --configfile" in hole.command for hole in found.holes.values())

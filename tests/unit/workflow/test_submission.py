@@ -38,35 +38,23 @@ def test_each_partition_is_asked_without_submitting(tmp_path):
     assert check(tmp_path, {}, {}, account=None) == [["sbatch", "--test-only", "--time=1", "--wrap=true"]]
 
 
-def test_a_partition_that_is_not_there_is_named(tmp_path):
+def test_what_no_job_can_have_is_named_and_what_may_be_otherwise_later_stops_nothing(tmp_path):
     with pytest.raises(ConfigError, match=r"partitions: 'b' is not allowed: invalid partition name specified; take it"):
         check(tmp_path, {"a": {}, "b": {}}, {"b": NO_PARTITION})
-
-
-def test_an_account_that_no_partition_takes_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"account: 'mine' is not allowed: invalid account .*; give another"):
         check(tmp_path, {"a": {}, "b": {}}, {"a": NO_ACCOUNT, "b": NO_ACCOUNT})
     check(tmp_path, {"a": {}, "b": {}}, {"a": NO_ACCOUNT})
-
-
-def test_what_may_be_otherwise_later_stops_nothing(tmp_path):
     check(tmp_path, {}, {None: DRAINED})
     assert not check(tmp_path, {"a": {"cluster": "other"}}, {"a": NO_PARTITION}), "another cluster's are not asked"
 
 
-SRUN = {"cell": {"launcher": "srun"}}
-
-
-def test_the_first_try_asks_for_no_more_than_the_longest(tmp_path):
-    file = tmp_path / "site.yaml"
+def test_the_site_is_that_of_the_profile_and_asks_for_no_more_than_the_longest(tmp_path):
+    srun, file = {"cell": {"launcher": "srun"}}, tmp_path / "site.yaml"
     file.write_text("partitions: {}\nsite: {minutes: 2000}")
     with pytest.raises(ConfigError, match=r"site.yaml: longest_minutes: 1440 is not allowed: .* minutes, 2000; give"):
-        get_site({"site": str(file)}, SRUN)
+        get_site({"site": str(file)}, srun)
     file.write_text("partitions: {}\nsite: {minutes: 1440}")
-    assert get_site({"site": str(file)}, SRUN) == Site(minutes=1440)
-
-
-def test_a_site_without_the_profile_is_told():
+    assert get_site({"site": str(file)}, srun) == Site(minutes=1440)
     with pytest.raises(ConfigError, match=r"site: 'a.yaml' is of no use without the profile"):
         get_site({"site": "a.yaml"}, {})
     assert get_site({}, {}) is None
