@@ -6,10 +6,12 @@ from torch import nn
 
 from resireduce.compressors.topk import TopK
 from resireduce.grouping import Grouping
+from resireduce.kernels import ops
+from resireduce.kernels.ops import mean_norm
 from resireduce.residuals.base import PartialResidual, Residuals, select
 from resireduce.residuals.group import AverageResidual, MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual
-from resireduce.scheme import build_residual
+from resireduce.scheme import SCHEMES, build_residual
 
 SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other": (20, 10)}
 GROUPING = Grouping(groups=(("a", "b", "c"),), specific=("big",))
@@ -72,6 +74,39 @@ def test_a_group_without_all_members_averages_those_that_came() -> None:
     torch.testing.assert_close(residual.tensors()["weighted.a"], only, msg="a step without members changes nothing")
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("order", ["cba", "bca", "ac", "b"])
+def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded(
+    order: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "PIECE", 7)
+    if not compiled:
+        monkeypatch.setattr(ops, "library", lambda: None)
+    residual = registered(build_residual("w", GROUPING), torch.float32)
+    held = residual.tensors()["weighted.a"]
+    errors = {name: tensor for name, tensor in gradients(0, torch.float32).items() if name in order}
+    weights = {name: mean_norm(tensor, 0.5) for name, tensor in errors.items()}
+    last, *others = sorted(order, reverse=True)
+    total, weight = errors[last] * weights[last], weights[last]
+    for name in others:
+        total, weight = total + errors[name] * weights[name], weight + weights[name]
+    for name in order:
+        residual.of(name).update(name, errors[name].clone, 0)
+    residual.end_step(0)
+    stored = residual.tensors()["weighted.a"]
+    assert torch.equal(stored, total / weight) and stored.data_ptr() == held.data_ptr()
+
+
+def test_part_of_a_larger_piece_of_memory_is_not_held_until_the_group_is_complete() -> None:
+    residual = registered(build_residual("w", GROUPING))
+    both = torch.ones(2, 30, 40, dtype=torch.float64)
+    residual.of("c").update("c", lambda: both[0], 0)
+    both.fill_(torch.nan)
+    residual.of("b").update("b", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
+    residual.of("a").update("a", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
+    assert torch.equal(residual.tensors()["weighted.a"], torch.ones(30, 40, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("scheme", ["a", "w", "member"])
 def test_errors_that_lie_in_columns_are_folded_as_they_are(scheme: str) -> None:
     both = [registered(build_residual(scheme, GROUPING), torch.float32) for _ in range(2)]
@@ -124,6 +159,22 @@ def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
     residual.update("conv", error.clone, 0)
     assert torch.equal(residual.compensate_(torch.zeros(10, 16, 3, 3), "conv"), error)
     assert residual.tensors()["rows_columns.conv"].shape == (5, 72)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_storage_in_another_precision_is_within_its_rounding(scheme: str, dtype: str) -> None:
+    exact, stored = registered(build_residual(scheme, GROUPING)), registered(build_residual(scheme, GROUPING, dtype))
+    for number in range(2):
+        step(exact, number, list(SHAPES)), step(stored, number, list(SHAPES))
+    width = {"bfloat16": 2, "float16": 2, "float64": 8}[dtype]
+    values = [name for name in exact.tensors() if exact.tensors()[name].is_floating_point()]
+    for name in values:
+        assert stored.tensors()[name].nbytes * 8 == exact.tensors()[name].nbytes * width
+    if scheme in ("baseline", "w"):
+        for name in values:
+            a, b = exact.tensors()[name], stored.tensors()[name].double()
+            assert ((a - b).abs() <= 0.05 * a.abs().max()).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
