@@ -181,3 +181,33 @@ def test_wikitext_2_is_read_and_asked_for_in_place_of_103(tmp_path, capsys):
         spec.write_text(json.dumps(cell.to_dict()))
         assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "out.json"), "--data", str(tmp_path)]) == 2
         assert f"'{missing}' is not prepared" in capsys.readouterr().err
+
+
+class Drops(nn.Module):
+    """A model with dropout, whose output tells the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return nn.functional.dropout(torch.ones(40), 0.5) + 0 * self.linear.weight.sum()
+
+
+def dropping(communicator, seed: int = 0):
+    trainer = build(small(seed=seed), communicator, None, Path("data"))
+    return trainer.model.linear.weight.detach().clone(), trainer.model(None).detach()
+
+
+def test_dropout_is_the_same_each_time_and_depends_on_seed_and_rank_while_weights_are_equal(monkeypatch):
+    monkeypatch.setitem(MODELS, "resnet20", "tests.unit.training.test_build:Drops")
+    asked = []
+    monkeypatch.setattr(build_module, "rank_seed", lambda seed, rank: asked.append(rank) or rank_seed(seed, rank))
+    with torch.random.fork_rng(devices=[]):
+        (weight, mask), (same_weight, same_mask) = (dropping(LocalCommunicator()) for _ in range(2))
+        assert torch.equal(weight, same_weight) and torch.equal(mask, same_mask)
+        assert not torch.equal(mask, dropping(LocalCommunicator(), seed=1)[1])
+        asked.clear()
+        (first, _), (second, _) = LocalWorld(2).run(dropping)
+    assert torch.equal(first, second) and sorted(asked) == [0, 1]
+    assert len({rank_seed(seed, rank) % 2**32 for seed in range(5) for rank in range(64)}) == 5 * 64

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.core.rank_memory import METHODS
 from benchmarks.training.measure.calibration import measure_known
-from benchmarks.training.place import choose_place
+from benchmarks.training.place import choose_place, settle_arithmetic
 from resireduce.errors import ConfigError
 
 
@@ -84,3 +85,23 @@ def test_a_known_allocation_is_measured_to_within_one_per_cent(recwarn: pytest.W
 def test_a_size_that_allocators_would_round_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure", "allocation", "--mebibytes", "65"]) == 2
     assert capsys.readouterr().err.startswith("error: mebibytes: 65 is not allowed; give ")
+
+
+def test_arithmetic_on_a_gpu_is_float32_and_warns_where_it_cannot_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        settle_arithmetic(torch.device("cpu"))
+        assert torch.backends.cudnn.allow_tf32 == tf32 and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        settle_arithmetic(torch.device("cuda", 0))
+        assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.use_deterministic_algorithms(deterministic)
