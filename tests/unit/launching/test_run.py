@@ -134,7 +134,7 @@ def test_a_rank_that_the_kernel_killed_was_out_of_memory(monkeypatch, tmp_path, 
 )
 def test_a_signal_goes_to_the_ranks_and_leaves_an_unfinished_cell(monkeypatch, tmp_path, end, reason):
     before = signal.getsignal(signal.SIGTERM)
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM))
+    timer = threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     outcomes = launch_ranks(monkeypatch, tmp_path, end, end)
     timer.join()
