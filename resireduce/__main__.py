@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping
 
 DEFAULTS = Settings()
+SILENT_SECONDS = 5
+"""How long a plan says nothing of its progress."""
 NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json", "inputs")
 """What of the command line `plan` is not given by the same name."""
 
@@ -215,6 +218,17 @@ def group_lines(
 # --- The two commands ---
 
 
+def _progress() -> Callable[[str], None]:
+    """Return what says on stderr what is done next, once a plan has taken long enough to wonder."""
+    begun = time.monotonic()
+
+    def tell(what: str) -> None:
+        if (seconds := time.monotonic() - begun) > SILENT_SECONDS:
+            print(f"{seconds:.0f} s: {what}", file=sys.stderr, flush=True)
+
+    return tell
+
+
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
     """Return what builds the model that the command line names, with the arguments that it gives."""
     from resireduce.planning.models import find_builder, is_config_file
@@ -234,7 +248,7 @@ def _plan(args: argparse.Namespace) -> str:
         from resireduce.planning import fullest, models
 
         options["inputs"] = models.find_named("inputs", args.inputs, args.inputs, fullest.CURE)
-    result = plan(_builder(args), **options)
+    result = plan(_builder(args), **options, progress=_progress())
     items = result.pop("items", ())
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}

@@ -44,6 +44,7 @@ def plan(
     checkpoint: bool = False,
     loss_chunk: int | None = None,
     memory: int | str | None = None,
+    progress: Callable[[str], object] = str,
     **settings: Any,
 ) -> dict[str, Any]:
     """Return the model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
@@ -66,13 +67,14 @@ def plan(
             most. Gradients are kept, and nothing after `normalised` is planned: the fullest moment of a step depends
             on what each `fully_shard` holds.
         batch: samples of a step on this rank: the fullest moment is then planned with activations too, as a GPU has
-            them. The next four are for that.
+            them. The next four, and `progress`, are for that.
         inputs: called with the model and a batch size under the meta device, returns the loss; None: the attribute
             `inputs` of `build`.
         checkpoint: whether the model's repeated blocks are computed anew in the backward pass.
         loss_chunk: how many rows of logits are made at a time, in the forward pass and anew in the backward pass; None:
             all. For models with `get_output_embeddings()`, whose loss is `cross_entropy` of flattened logits.
         memory: the bytes of the GPU, or a text such as "24GB" or "80GiB".
+        progress: told in a few words what is planned next.
         settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...). Those in UNPLANNED
             raise TypeError. With several passes, gradients that no residual can absorb are held: in flight.
 
@@ -132,7 +134,7 @@ def plan(
         result["items"] = items
     if batch is not None:
         distributed.close()
-        result |= plan_batch(model, optimizer, arguments, given, batch, inputs, **asked)  # type: ignore[arg-type]
+        result |= plan_batch(model, optimizer, arguments, given, batch, inputs, progress, **asked)  # type: ignore[arg-type]
     return result
 
 

@@ -452,6 +452,7 @@ def plan_batch(
     given: Settings,
     batch: int,
     inputs: Inputs,
+    progress: Callable[[str], object],
     checkpoint: bool,
     loss_chunk: int | None,
     memory: object,
@@ -460,16 +461,22 @@ def plan_batch(
 
     `model` is without storage; the others are as `resireduce.plan` was given them.
     """
-    passes = trace_passes(model, inputs, batch, checkpoint, loss_chunk)
+
+    def trace(what: str, size: int, checkpointed: bool, chunk: int | None) -> Passes:
+        progress(f"the model's own step{what}")
+        return trace_passes(model, inputs, size, checkpointed, chunk)
+
+    passes = trace(f" with a batch of {batch}", batch, checkpoint, loss_chunk)
     order = [parameter for parameter, _, _ in passes.handed]
     ways = {"": passes}
     for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or CHUNK):
         try:
-            ways[way] = trace_passes(model, inputs, batch, True, chunk)
+            ways[way] = trace(f", {way.strip('_').replace('_', ' and ')}", batch, True, chunk)
         except ConfigError:  # the model has no blocks, or does not say which layer makes logits
             break
     rows: list[dict[str, Any]] = []
     for kind, other, of_other, changed in choices(optimizer, arguments, given):
+        progress(kind)
         try:
             held = hold(model, given, order, other, of_other, changed)
         except ConfigError:
@@ -485,7 +492,8 @@ def plan_batch(
         most = as_bytes(memory)
 
         def fullest_of(size: int) -> int:
-            return int(most_of(trace_passes(model, inputs, size, checkpoint, loss_chunk), asked)["fullest_bytes"])
+            one = trace(f" with a batch of {size}", size, checkpoint, loss_chunk)
+            return int(most_of(one, asked)["fullest_bytes"])
 
         result |= {"memory_bytes": most, "fits": result["fullest_bytes"] <= most}
         result["largest_batch"] = largest_batch(fullest_of, batch, result["fullest_bytes"], most)

@@ -48,7 +48,7 @@ Make = Callable[[nn.Module], Optimizer]
 
 
 class NoArgument(torch.optim.SGD):
-    """Its `zero_grad` takes no argument."""
+    """An optimizer whose `zero_grad` takes no argument."""
 
     step_is_separable = True
 

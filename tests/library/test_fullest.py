@@ -14,6 +14,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.optimizers import make_optimizer
+from resireduce import __main__ as command_line
 from resireduce.__main__ import main
 from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError
@@ -228,11 +229,16 @@ def test_what_cannot_be_planned_is_one_line(given: dict[str, Any], message: str)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_command_says_what_each_choice_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_each_choice_holds_and_what_it_is_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     here = "tests.library.test_fullest"
     command = ["plan", "--model", f"{here}:Net", "--optimizer", "adamw", "--batch", "64", "--input", f"{here}:inputs"]
     assert main([*command, "--checkpoint", "--loss-chunk", "16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["choices"][0]["checkpointed_chunked_fullest_bytes"] == found["fullest_bytes"]
+    monkeypatch.setattr(command_line, "SILENT_SECONDS", -1)
     assert main([*command, "--memory", "70MiB"]) == 0
-    assert "It does not fit into 70.00 MiB; the largest batch that does is 0" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "It does not fit into 70.00 MiB; the largest batch that does is 0" in said.out
+    assert "0 s: the model's own step with a batch of 64\n" in said.err

@@ -136,7 +136,7 @@ class Inventory:
     """What scontrol says of the cluster."""
 
     settings: Mapping[str, str]
-    """Those of slurm.conf."""
+    """The settings of slurm.conf, by name."""
     partitions: tuple[Partition, ...]
 
 

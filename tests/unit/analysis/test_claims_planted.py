@@ -275,7 +275,7 @@ def test_a_fullest_moment_that_differs_between_seeds_is_told(folder: Path, capsy
 
 
 def test_a_fullest_moment_that_was_a_matter_of_time_is_not_told() -> None:
-    """Of updates in the backward pass of several ranks, older records count messages that were let go of."""
+    """Older records of several ranks that update in the backward pass count messages that had been waited for."""
     plain: dict[str, Any] = {"compressor": "none", "scheme": "none", "gradients": "streamed"}
     cells = [Cell(model="vgg-digits", seed=seed, **plain) for seed in range(2)]
     assert cells[0].update == "in_backward"

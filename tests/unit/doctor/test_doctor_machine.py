@@ -1,6 +1,5 @@
 """The doctor's checks of the machine: packages, folders, memory."""
 
-import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -79,7 +78,6 @@ def test_shared_memory_matters_most_between_gpus(tmp_path):
     only(checks.check_shared_memory(0, Path("/proc")), FAILED)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
 def test_memory_is_the_machines_or_that_of_the_job_around(tmp_path):
     """The machine has 16 GiB available; the limits are those of control groups of version 2, then of version 1."""
     files = {"meminfo": tmp_path / "meminfo", "cgroups": tmp_path / "cgroup", "mount": tmp_path / "fs"}

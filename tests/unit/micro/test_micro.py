@@ -63,8 +63,14 @@ def test_the_naive_form_and_the_library_send_the_same() -> None:
         ("--device", "cuda", "device: 'cuda' is not allowed without a CUDA device; give cpu, or leave it out"),
     ],
 )
-def test_what_cannot_be_timed(tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str, value: str, said: str):
-    if value == "cuda" and torch.cuda.is_available():
-        pytest.skip("has a GPU")
+def test_what_cannot_be_timed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+    said: str,
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["measure", "micro", "--tiny", option, value, "--output", str(tmp_path / "micro.json")]) == 2
     assert capfd.readouterr().err.startswith(f"error: {said}")
