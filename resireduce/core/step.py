@@ -611,8 +611,6 @@ class LaunchQueue:
         self.unused = [slot for slot in self._parked if not presence[slot.index]]
         for slot in found:
             self.deliver([slot])
-        for slot in self.unused:
-            slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
         return found
 
     def agree(self, flag: bool, step: int) -> list[int]:
