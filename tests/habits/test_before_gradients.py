@@ -1,5 +1,6 @@
 """What is known of a gradient before autograd adds it to `.grad`: what lies there, and whether anything comes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.errors import UsageError
+from tests.worlds import same
 
 DENSE = {"compressor": "none"}
 EARLY = [{}, DENSE]
@@ -54,6 +56,26 @@ def test_a_gradient_that_is_laid_before_the_backward_pass(name: str, options: di
         optimizer.step()
 
 
+@pytest.mark.parametrize("clears", ["never", "to zero", "the model's to zero", "to None"])
+def test_averages_of_the_last_step_may_be_added_to(clears: str) -> None:
+    """As in plain training, where `.grad` still has the gradient of the last step."""
+    clear: dict[str, Callable[[nn.Module, Any], None]] = {
+        "never": lambda model, optimizer: None,
+        "to zero": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+        "the model's to zero": lambda model, optimizer: model.zero_grad(set_to_none=False),
+        "to None": lambda model, optimizer: optimizer.zero_grad(),
+    }
+    model, plain = net(), net()
+    optimizer = distributed(model, gradients="kept")
+    other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    for step in range(4):
+        for one, by in ((model, optimizer), (plain, other)):
+            clear[clears](one, by)
+            loss_of(one, step).backward()
+            by.step()
+    assert same(model, plain)
+
+
 class Maybe(torch.autograd.Function):
     """A product whose weight has no gradient, not even zeros, where it is not used."""
 
@@ -95,6 +117,25 @@ def test_a_function_that_returns_no_gradient_in_some_pass(used: tuple[bool, ...]
     for one, other in zip(plain.parameters(), trained.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
     assert torch.equal(trained.extra, torch.eye(104).mul(0.5)) != any(used)
+
+
+def test_a_model_that_was_converted_and_converted_back_between_two_steps() -> None:
+    model, plain = net(), net()
+    optimizer = distributed(model)
+    other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    for step in range(3):
+        for one in (model, plain):
+            one.bfloat16().float()
+        other.zero_grad()
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            loss_of(model, step).backward()
+        loss_of(model, step + 5).backward()
+        optimizer.step()
+        (loss_of(plain, step) + loss_of(plain, step + 5)).backward()
+        other.step()
+    for one, two in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("options", [{}, DENSE], ids=str)
