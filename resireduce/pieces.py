@@ -30,9 +30,14 @@ def pieces(numel: int, block: int = 1, smallest: int = SMALLEST) -> Iterator[sli
     return slices(numel, block * -(-max(smallest, -(-numel // PIECES)) // block))
 
 
+def is_host(tensor: Tensor) -> bool:
+    """Return whether an operation on `tensor` is no launch on another device."""
+    return tensor.device.type in HOSTS
+
+
 def worth_a_piece(like: Tensor) -> int:
     """Return the smallest number of elements that is worth a piece of its own on the device of `like`."""
-    return SMALLEST if like.device.type in HOSTS else SMALLEST_ON_GPU
+    return SMALLEST if is_host(like) else SMALLEST_ON_GPU
 
 
 def slices(numel: int, size: int) -> Iterator[slice]:

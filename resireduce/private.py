@@ -45,6 +45,8 @@ global_step_hooks = optimizer._global_optimizer_pre_hooks
 """The hooks before the steps of all optimizers, which may look at gradients. Without it: they count as none."""
 copy_each_ = torch._foreach_copy_
 """Copies one list of tensors to another by few launches. Without it: `copy_` for each."""
+add_each_ = torch._foreach_add_
+"""Adds one list of tensors to another by few launches. Without it: `add_` for each."""
 norm_of_each = torch._foreach_norm
 """Returns the norm of each tensor by few launches. Without it: `torch.linalg.vector_norm` for each."""
 zero_each_ = torch._foreach_zero_

@@ -38,7 +38,7 @@ RANKS = 2
 STEPS = 4
 """The last is counted: buckets are in their final order, and ranks no longer compare parameters."""
 KERNELS = {
-    bucket: ("_look_for_non_finite", "_histogram", "_count_selected", "_write_selected", "_add_sent"),
+    bucket: ("_look_for_non_finite", "_blank_spoilt", "_histogram", "_count_selected", "_write_selected", "_add_sent"),
     one_pass: ("_mean_norm", "_add_crossing", "_cut_crossing", "_decode_add", "_encode"),
 }
 """All kernels that are launched, by their modules."""

@@ -8,8 +8,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from resireduce import private
 from resireduce.core.messages import Payload, Rounds
 from resireduce.errors import check_share
+from resireduce.kernels.ops import is_finite
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]
 """How payloads of several ranks are combined: summed elementwise, gathered, or in the rounds that made them."""
@@ -35,6 +37,20 @@ class Sum:
     """What is added: a tensor of the shape and dtype of `dense`."""
     check: str = ""
     """Where to look for NaN and infinity: in what is "added", before anything is changed, or in the "sum"."""
+
+
+def form_each_(sums: Sequence[Sum]) -> set[int]:
+    """Form all `sums`; return the places of those whose check has found NaN or infinity."""
+    spoilt = {
+        place
+        for place, one in enumerate(sums)
+        if one.check == "added" and one.added is not None and not is_finite(one.added)
+    }
+    pairs = [(one.dense, one.added) for place, one in enumerate(sums) if place not in spoilt]
+    there = [(dense, added) for dense, added in pairs if added is not None]
+    if there:
+        private.add_each_(*map(list, zip(*there, strict=True)))
+    return spoilt | {place for place, one in enumerate(sums) if one.check == "sum" and not is_finite(one.dense)}
 
 
 State = dict[str, Tensor]

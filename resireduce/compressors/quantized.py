@@ -1,18 +1,20 @@
 """Every element, rounded: to half precision, to the nearest of few levels, or at random, right on average."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Inexact
+from resireduce import private
+from resireduce.compressors.base import Collective, Inexact, Sum, form_each_
 from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.ops import infinity_norm, norms_of_blocks
-from resireduce.pieces import generator, pieces, spread, worth_a_piece
+from resireduce.pieces import generator, is_host, pieces, spread, worth_a_piece
 
 FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 """Floats of 8 bits, by name."""
@@ -42,6 +44,46 @@ class Fp16(Inexact):
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
+
+    @property
+    def adds(self) -> bool:
+        """Whether `compress` is the one here: False for subclasses."""
+        return type(self) is Fp16
+
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int]]:
+        """Form all `sums`, round them, and leave what that takes away; return as `Compressor` says.
+
+        On a GPU the number of launches does not depend on how many there are.
+        """
+        spoilt, dense = form_each_(sums), [one.dense for one in sums]
+        buffer, halves = _joined(dense, torch.float16)
+        private.copy_each_(halves, dense)
+        buffer.clamp_(-self.largest, self.largest)
+        for place in spoilt:
+            halves[place].zero_()
+        _add_each_(dense, halves, -1.0)
+        return buffer, [Payload.pack(half.view(-1), like=one) for half, one in zip(halves, dense, strict=True)], spoilt
+
+    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+        private.zero_each_([*targets])
+        _add_each_(targets, [summed.buffer.view(summed.shape) for (summed,) in payloads], scale)
+
+
+def _joined(shaped: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    """Return a new 1-D tensor of `dtype`, and views of it that are `shaped` like these, one behind the other."""
+    sizes = [one.numel() for one in shaped]
+    buffer = torch.empty(sum(sizes), dtype=dtype, device=shaped[0].device)
+    return buffer, [part.view(one.shape) for part, one in zip(buffer.split(sizes), shaped, strict=True)]
+
+
+def _add_each_(targets: Sequence[Tensor], halves: Sequence[Tensor], scale: float) -> None:
+    """Add `scale` x `halves` to `targets`, in their dtype: on a GPU all at once, which takes memory for them all."""
+    together = 1 if is_host(targets[0]) else len(targets)
+    for first in range(0, len(targets), together):
+        some = slice(first, first + together)
+        _, wide = _joined(halves[some], targets[0].dtype)
+        private.copy_each_(wide, [*halves[some]])
+        private.add_each_([*targets[some]], wide, alpha=scale)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor, Selecting, Sum
+from resireduce.compressors.base import Collective, Compressor, Selecting, Sum, form_each_
 from resireduce.core.messages import Payload, unfilled
 from resireduce.kernels.ops import (
     NOT_FINITE,
     add_sent_each_,
     in_one_launch,
-    is_finite,
     largest_each,
     largest_magnitudes,
 )
@@ -121,8 +120,12 @@ class TopK(Selecting, SparseCompressor):
         told = [(one.dense, k, one.added, part, one.check) for one, k, part in zip(sums, ks, parts, strict=True)]
         statuses = None if self.half else largest_each(told)
         if statuses is None:
-            statuses = [self._take(one, payload) for one, payload in zip(sums, payloads, strict=True)]
-        spoilt = {place for place, status in enumerate(statuses) if status == NOT_FINITE}
+            spoilt = form_each_(sums)
+            for place in {*range(len(sums))} - spoilt:
+                payloads[place].buffer.copy_(self.compress(dense[place], "", 0).buffer)
+                self.error_(dense[place], payloads[place])
+        else:
+            spoilt = {place for place, status in enumerate(statuses) if status == NOT_FINITE}
         for place in spoilt:
             payloads[place].buffer.copy_(self.compress(torch.zeros_like(dense[place]), "", 0).buffer)
         return buffer, payloads, spoilt
@@ -130,19 +133,6 @@ class TopK(Selecting, SparseCompressor):
     def _layout(self, dense: Tensor, k: int) -> tuple[tuple[torch.dtype, int], ...]:
         index = torch.int32 if dense.numel() <= torch.iinfo(torch.int32).max else torch.int64
         return (torch.float16 if self.half else dense.dtype, k), (index, k)
-
-    def _take(self, one: Sum, payload: Payload) -> int:
-        """Form the sum, take out its largest magnitudes, and write them to `payload`, in plain torch; return 1, or
-        NOT_FINITE."""
-        if one.added is not None:
-            if one.check == "added" and not is_finite(one.added):
-                return NOT_FINITE
-            one.dense.add_(one.added)
-        if one.check == "sum" and not is_finite(one.dense):
-            return NOT_FINITE
-        payload.buffer.copy_(self.compress(one.dense, "", 0).buffer)
-        self.error_(one.dense, payload)
-        return 1
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         sent = [

@@ -14,7 +14,7 @@ from resireduce.compressors.base import Compressor, NoCompression, State, Sum
 from resireduce.compressors.momentum import MomentumCorrection
 from resireduce.core.messages import Message, Payload, Round, Rounds, continue_rounds, joined
 from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.kernels.ops import is_finite
+from resireduce.kernels.ops import in_one_launch, is_finite
 from resireduce.residuals.base import Residuals
 from resireduce.resume import check_place, check_state, origin
 
@@ -70,6 +70,11 @@ class Finiteness:
     def check_each_(self, gradients: Mapping[str, Tensor]) -> None:
         """Note which of `gradients`, by the names of their tensors, are not finite, and fill each of these with 0."""
         if there := {name: grad for name, grad in gradients.items() if grad.numel()}:
+            if in_one_launch([*there.values()]):
+                from resireduce.kernels.gpu import bucket
+
+                self.note([*there], bucket.blank_spoilt_([*there.values()]))
+                return
             spoilt = self._not_finite(there)
             for grad, is_spoilt in zip(there.values(), spoilt.unbind() if spoilt.dim() else [spoilt], strict=True):
                 grad.masked_fill_(is_spoilt, 0.0)

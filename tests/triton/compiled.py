@@ -39,6 +39,8 @@ ENCODED = {"TINY": one_pass.TINY, "ROWS": one_pass.ROWS}
 KERNELS = {
     "look for NaN": (bucket._look_for_non_finite, KEYS, LOOK),
     "look for NaN in bfloat16": (bucket._look_for_non_finite, BRAIN_KEYS, LOOK),
+    "blank": (bucket._blank_spoilt, KEYS, LOOK),
+    "blank bfloat16": (bucket._blank_spoilt, BRAIN_KEYS, LOOK),
     "add, and the first bits": (bucket._histogram, KEYS, WHOLE | {"ROW": 0, "CHECK": True}),
     "add, and the first bits of float16": (bucket._histogram, HALF_KEYS, HALF | {"ROW": 0, "CHECK": True}),
     "add, and the first bits of bfloat16": (bucket._histogram, BRAIN_KEYS, HALF | {"ROW": 0, "CHECK": False}),

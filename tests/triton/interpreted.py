@@ -80,13 +80,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rows and columns": {"scheme": "2d", "groups": Grouping(groups=(), specific=("0.weight", "1.weight"))},
     "weighted": {"scheme": "w", "groups": GROUPED, "gradients": "kept"},
     "int4 in the host's memory": {"residual_dtype": "int4", "residual_device": "cpu"},
+    "half precision": {"compressor": "fp16"},
 }
 TOP_K = {"_select", "add_topk_"}
 USED = {
     "float32": TOP_K,
-    "rows and columns": TOP_K | {"add_crossing_", "cut_crossing_into"},
-    "weighted": TOP_K | {"mean_norm"},
-    "int4 in the host's memory": TOP_K | {"encode", "decode_add_"},
+    "rows and columns": TOP_K | {"add_crossing_", "cut_crossing_into", "blank_spoilt_"},
+    "weighted": TOP_K | {"mean_norm", "blank_spoilt_"},
+    "int4 in the host's memory": TOP_K | {"encode", "decode_add_", "blank_spoilt_"},
+    "half precision": {"blank_spoilt_"},
 }
 """What of the library's kernels takes part."""
 
@@ -126,7 +128,7 @@ def test_the_same_parameters_are_trained(case: str, request: pytest.FixtureReque
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of those functions of the kernels that the library calls from now on."""
     calls: set[str] = set()
-    functions = [(bucket, "_select"), (bucket, "add_topk_")]
+    functions = [(bucket, name) for name in ("_select", "add_topk_", "blank_spoilt_")]
     names = ("encode", "decode_add_", "add_crossing_", "cut_crossing_into", "mean_norm")
     functions += [(one_pass, name) for name in names]
     for module, name in functions:
@@ -169,6 +171,7 @@ def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype) -> None:
 PLACES = {
     "select": "select",
     "top-k of a bucket": "compress_topk_",
+    "gradients that are not finite": "blank_spoilt_",
     "add what was sent": "add_topk_",
     "rows and columns": "cut_crossing_into",
     "mean of norms": "mean_norm",
@@ -190,6 +193,7 @@ def test_the_check_on_a_device_finds_a_kernel_that_is_wrong(kernel: str, monkeyp
             "top-k of a bucket": others[2:],
             "8 bits": others[1:2],
             "add what was sent": first,
+            "gradients that are not finite": first,
         }
         written.get(kernel, [first])[0].view(-1)[0] += 1
         return result

@@ -75,6 +75,19 @@ def _look_for_non_finite(table, like, spoilt, tensors, TILE: tl.constexpr, TILES
 
 
 @jit
+def _blank_spoilt(table, like, spoilt, tensors, TILE: tl.constexpr, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write zeros to the gradients that are `spoilt`. like: a pointer to their dtype."""
+    own, row, first = _chunk_of(table, tensors, TILE * TILES)
+    if tl.load(spoilt + own) != 0:
+        gradient, n = tl.load(row + 1), tl.load(row + 2).to(tl.int32)
+        end = tl.minimum(first + TILE * TILES, n)
+        while first < end:
+            at = first + tl.arange(0, TILE)
+            tl.store(gradient.to(like.dtype) + at, tl.zeros([TILE], like.dtype.element_ty), mask=at < n)
+            first += TILE
+
+
+@jit
 def _histogram(  # type: ignore[no-untyped-def]
     table,
     like,
@@ -273,6 +286,24 @@ def compress_topk_(
     like = message.view(residuals[0].dtype)
     rows = _rows(residuals, gradients, ks, like)
     return _select(rows, residuals[0], like, message.view(torch.int32), True)
+
+
+def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
+    """Fill with zeros those of `gradients` that hold NaN or infinity.
+
+    They are contiguous, of float32, float16 or bfloat16, on one device, and not empty.
+
+    Returns:
+        1 for each of these, and 0 for each other: int32, on their device. The host does not wait for it.
+    """
+    first, number = gradients[0], len(gradients)
+    rows = tuple((0, one.data_ptr(), one.numel(), 0, 0, 0) for one in gradients)
+    with on_device(first):
+        table, chunks = _table(rows, 2, TILE * TILES, *_where(first))
+        spoilt = torch.zeros(number, dtype=torch.int32, device=first.device)
+        for kernel in (_look_for_non_finite, _blank_spoilt):
+            kernel[(chunks,)](table, first, spoilt, number, TILE, TILES, **EXACT)
+    return spoilt
 
 
 def add_topk_(targets: Sequence[Tensor], ks: Sequence[int], message: Tensor, scale: float) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, message_places, select
+from resireduce.kernels.gpu.bucket import add_topk_, blank_spoilt_, compress_topk_, message_places, select
 from resireduce.kernels.gpu.one_pass import BLOCK, add_crossing_, cut_crossing_into, decode_add_, encode, mean_norm
 
 NUMEL = 9 * 8192 + 77
@@ -71,6 +71,15 @@ def _compresses(flat: Tensor) -> bool:
     return all(same)
 
 
+def _blanks(flat: Tensor) -> bool:
+    """Return whether gradients that are not finite become zeros, wherever that is, and no others."""
+    gradients = [flat.clone() for _ in range(4)]
+    for place, bad in ((0, torch.nan), (1, torch.inf), (2, -torch.inf)):
+        gradients[place][(place * flat.numel() - 1) // 2] = bad
+    found = blank_spoilt_(gradients).tolist()
+    return found == [1, 1, 1, 0] and not any(map(torch.any, gradients[:3])) and same_bits(gradients[3], flat)
+
+
 def _adds_sent(flat: Tensor) -> bool:
     values, scale = flat.float(), 1 / 3
     indices = torch.arange(1, values.numel(), 3, device=flat.device)
@@ -132,6 +141,7 @@ def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]
 CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "select": _selects,
     "top-k of a bucket": _compresses,
+    "gradients that are not finite": _blanks,
     "add what was sent": _adds_sent,
     "rows and columns": _crosses,
     "mean of norms": _weighs,
