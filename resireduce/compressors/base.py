@@ -37,6 +37,8 @@ class Sum:
     """What is added: a tensor of the shape and dtype of `dense`."""
     check: str = ""
     """Where to look for NaN and infinity: in what is "added", before anything is changed, or in the "sum"."""
+    is_kept: bool = True
+    """Whether what is not sent is kept; otherwise `dense` may hold anything afterwards."""
 
 
 def form_each_(sums: Sequence[Sum]) -> set[int]:
@@ -132,7 +134,7 @@ class Compressor(ABC):
         return False
 
     def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int] | Tensor]:
-        """Form all `sums`, in place, and make their payloads; each `dense` then holds what `error_` leaves.
+        """Form all `sums`, in place, and make their payloads; each `dense` that is kept holds what `error_` leaves.
 
         Returns:
             the buffer that holds all payloads one behind the other, 1-D; the payloads, each as `compress` makes it; and

@@ -61,7 +61,8 @@ class Fp16(Inexact):
         buffer.clamp_(-self.largest, self.largest)
         for place in spoilt:
             halves[place].zero_()
-        _add_each_(dense, halves, -1.0)
+        if any(one.is_kept for one in sums):
+            _add_each_(dense, halves, -1.0)
         return buffer, [Payload.pack(half.view(-1), like=one) for half, one in zip(halves, dense, strict=True)], spoilt
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:

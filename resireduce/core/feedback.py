@@ -15,7 +15,7 @@ from resireduce.compressors.momentum import MomentumCorrection
 from resireduce.core.messages import Message, Payload, Round, Rounds, continue_rounds, joined
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite
-from resireduce.residuals.base import Residuals
+from resireduce.residuals.base import NoResidual, Residuals
 from resireduce.resume import check_place, check_state, origin
 
 # --- Arithmetic that an autocast around `backward()` or `step()` does not change ---
@@ -428,7 +428,7 @@ class ErrorFeedback:
         if is_absorbed:
             return Sum(self._absorbed(name))
         if gradient is None:
-            return Sum(self._zeros(name))
+            return Sum(self._zeros(name), is_kept=False)
         residual = self.residual.of(name)
         check, found = "", residual.addends(gradient, name)
         if self.finiteness.checks_at_once(gradient):
@@ -445,7 +445,7 @@ class ErrorFeedback:
                 return Sum(self._zeros(name))
             check = ""
         dense, added = found or (residual.compensate_(gradient, name), None)
-        return Sum(dense, added, check)
+        return Sum(dense, added, check, is_kept=not isinstance(residual, NoResidual))
 
     @exactly
     def end_round(self, under_way: Round) -> Message | Round:
