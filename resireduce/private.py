@@ -57,5 +57,3 @@ tree_leaves = _pytree.tree_leaves
 """Returns the values in nested lists, tuples and dicts. Without it: write the recursion."""
 active_ddp = DistributedDataParallel._get_active_ddp_module
 """Returns the DistributedDataParallel whose forward pass calls this. Without it: `refuse_within_ddp` goes."""
-runs_in_pass = torch._C._will_engine_execute_node
-"""Whether the current backward pass will reach a node of a graph; FSDP2 may leave parameters without a gradient."""
