@@ -137,7 +137,6 @@ def with_momentum(model: nn.Module, compressor: str) -> DistributedOptimizer:
         ("optimizer residuals", False),
         ("residuals optimizer", False),
         ("optimizer start_at", False),
-        ("again", False),
     ],
 )
 def test_residuals_that_are_forgotten_at_a_restart(loads: str, forgotten: bool, compressor: str) -> None:
@@ -152,10 +151,7 @@ def test_residuals_that_are_forgotten_at_a_restart(loads: str, forgotten: bool, 
         "wrapped": lambda: optimizer.wrapped.load_state_dict(state),
         "residuals": lambda: optimizer.load_residual_state_dict(residuals),
         "start_at": lambda: optimizer.start_at(0),
-        "again": lambda: optimizer.load_state_dict(optimizer.state_dict()),
     }
-    if loads == "again":
-        forgotten_in(optimizer, model)
     for act in loads.split():
         acts[act]()
     told = [forgotten_in(optimizer, model) for _ in range(2)]
