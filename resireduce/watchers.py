@@ -371,6 +371,9 @@ class Resumed(Watcher):
     def __init__(self, optimizer: torch.optim.Optimizer, residual: Residuals):
         self._residual = residual
         self._is_loaded, self._has_residuals, self._has_stepped = _has_steps(optimizer.state), False, False
+        self._end: Callable[[], object] = bool  # does nothing
+        if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # one of another library may lack it
+            return
         note = weakref.WeakMethod(self._note)
 
         def forward(_: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:

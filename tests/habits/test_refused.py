@@ -117,8 +117,6 @@ MODEL, OTHER = seeded(Net), seeded(Net)
 PARAMETERS = [nn.Parameter(torch.ones(3))]
 OPTIMIZERS: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
     (lambda: of("SGD", OTHER, lr=0.1), {}, r"not the model's; .* make the optimizer after whatever replaces"),
-    (lambda: of("LBFGS"), {}, r"optimizer: LBFGS .* use one"),
-    (lambda: of("LBFGS"), KEPT, r"optimizer: LBFGS .* use one"),
     (
         lambda: of("SGD", lr=0.1, momentum=0.9),
         {"compressor": "dgc-momentum"},

@@ -215,36 +215,6 @@ def test_a_step_in_a_hook_of_the_backward_pass_is_told_where_else_to_be() -> Non
         loss_of(model, 0).backward()
 
 
-def test_an_optimizer_made_without_the_constructor_of_torch() -> None:
-    class Lookahead(torch.optim.Optimizer):
-        def __init__(self, base: torch.optim.Optimizer):
-            self.base, self.param_groups, self.defaults, self.state = base, base.param_groups, base.defaults, base.state
-
-        def step(self, closure: Any = None) -> Any:
-            return self.base.step(closure)
-
-    model = net()
-    with pytest.raises(
-        ConfigError, match=r"optimizer: Lookahead is not allowed.*super\(\)\.__init__\(params, defaults\)"
-    ):
-        distributed(model, LocalCommunicator(), optimizer=Lookahead(torch.optim.SGD(model.parameters(), 0.1)))
-
-
-def test_what_is_made_in_inference_mode_is_refused_with_the_cure() -> None:
-    model = net()
-    wrapped = torch.optim.SGD(model.parameters(), 0.1)
-    with torch.inference_mode():
-        other = net()
-        with pytest.raises(ConfigError, match=r"model: distribute\(\) is not allowed within torch\.inference_mode\(\)"):
-            distributed(model, LocalCommunicator(), optimizer=wrapped)
-    with pytest.raises(ConfigError, match=r"model: '0\.weight' is not allowed, made within torch\.inference_mode\(\)"):
-        distributed(other, LocalCommunicator(), optimizer=torch.optim.SGD(other.parameters(), 0.1))
-    with torch.no_grad():
-        optimizer = distributed(model, LocalCommunicator(), optimizer=wrapped)
-    loss_of(model, 0).backward()
-    optimizer.step()
-
-
 @pytest.mark.parametrize("gradients", KINDS)
 def test_what_distribute_returned_must_be_kept(gradients: str) -> None:
     model = net()
