@@ -224,8 +224,8 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
 
 def _sent(values: dict[Any, Any], device: torch.device, communicator: Communicator) -> dict[Any, Any]:
     """Return rank 0's `values`, with tensors on `device` unless they are in the host's memory there."""
-    on_host = {key: one.cpu() if isinstance(one, Tensor) else one for key, one in values.items()}
-    moved = [key for key, one in values.items() if isinstance(one, Tensor) and one.device.type != "cpu"]
+    moved = [key for key, one in values.items() if isinstance(one, Tensor) and not one.is_cpu and not one.is_meta]
+    on_host = {key: one.cpu() if key in moved else one for key, one in values.items()}
     theirs, moved = broadcast_object((on_host, moved), communicator)
     if communicator.rank == 0:
         return values

@@ -418,12 +418,15 @@ def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tens
 def _has_steps(state: Mapping[Any, Any]) -> bool:
     """Whether an optimizer's `state` is that of steps: Adagrad's is not empty before the first, and
     torch.distributed.checkpoint takes one with gradients of zeros."""
-    for values in state.values():
-        if isinstance(values, Mapping) and values.get("step", 1):
-            held = [one for key, one in values.items() if key != "step" and isinstance(one, Tensor)]
-            if any(one.is_meta or private.is_wrapper(one) or bool(one.any()) for one in held):
-                return True
-    return False
+    held = [values for values in state.values() if isinstance(values, Mapping)]
+    used = [values for values in held if _has_values(torch.as_tensor(values.get("step", 1)))]
+    others = [one for values in used for key, one in values.items() if key != "step" and isinstance(one, Tensor)]
+    return any(map(_has_values, others))
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether a tensor has elements other than zeros; True if that cannot be seen."""
+    return tensor.is_meta or private.is_wrapper(tensor) or bool(tensor.any())
 
 
 # --- Digests of parameters, which ranks compare in the first steps: they must still be the same on all ---

@@ -25,7 +25,6 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, is_count, short
 from resireduce.planning.item import sums
 from resireduce.planning.memory import LiveBytes, held_items
-from resireduce.planning.models import attempt
 from resireduce.planning.optimizers import Maker, Ones, make_optimizer, without_storage
 from resireduce.settings import Settings
 
@@ -225,8 +224,7 @@ def trace_passes(
 
 
 def _loss(inputs: Inputs, model: nn.Module, batch: int) -> Tensor:
-    failed = f"inputs: no loss with a batch of {batch} on tensors without storage (the meta device)"
-    loss = attempt(failed, lambda: inputs(model, batch), CURE)
+    loss = inputs(model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ConfigError(f"inputs: it returns {what}, no scalar that depends on the model's parameters; {CURE}")
@@ -311,8 +309,7 @@ def hold(
     given = replace(given, **changed)
     trained = [one for one in model.parameters() if one.requires_grad]
     wrapped = make_optimizer(optimizer, trained, arguments, given)
-    name = optimizer if isinstance(optimizer, str) else type(wrapped).__name__
-    with without_storage(wrapped, name, on_gpu=True):
+    with without_storage(on_gpu=True):
         for one in trained:
             one.grad = torch.empty_like(one)
         wrapped.step()
@@ -421,7 +418,7 @@ def as_bytes(memory: object) -> int:
     return int(cast(float, found))
 
 
-def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **asked: Any) -> None:
+def check_batch(batch: Any, inputs: object, shards: object, **asked: Any) -> None:
     """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
 
     asked: checkpoint, loss_chunk and memory.
@@ -433,12 +430,8 @@ def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **as
         return
     check_count("batch", batch, least=1, of="samples")
     check_count("loss_chunk", asked["loss_chunk"], least=1, of="rows", or_none=True)
-    for name, value in {"compiled": compiled or None, "shards": shards}.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name}: {value!r} is not planned together with a batch: what torch makes then depends on the "
-                "GPU; leave one of the two out"
-            )
+    if shards is not None:
+        raise ConfigError(f"shards: {shards!r} is not planned together with a batch; leave one of the two out")
     if not callable(inputs):
         raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
     if asked["memory"] is not None:
