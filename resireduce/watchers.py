@@ -425,7 +425,8 @@ def _has_steps(state: Mapping[Any, Any]) -> bool:
 
 
 def _has_values(tensor: Tensor) -> bool:
-    """Whether a tensor has elements other than zeros; True if that cannot be seen."""
+    """Whether a tensor, or this rank's shard of it, has elements other than zeros; True if that cannot be seen."""
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return tensor.is_meta or private.is_wrapper(tensor) or bool(tensor.any())
 
 

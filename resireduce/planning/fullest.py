@@ -224,7 +224,11 @@ def trace_passes(
 
 
 def _loss(inputs: Inputs, model: nn.Module, batch: int) -> Tensor:
-    loss = inputs(model, batch)
+    try:
+        loss = inputs(model, batch)
+    except Exception as error:  # of the user's code
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"inputs: no loss with a batch of {batch} on the meta device: {said}; {CURE}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ConfigError(f"inputs: it returns {what}, no scalar that depends on the model's parameters; {CURE}")

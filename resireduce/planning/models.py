@@ -71,7 +71,11 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
     if is_config_file(name):
         return partial(build_from_config, name, **given)
     models = {name: name} if ":" in name else offered_models()
-    make = load(models[choose("model", name, models)])
+    target = models[choose("model", name, models)]
+    try:
+        make = load(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"model: {name!r} cannot be loaded: {type(error).__name__}: {error}; {CURE}") from error
     if isinstance(make, nn.Module) or not callable(make):
         raise ConfigError(f"model: {name!r} is of type {type(make).__name__}, and cannot be called to make one; {CURE}")
     built = partial(make, **given)

@@ -100,6 +100,9 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
 @torch.compiler.disable
 def _reduce(hook: "CompressionHook", bucket: dist.GradBucket) -> Future[Tensor]:
     """Call `hook` as DistributedDataParallel calls hooks: with a state, which is `hook` itself, and a bucket."""
+    model = hook.model()
+    if model is not None and model._join_config.enable and not model._divide_by_initial_world_size:
+        raise UsageError("join(divide_by_initial_world_size=False): averages are of all ranks here: leave it at True")
     return hook.reduce(bucket)
 
 
@@ -118,6 +121,7 @@ class CompressionHook(HookState):
 
     def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         super().__init__(feedback)
+        self.model = weakref.ref(model)
         others = {name: one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore}
         self._outside = Outside(model.module, {**others, **parameters}, UNKNOWN)
         self.slots = make_slots(parameters, feedback)
@@ -126,7 +130,7 @@ class CompressionHook(HookState):
         self._is_known = False
         by_size = sorted(self.slots, key=lambda slot: slot.nbytes)
         self._watched = by_size[:WATCHED]
-        self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in by_size])
+        self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in by_size], feedback.residual)
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
@@ -199,7 +203,7 @@ class CompressionHook(HookState):
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
-        self._first_steps.end([slot.is_taken for slot in self._watched])
+        self._first_steps.end([slot.is_taken for slot in self._watched], self._takes_resumed())
         self._restart()
 
     def _consider_absent(self) -> None:

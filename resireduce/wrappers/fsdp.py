@@ -302,7 +302,7 @@ class ShardedCompressionHook(HookState):
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
         self._watched = smallest_shards(self.units)[:WATCHED]
-        self._first_steps = FirstSteps([shard for _, shard in self._watched])
+        self._first_steps = FirstSteps([shard for _, shard in self._watched], feedback.residual)
         # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of shards at times.
         known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._outside = Outside(
@@ -374,9 +374,7 @@ class ShardedCompressionHook(HookState):
     def _end_step(self) -> None:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
-            if not any(shard()._post_accumulate_grad_hooks for _, shard in self._watched):
-                # Hooks may hold the optimizer, which has taken its step before the end of the pass.
-                self._first_steps.end([unit in self._reduced for unit, _ in self._watched])
+            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._takes_resumed())
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)

@@ -3,8 +3,9 @@
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
 from resireduce.core.step import GATHERED, UnderWay
 from resireduce.errors import UsageError, check_count, warn
-from resireduce.watchers import objects
+from resireduce.residuals.base import Residuals
+from resireduce.watchers import Resumed, after_steps, objects
 
 # --- What the hook of a wrapper saves and loads: this rank's residuals, and the step number ---
 
@@ -32,6 +34,7 @@ class HookState(ABC):
         self.feedback = feedback
         self.steps = 0
         """How many backward passes have averaged gradients."""
+        self._is_resumed = False  # whether residuals were loaded, or a step was named, since the last exchange
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals. They differ between ranks: save one file per rank.
@@ -54,6 +57,7 @@ class HookState(ABC):
         """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
         check_count("step", step, of="steps")
         self._refuse_within_pass("start_at()")
+        self._is_resumed = True
         self._begin_step(step)
 
     @property
@@ -68,6 +72,11 @@ class HookState(ABC):
     def _refuse_within_pass(self, what: str) -> None:
         if self._is_within_pass:
             raise UsageError(WITHIN.format(what=what))
+
+    def _takes_resumed(self) -> bool:
+        """At the end of an exchange: whether residuals were loaded, or a step was named, since the last one."""
+        is_resumed, self._is_resumed = self._is_resumed, False
+        return is_resumed
 
 
 # --- Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns ---
@@ -137,46 +146,54 @@ class Messages:
                 target.copy_(average)
 
 
-# --- Mistakes around a wrapper's hook, looked for in the first steps: dropped averages, and GradScaler ---
+# --- Mistakes around a wrapper's hook, looked for in the first steps: dropped averages, GradScaler, forgotten residuals
+# ---
 #
 # In plain training a gradient that is dropped has no effect. With error feedback its pass, perhaps one of another
-# model, has left in residuals what was not sent, and later steps send it.
+# model, has left in residuals what was not sent, and later steps send it. So it is with a gradient by which
+# parameters are only moved for a moment, to compute another one there, as by SAM.
 
 
 LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
 """LOOKS: exchanges that are looked at. TELLS: how many of them must have been dropped for a warning. WATCHED: how many
-parameters show it. SHARE: the share of these that must show it, since some may have averages of zero or a learning rate
-of 0."""
+parameters show it. SHARE: the share of these that must show it, since some may have averages of zero."""
 DROPPED = (
-    "averages of a backward pass were dropped, by zero_grad(), before a step of the optimizer, while residuals keep "
-    "what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's generator "
-    "through its discriminator), call requires_grad_(False) on this one for its time; steps that you skip on purpose "
-    "need no cure"
+    "averages of a backward pass were dropped, by zero_grad(), and no step of an optimizer ended before, while "
+    "residuals keep what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's "
+    "generator through its discriminator), call requires_grad_(False) on this one for its time. A gradient that only "
+    "probes, as by SAM or LBFGS, is one of other parameters: compute it within no_sync(), use an optimizer that takes "
+    "a step from one gradient, or train without compression. Steps that you skip on purpose need no cure"
 )
 
 
 class FirstSteps:
-    """Warns if `zero_grad()` has dropped averages several times before they moved a parameter, and if a GradScaler is
-    used.
+    """Warns if averages were dropped several times before a step of an optimizer used them, if a GradScaler is used,
+    and if an optimizer goes on from a checkpoint whose residuals were not loaded.
 
-    Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values. `parameters` are
-    functions that return what is exchanged, or this rank's shards of it, the smallest first.
+    `parameters` are functions that return what is exchanged, or this rank's shards of it, the smallest first.
     """
 
-    def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
+    def __init__(self, parameters: Sequence[Callable[[], Tensor]], residual: Residuals):
         self._parameters = tuple(parameters[:WATCHED])
         self._looks, self._dropped = LOOKS, 0
-        self._then: list[Tensor | None] = []
+        self._exchanged: Sequence[bool] = ()
+        self._has_stepped, self._is_used = False, False
+        self._residual = residual
+        self._resumed: list[Resumed] | None = None
+        self._end_count = after_steps(self)
 
-    @torch.no_grad()
-    def end(self, exchanged: Sequence[bool]) -> None:
-        """At the end of an exchange: remember the values of each parameter for which `exchanged` is True."""
+    def end(self, exchanged: Sequence[bool], is_resumed: bool) -> None:
+        """At the end of an exchange: remember of which parameters something was `exchanged`. `is_resumed`: whether
+        residuals were loaded since the last one."""
+        for one in self._resumed or ():
+            if is_resumed:
+                one.note_residuals()
+            one.after_step()
         if self._looks == LOOKS:
             _warn_of_scaler()
         if self._looks:
             self._looks -= 1
-            pairs = zip(self._parameters, exchanged, strict=False)
-            self._then = [_local(one()).clone() if was else None for one, was in pairs]
+            self._exchanged = exchanged
 
     def watch(self, parameter: Tensor) -> None:
         """Have the next look taken before a gradient is added to the `.grad` of `parameter`."""
@@ -185,16 +202,38 @@ class FirstSteps:
     @torch.no_grad()
     def begin(self) -> None:
         """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped."""
-        then, self._then = self._then, []
-        pairs = [(one(), was) for one, was in zip(self._parameters, then, strict=False) if was is not None]
-        gone = [(one, was) for one, was in pairs if one.grad is None or not _local(one.grad).any()]
-        unmoved = sum(torch.equal(_local(one), was) for one, was in gone)
-        if not unmoved or unmoved < SHARE * len(then):
+        if self._resumed is None:  # before the first gradient, since one that is used at once fills optimizers' states
+            # An optimizer that passes on another's groups has none of its own.
+            held = [one for one in objects(torch.optim.Optimizer) if self._holds(vars(one).get("param_groups") or ())]
+            self._resumed = [Resumed(one, self._residual) for one in held]
+        exchanged, self._exchanged = self._exchanged, ()
+        if not exchanged:
+            return
+        is_used, self._is_used = self._is_used, False
+        if is_used or not self._has_stepped:
+            return
+        pairs = zip(self._parameters, exchanged, strict=False)
+        gone = [one for one in (parameter() for parameter, was in pairs if was) if _is_gone(one.grad)]
+        if len(gone) < SHARE * len(exchanged):
             return
         self._dropped += 1
         if self._dropped == TELLS:
             self._looks = 0
+            self._end_count()
             warn(DROPPED)
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that a step of `optimizer` has ended, if it holds one of the parameters."""
+        if self._holds(optimizer.param_groups):
+            self._has_stepped = self._is_used = True
+
+    def _holds(self, groups: Iterable[Mapping[str, Any]]) -> bool:
+        own = {id(one()) for one in self._parameters}
+        return any(id(one) in own for group in groups for one in group["params"])
+
+
+def _is_gone(grad: Tensor | None) -> bool:
+    return grad is None or not _local(grad).any()
 
 
 def _local(tensor: Tensor) -> Tensor:

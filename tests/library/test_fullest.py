@@ -196,6 +196,11 @@ def nothing_of_the_model(model: nn.Module, batch: int) -> Tensor:
     return torch.zeros(batch)
 
 
+def wrong_width(model: nn.Module, batch: int) -> Tensor:
+    out: Tensor = model(torch.zeros(batch, 3)).sum()
+    return out
+
+
 PLAIN: dict[str, Any] = {"build": partial(nn.Sequential, nn.Linear(128, 9)), "batch": 2}
 
 
@@ -211,6 +216,7 @@ PLAIN: dict[str, Any] = {"build": partial(nn.Sequential, nn.Linear(128, 9)), "ba
         ({"batch": 2, "loss_chunk": 0}, "loss_chunk: 0 is not allowed; give a number of rows, 1 or more"),
         ({"batch": 2, "shards": 2}, "shards: 2 is not planned together with a batch"),
         ({"batch": 2, "inputs": nothing_of_the_model}, "inputs: it returns a tensor of shape (2,), no scalar"),
+        ({"batch": 2, "inputs": wrong_width}, "inputs: no loss with a batch of 2 on the meta device: RuntimeError: "),
         (PLAIN | {"checkpoint": True}, "checkpoint: the Sequential has no nn.ModuleList or nn.Sequential of equal bl"),
         (PLAIN | {"loss_chunk": 64}, "loss_chunk: the Sequential has no get_output_embeddings()"),
     ],

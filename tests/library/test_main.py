@@ -15,6 +15,7 @@ from resireduce.planning.models import find_builder
 from resireduce.scheme import SCHEMES
 
 BAD_MODELS = [
+    ("no_such_module:x", "model: 'no_such_module:x' cannot be loaded: ModuleNotFoundError: "),
     ("vgg-digit", "model: 'vgg-digit' is not known (did you mean 'vgg-digits'?); allowed: "),
     (
         "torch:__version__",

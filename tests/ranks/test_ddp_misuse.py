@@ -3,6 +3,9 @@
 Where it can be done right it is: expected is what plain torch computes, from the definition of error feedback.
 """
 
+from collections.abc import Callable
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,6 +69,12 @@ def check_join(communicator: Communicator) -> None:
             loss(parallel, step).backward()
             optimizer.step()
     assert hook.steps == 3
+    parallel, _, _ = hooked(seeded(Branch))
+    with (
+        pytest.raises(UsageError, match=r"join\(divide_by_initial_world_size=False\): averages are of all ranks here"),
+        parallel.join(divide_by_initial_world_size=False),
+    ):
+        loss(parallel, 0).backward()
 
 
 def check_a_step_of_one_rank_alone(communicator: Communicator) -> None:
@@ -106,13 +115,14 @@ def told(warnings: pytest.WarningsRecorder, text: str) -> int:
 
 
 @pytest.mark.parametrize("set_to_none", [False, True])
-@pytest.mark.parametrize("others", ["none", "pass", "frozen pass", "accumulated pass"])
+@pytest.mark.parametrize("others", ["none", "a rate of zero", "pass", "frozen pass", "accumulated pass"])
 def test_the_pass_of_another_model(
     alone: None, others: str, set_to_none: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     """As of a generator through its discriminator: its gradients are dropped, and would stay in residuals."""
     parallel, _, _ = hooked(seeded(Branch))
-    optimizer = torch.optim.AdamW(parallel.parameters(), 1e-3, fused=True)  # tells autograd nothing of its steps
+    rate = 0.0 if others == "a rate of zero" else 1e-3  # as a warm-up begins, in which no parameter changes
+    optimizer = torch.optim.AdamW(parallel.parameters(), rate, fused=True)  # tells autograd nothing of its steps
     for step in range(6):
         optimizer.zero_grad(set_to_none)
         loss(parallel, step).backward()
@@ -124,7 +134,52 @@ def test_the_pass_of_another_model(
             x = torch.ones(2, 120, requires_grad=True)
             parallel(x).sum().backward()
         parallel.requires_grad_(True)
-    assert told(recwarn, "were dropped, by zero_grad(), before a step") == (others == "pass")
+    assert told(recwarn, "were dropped, by zero_grad(), and no step") == (others == "pass")
+
+
+def climb(parallel: nn.Module, step: int) -> Callable[[], None]:
+    """Move the parameters up by the gradient of a batch, as SAM does, and drop that; return what moves them back."""
+    loss(parallel, step).backward()
+    before = [one.detach().clone() for one in parallel.parameters()]
+    with torch.no_grad():
+        for one in parallel.parameters():
+            if one.grad is not None:
+                one.add_(one.grad, alpha=0.01)
+            one.grad = None
+
+    def back() -> None:
+        with torch.no_grad():
+            for one, was in zip(parallel.parameters(), before, strict=True):
+                one.copy_(was)
+
+    return back
+
+
+@pytest.mark.parametrize("by", ["probe", "probe within no_sync", "LBFGS", "closure", "hand"])
+def test_several_gradients_for_a_step(alone: None, by: str, recwarn: pytest.WarningsRecorder) -> None:
+    """As by SAM and LBFGS: what was not sent of a gradient that only probes would be sent later, as if it trained."""
+    parallel, _, optimizer = hooked(seeded(Branch))
+    if by == "LBFGS":
+        optimizer = torch.optim.LBFGS(parallel.parameters(), 1e-3, max_iter=2)
+    for step in range(6):
+
+        def closure(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            found = loss(parallel, step)
+            found.backward()
+            return found
+
+        if by in ("LBFGS", "closure"):
+            optimizer.step(closure)
+            continue
+        with parallel.no_sync() if by == "probe within no_sync" else nullcontext():
+            back = climb(parallel, step)
+        if by == "hand":  # no optimizer takes a step: such a loop may use averages as it likes
+            continue
+        closure()
+        back()
+        optimizer.step()
+    assert told(recwarn, "were dropped, by zero_grad(), and no step") == (by in ("probe", "LBFGS"))
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -154,6 +209,26 @@ def test_a_parameter_that_is_unfrozen_later(alone: None, ignored: bool, recwarn:
         assert told(recwarn, "'first.weight': trained, but unfrozen or added after") == (step > 1 and not ignored)
         if step == 1:
             model.first.weight.requires_grad_()
+
+
+@pytest.mark.parametrize("loads", ["nothing", "residuals", "start_at"])
+def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recwarn: pytest.WarningsRecorder) -> None:
+    parallel, hook, _ = hooked(seeded(Branch))
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    loss(parallel, 0).backward()
+    optimizer.step()
+    saved, state = hook.residual_state_dict(), optimizer.state_dict()
+    parallel, hook, _ = hooked(seeded(Branch))
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    optimizer.load_state_dict(state)
+    if loads == "residuals":
+        hook.load_residual_state_dict(saved)
+    elif loads == "start_at":
+        hook.start_at(0)
+    for step in range(2):
+        loss(parallel, step).backward()
+        optimizer.step()
+    assert told(recwarn, "but not the residuals") == (loads == "nothing")
 
 
 def test_states_are_saved_and_loaded_between_passes(alone: None) -> None:

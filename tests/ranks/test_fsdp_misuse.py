@@ -273,6 +273,19 @@ def test_states_are_saved_and_loaded_between_passes(mesh: DeviceMesh) -> None:
     assert hook.steps == 2
 
 
+def test_residuals_that_are_forgotten_at_a_restart(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
+    state: dict[str, object] | None = None
+    for restart in range(2):
+        model, _ = compressed(mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        if state is not None:
+            optimizer.load_state_dict(state)
+        backward(model)
+        optimizer.step()
+        state = optimizer.state_dict()
+        assert any("but not the residuals" in str(one.message) for one in recwarn) == bool(restart)
+
+
 def test_what_changes_between_the_call_and_a_step(mesh: DeviceMesh) -> None:
     def divide(model: nn.Module) -> None:
         divide_by_two(model)
