@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from resireduce.errors import ConfigError, check_share
 
@@ -73,7 +72,7 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
 
     `dense`: shell patterns ("fc.weight", "head.*") of parameters that are sent dense whatever their size; None: those
     that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for a pattern that
-    matches nothing, and for parameters that have no shape yet, or are complex.
+    matches nothing, and for parameters that are complex.
     """
     check_kinds(model)
     patterns = tuple(getattr(model, "dense_parameters", ())) if dense is None else _given(dense, model)
@@ -96,11 +95,8 @@ def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
 
 
 def check_kinds(model: nn.Module) -> None:
-    """Raise ConfigError if a parameter of `model` has no shape yet, or is trained and either complex or has a gradient
-    of another dtype."""
+    """Raise ConfigError if a trained parameter of `model` is complex, or has a gradient of another dtype."""
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ConfigError(f"model: {name!r} has no shape yet; run one batch through the model first")
         if parameter.is_complex() and parameter.requires_grad:
             raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
         if parameter.requires_grad and getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):

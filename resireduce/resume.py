@@ -46,8 +46,6 @@ def origin(memory: str, meaning: Mapping[str, str]) -> dict[str, Tensor]:
 
 def check_place(held: State, state: State) -> None:
     """Raise ConfigError unless `state` was saved by the rank that holds `held`, in a job of as many ranks and nodes."""
-    if not isinstance(state, Mapping):
-        return  # which `check_state` will say
     if {"rank", "world_size"} <= state.keys() and (theirs := _in_words(state)) != (ours := _in_words(held)):
         raise ConfigError(
             f"residual state: it is that of {theirs}, this is {ours}; load this rank's own, or give those of all ranks "
@@ -57,8 +55,6 @@ def check_place(held: State, state: State) -> None:
 
 def check_state(held: State, state: State) -> None:
     """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin, with finite values."""
-    if not isinstance(state, Mapping):
-        raise ConfigError(f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made")
     common = sorted(held.keys() & state.keys())
     wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
     wrong = wrong or [name for name in common if not _alike(held[name], state[name])]
@@ -131,10 +127,6 @@ def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
 
     Raises ConfigError, before anything is changed, if a state is missing, or is of another model or scheme.
     """
-    if not hasattr(optimizer, "feedback"):
-        raise ConfigError(f"optimizer: a {type(optimizer).__name__} is not allowed; give what distribute() made")
-    if not isinstance(states, Sequence):
-        raise ConfigError(f"states: a {type(states).__name__} is not allowed; give a list, one state for each rank")
     if hasattr(optimizer, "of_this_shard"):
         states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
@@ -167,7 +159,7 @@ def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
     """Return the states of each node, ordered by place, all of one job and step; with one level, a rank is a node.
     `held`: what a state of this model looks like."""
     for state in states:
-        if not isinstance(state, Mapping) or not {"rank", "world_size", "steps"} <= state.keys():
+        if not {"rank", "world_size", "steps"} <= state.keys():
             check_state(held, state)
     ordered = sorted(states, key=lambda state: (int(state.get("node", state["rank"])), int(state.get("place", 0))))
     kinds = {(int(one["world_size"]), int(one["steps"]), int(one.get(RANKS_PER_NODE, 1))) for one in ordered}

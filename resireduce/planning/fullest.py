@@ -306,10 +306,7 @@ def hold(
     changed: Mapping[str, Any],
 ) -> list[Held]:
     """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step, with
-    `changed` settings in place of some that were `given`.
-
-    Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
-    """
+    `changed` settings in place of some that were `given`."""
     given = replace(given, **changed)
     trained = [one for one in model.parameters() if one.requires_grad]
     wrapped = make_optimizer(optimizer, trained, arguments, given)
@@ -320,28 +317,11 @@ def hold(
         wrapped.zero_grad()
         with distribute_quietly(model, wrapped, given) as distributed:
             distributed.start_at(0)
-            slots = {id(slot.parameter): slot for slot in distributed.slots}
-            few_bits = given.scheme == "baseline" and given.residual_dtype in ("int8", "int4")
-            alone = few_bits and distributed.streamed and given.merge == "none"
-            alike = {one: (one.shape, one.dtype, slots[id(one)].dense) if alone else one for one in order}
-            some = list({key: one for one, key in alike.items()}.values())
-            _hand_over(distributed, some)
-            if distributed.feedback.states.tensors() or distributed.feedback.momentum is not None:
-                some = [*order]
-                _hand_over(distributed, some)
-            found = [trace_held(distributed, some) for _ in range(distributed.feedback.compressor.turns)]
-    of = {alike[one]: one for one in some}
-    for held in found:
-        held.beside = {one: held.beside[of[alike[one]]] for one in order}
-    return found
-
-
-def _hand_over(optimizer: DistributedOptimizer, parameters: list[nn.Parameter]) -> None:
-    """Take a step with gradients of `parameters` alone."""
-    optimizer.zero_grad()
-    for parameter in parameters * optimizer.backward_passes_per_step:
-        parameter.sum().backward()
-    optimizer.step()
+            distributed.zero_grad()
+            for one in [*order] * distributed.backward_passes_per_step:
+                one.sum().backward()
+            distributed.step()
+            return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
 
 
 # --- The two together ---

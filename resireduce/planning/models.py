@@ -2,9 +2,10 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,28 +95,14 @@ def to_meta(model: nn.Module) -> nn.Module:
     """Return a copy of `model` with all parameters and buffers on device meta; `model` itself if they all are there.
 
     The fullest moment of a step is counted by what is made in it, and code for tensors with values makes other things.
-    A script's own model is left as it is, unless it cannot be copied: then its tensors are replaced.
+    A script's own model is left as it is.
     """
-    made = {id(one): _like(one) for _, _, one in _held(model)}
-    if not made:
-        return model
-    try:
-        return copy.deepcopy(model, dict(made))
-    except Exception:  # as of a module with a tensor that was computed, or with a lock
-        for held, name, one in list(_held(model)):
-            held[name] = made[id(one)]
-        return model
-
-
-def _held(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
-    """Yield the parameters and buffers of `model` that have values, each after its dictionary and name there."""
+    made: dict[int, Any] = {}
     for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
-        for held in (module._parameters, module._buffers):
-            for name, one in held.items():
-                if one is not None and type(one) in PLAIN and one.layout == torch.strided and not one.is_meta:
-                    yield held, name, one  # type: ignore[misc]
+        for one in (*module._parameters.values(), *module._buffers.values()):
+            if one is not None and type(one) in PLAIN and one.layout == torch.strided and not one.is_meta:
+                made[id(one)] = _like(one)
+    return copy.deepcopy(model, made) if made else model
 
 
 def _like(one: Tensor) -> Tensor:

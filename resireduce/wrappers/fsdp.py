@@ -417,9 +417,9 @@ class ShardedCompressionHook(HookState):
         Raises ConfigError if there is none, or if they are of another number of shards.
         """
         rank, world_size = self._shards.rank, self._shards.world_size
-        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states if isinstance(state, Mapping)]
+        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states]
         other = next((place for place in places if place[1] != world_size), None)
-        if len(places) < len(states) or other == (-1, -1):
+        if other == (-1, -1):
             raise ConfigError("residual state: it is none of a sharded model; give what residual_state_dict() made")
         if other is not None:
             raise ConfigError(

@@ -25,10 +25,6 @@ BAD_MODELS = [
 ]
 BAD_OPTIONS = [
     (("--world-size", "0"), "world_size: 0 is not allowed; give a number of ranks, 1 or more"),
-    (
-        ("--model", "tests.library.test_main:lazy"),
-        "model: 'weight' has no shape yet; run one batch through the model first",
-    ),
     (("--model", "tests.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
     (("--option", "row_ratio=2"), "row_ratio: 2 is not allowed; give a share"),
     (("--option", "ratio=0.5"), "options of scheme 'w+2d': 'ratio' is not known"),
@@ -50,10 +46,6 @@ def test_the_installed_command_finds_models_of_the_current_folder(
 def talkative() -> nn.Module:
     print("building a layer")
     return nn.Linear(100, 200)
-
-
-def lazy() -> nn.Module:
-    return nn.LazyLinear(100)
 
 
 def complex_numbers() -> nn.Module:
