@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resireduce.errors import ConfigError, UsageError, check_given, in_one_line
+from resireduce.errors import ConfigError, UsageError, in_one_line
 from resireduce.planning.item import Item
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load
 from resireduce.settings import Settings
@@ -271,7 +271,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)
     given = sys.argv[1:] if argv is None else argv
     try:
-        check_given(given)
         args = parser().parse_args(given)
         with redirect_stdout(sys.stderr):  # what a model's constructor prints is no part of the answer
             said = {"plan": _plan, "groups": _groups}[args.command](args)

@@ -261,13 +261,11 @@ def check_shards(shards: Any, world_size: int, given: Settings) -> None:
             )
 
 
-def slice_of(parameter: Tensor, name: str, shards: int) -> nn.Parameter:
+def slice_of(parameter: Tensor, shards: int) -> nn.Parameter:
     """Return a tensor without storage like the slice of `parameter` that the first of `shards` ranks holds.
 
     FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most.
     """
-    if not parameter.dim():
-        raise ConfigError(f"model: {name!r} is a scalar, which fully_shard refuses; make it a tensor of one element")
     rows = -(-parameter.shape[0] // shards)
     whole = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
     return nn.Parameter(whole, requires_grad=parameter.requires_grad)
@@ -278,7 +276,7 @@ def shard_states(
 ) -> tuple[list[Item], dict[str, int], int]:
     """Return every tensor of the model states of the first rank, at a step boundary; the bytes of host_residuals and
     frozen, and baseline_total, as `plan` has them. `model` is whole; the backend in `given` has all ranks."""
-    sliced = {name: slice_of(parameter, name, shards) for name, parameter in model.named_parameters()}
+    sliced = {name: slice_of(parameter, shards) for name, parameter in model.named_parameters()}
     slices = {name: one for name, one in sliced.items() if one.requires_grad}
     parameters = {name: one for name, one in model.named_parameters() if name in slices}
     replicas, lossy = PretendCommunicator(given.backend.world_size // shards), find_compressor(given)  # type: ignore[union-attr]

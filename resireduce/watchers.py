@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -287,8 +286,7 @@ TRAINED_ON = (
 
 
 class Orphans:
-    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone, and that no
-    DistributedDataParallel averages."""
+    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone."""
 
     def __init__(self, parameters: Iterable[Tensor]):
         trained = [one for one in parameters if one.requires_grad]
@@ -298,9 +296,7 @@ class Orphans:
     def __call__(self, parameter: Tensor) -> None:
         """Look at the first `parameter` that has a gradient."""
         self.end()
-        wrappers = objects(DistributedDataParallel)
-        if not any(one is parameter for wrapper in wrappers for one in wrapper.parameters()):
-            warn(TRAINED_ON)
+        warn(TRAINED_ON)
 
     def end(self) -> None:
         """Stop watching."""

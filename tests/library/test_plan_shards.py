@@ -12,14 +12,6 @@ from resireduce.plan import plan
 from tests.worlds import Net
 
 
-class WithScalar(Net):
-    """It has a parameter without dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -34,11 +26,6 @@ class WithScalar(Net):
 def test_what_means_nothing_to_fsdp_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(Net, **settings)
-
-
-def test_a_parameter_that_fsdp_refuses_is_named_with_the_cure() -> None:
-    with pytest.raises(ConfigError, match="'scale' is a scalar, which fully_shard refuses; make it a tensor of one"):
-        plan(WithScalar, shards=2)
 
 
 class Wide(nn.Module):
