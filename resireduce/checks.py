@@ -159,10 +159,14 @@ def check_types(model: object, optimizer: object) -> None:
     """Raise ConfigError unless `model` and `optimizer` are torch's, and nothing else averages the gradients."""
     for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
         if not isinstance(value, kind):
-            what = f"class {value.__name__}" if isinstance(value, type) else f"object of type {type(value).__name__}"
-            raise ConfigError(f"{field}: the {what} is not allowed; give an object of torch's {kind.__name__}")
+            name = getattr(value, "__name__", type(value).__name__)
+            raise ConfigError(f"{field}: {name} is not allowed; give an object of torch's {kind.__name__}")
     assert isinstance(model, nn.Module)
-    _check_alone(optimizer)
+    if hasattr(optimizer, "_allreduce_grad_async"):  # Horovod's, of either kind
+        raise ConfigError(
+            "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "
+            "backward pass goes on; leave it out, and give the optimizer that it was made of"
+        )
     if isinstance(model, DistributedDataParallel):
         raise ConfigError(
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
@@ -175,21 +179,6 @@ def check_types(model: object, optimizer: object) -> None:
         raise ConfigError(
             f"model: {what} is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model "
             "whose parameters are whole on every rank, or use resireduce.compress_fsdp(...)"
-        )
-
-
-def _check_alone(optimizer: object) -> None:
-    """Raise ConfigError if `optimizer` averages gradients too, or shares the states out among ranks."""
-    name = type(optimizer).__name__
-    if name == "ZeroRedundancyOptimizer":
-        raise ConfigError(
-            f"optimizer: {name} is not allowed: each rank has the state of other parameters, which are updated there "
-            "alone; give an optimizer of the class within, over all parameters"
-        )
-    if hasattr(optimizer, "_allreduce_grad_async"):  # Horovod's, of either kind
-        raise ConfigError(
-            "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "
-            "backward pass goes on; leave it out, and give the optimizer that it was made of"
         )
 
 

@@ -118,8 +118,8 @@ OPTIMIZERS: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
         r"DGCMomentum corrects momentum .* give SGD with momentum=0, .*DGCSGD, or .*'dgc'",
     ),
     (lambda: of("AdamW"), {"compressor": "signum"}, "Signum corrects momentum and is not allowed"),
-    (lambda: MODEL, {}, "optimizer: the object of type Net is not allowed; give an object"),
-    (lambda: torch.optim.SGD, {}, "optimizer: the class SGD is not allowed; give an object"),
+    (lambda: MODEL, {}, "optimizer: Net is not allowed; give an object"),
+    (lambda: torch.optim.SGD, {}, "optimizer: SGD is not allowed; give an object"),
 ]
 
 
