@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +40,12 @@ def needs_own_gpu(backend: str) -> bool:
     return backend == "horovod" and bool(import_horovod().nccl_built())
 
 
-def join(folder: Path, world_size: int, seconds: float = MEETING_SECONDS) -> None:
+def join(
+    folder: Path,
+    world_size: int,
+    seconds: float = MEETING_SECONDS,
+    nodes: str | Sequence[Sequence[int]] = "flat",
+) -> None:
     """Initialise Horovod; all ranks must call this together.
 
     If horovodrun or mpirun has started this process, Horovod knows all it needs. Otherwise the environment has RANK,
@@ -51,14 +56,16 @@ def join(folder: Path, world_size: int, seconds: float = MEETING_SECONDS) -> Non
         folder: empty before, and seen by all ranks.
         world_size: number of ranks.
         seconds: how long to wait for the other ranks.
+        nodes: the ranks of each node, if nodes are to be averaged separately.
 
     Raises ConfigError if Horovod cannot be used, or not with this many ranks, or if interface or machine has no
     address, and ConnectionError if a rank did not come.
     """
     hvd = import_horovod()
     os.environ.setdefault(FUSION_VARIABLE, str(FUSION_BYTES))
+    sets = [] if isinstance(nodes, str) else [hvd.ProcessSet(ranks) for ranks in _sets(nodes, world_size)]
     if is_started_by_another():
-        hvd.init()
+        hvd.init(process_sets=sets)
     else:
         check_name()
         rank = int(os.environ["RANK"])
@@ -68,12 +75,18 @@ def join(folder: Path, world_size: int, seconds: float = MEETING_SECONDS) -> Non
         with server:
             os.environ.update(variables(wait_for(folder / MEETING, rank, seconds), rank, interface))
             os.environ.setdefault(GLOO_TIMEOUT_VARIABLE, str(math.ceil(seconds)))
-            hvd.init()
+            hvd.init(process_sets=sets)
             hvd.barrier()  # all have met, so the rendezvous is no longer needed
     if hvd.size() != world_size:
         could = hvd.size() > 1 or hvd.mpi_built()
         cure = "start as many" if could else "mpirun needs a Horovod that was built with MPI"
         raise ConfigError(f"world_size: {world_size} is not the {hvd.size()} ranks that Horovod has found; {cure}")
+
+
+def _sets(nodes: Sequence[Sequence[int]], world_size: int) -> list[list[int]]:
+    """Return the sets of the ranks of each node, and of each place in all nodes, unless a set has one or all ranks."""
+    sets = [list(node) for node in nodes] + [list(place) for place in zip(*nodes, strict=False)]
+    return [ranks for ranks in sets if 1 < len(ranks) < world_size]
 
 
 def shut_down() -> None:

@@ -29,7 +29,7 @@ from benchmarks.training.horovod import MEETING_SECONDS, horovod_facts, join, ne
 from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
 from benchmarks.training.measure.rank_facts import rank_facts
 from benchmarks.training.measure.tracker import peak_resident_bytes
-from benchmarks.training.place import Place, choose_place, from_launcher, settle_arithmetic
+from benchmarks.training.place import Place, choose_place, from_launcher, nodes_of, settle_arithmetic
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.horovod import HorovodCommunicator
@@ -75,7 +75,7 @@ def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Comm
     if cell.backend == "local":
         return LocalCommunicator()
     if cell.backend == "horovod":
-        join(folder, cell.world_size)
+        join(folder, cell.world_size, nodes=nodes_of(cell))
         return HorovodCommunicator()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if place.process_group == "nccl":  # communicators use the current device

@@ -97,7 +97,7 @@ class Communicator(ABC):
         """
         raise ConfigError(
             f"hierarchy: only 'flat' is allowed over {type(self).__name__}, which has no method split(); "
-            "give backend='torch'"
+            "give backend='torch' or 'horovod'"
         )
 
     @abstractmethod

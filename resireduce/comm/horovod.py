@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Handle
+from resireduce.comm.base import Communicator, Handle, Partition
 from resireduce.errors import ConfigError
 
 _POLL_SECONDS = 5e-5
@@ -24,10 +24,28 @@ class HorovodCommunicator(Communicator):
 
     _made = itertools.count()
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        """Join `ranks`, ascending, with this one among them, which must be a process set of Horovod; None: all."""
         self._prefix = f"{next(self._made)}."
         self._hvd = _initialised()
-        self.rank, self.world_size = self._hvd.rank(), self._hvd.size()
+        self._set = self._hvd.global_process_set if ranks is None else _process_set(tuple(ranks))
+        self._first = 0 if ranks is None else ranks[0]
+        self.rank, self.world_size = self._set.rank(), self._set.size()
+
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return for each of `partitions` this rank's communicator with the ranks of its part.
+
+        ConfigError, with the cure, if they are no process sets: these must be made when Horovod is initialised.
+        """
+        parts = [part for partition in partitions for part in partition]
+        if not all(map(_process_set, parts)):
+            raise ConfigError(
+                "hierarchy: only 'flat' is allowed over Horovod without process sets of each node and of the ranks of "
+                "each place in all nodes, which are made at its start: horovod.torch.init(process_sets=["
+                + ", ".join(f"hvd.ProcessSet({list(part)})" for part in parts)
+                + "])"
+            )
+        return [HorovodCommunicator(next(part for part in partition if self.rank in part)) for partition in partitions]
 
     def check_devices(self, tensors: Iterable[Tensor]) -> None:
         if any(tensor.is_cuda for tensor in tensors) and not self._hvd.cuda_built():
@@ -38,10 +56,17 @@ class HorovodCommunicator(Communicator):
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum; bfloat16, which Horovod does not know, is summed in float32."""
-        how = {"op": self._hvd.Sum, "name": self._prefix + name}
+        how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
         if tensor.dtype != torch.bfloat16:
             return self._deferred(self._hvd.allreduce_async_(tensor, **how))
         return self._deferred(self._hvd.allreduce_async(tensor.float(), **how), tensor.copy_)
+
+    def reduce_scatter(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Launch a sum of which this rank gets its part; bfloat16 is summed in float32."""
+        how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
+        if tensor.dtype != torch.bfloat16:
+            return self._deferred(self._hvd.reducescatter_async(tensor, **how))
+        return self._deferred(self._hvd.reducescatter_async(tensor.float(), **how), lambda wide: wide.to(tensor.dtype))
 
     def _deferred(self, handle: int, finish: Callable[[Tensor], Tensor] = lambda result: result) -> Handle[Tensor]:
         return Handle(lambda: finish(self._wait(handle)), lambda: self._hvd.poll(handle))
@@ -57,11 +82,13 @@ class HorovodCommunicator(Communicator):
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Launch a gather of bytes, of whatever dtype. Unequal sizes cost a second, small message."""
-        data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name)
+        data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
         numels = None
         if not equal_sizes:
             sizes_name = f"{self._prefix}{name}.sizes"
-            numels = self._hvd.allgather_async(torch.tensor([tensor.nbytes], device="cpu"), name=sizes_name)
+            numels = self._hvd.allgather_async(
+                torch.tensor([tensor.nbytes], device="cpu"), name=sizes_name, process_set=self._set
+            )
 
         def finish() -> Sequence[Tensor]:
             whole = self._wait(data)
@@ -72,14 +99,14 @@ class HorovodCommunicator(Communicator):
         return Handle(finish)
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name)
+        whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
         return Handle(lambda: self._wait(whole).view(tensor.dtype))
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange of bytes, of whatever dtype; Horovod itself tells ranks how many come."""
         splits = torch.tensor([size * tensor.itemsize for size in sizes], dtype=torch.int32, device="cpu")
         data = tensor.view(torch.uint8)
-        handle = self._hvd.alltoall_async(data, splits, name=self._prefix + name)
+        handle = self._hvd.alltoall_async(data, splits, name=self._prefix + name, process_set=self._set)
 
         def finish() -> Sequence[Tensor]:
             whole, counts = self._wait(handle)
@@ -88,7 +115,7 @@ class HorovodCommunicator(Communicator):
         return Handle(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        how = {"root_rank": 0, "name": self._prefix + name}
+        how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}
         self._wait(self._hvd.broadcast_async_(tensor.view(-1).view(torch.uint8), **how))
         return tensor
 
@@ -107,3 +134,12 @@ def _initialised() -> Any:
     if not hvd.is_initialized():
         raise ConfigError("backend: 'horovod' needs horovod.torch.init() first; start the script with horovodrun")
     return hvd
+
+
+def _process_set(ranks: tuple[int, ...]) -> Any:
+    """Return the process set of these ranks that Horovod was initialised with; None if there is none."""
+    from horovod.common import process_sets  # 0.28.1, its last release, has no public way to find one
+
+    made = process_sets._basics._get_process_set_ids_and_ranks()
+    number = next((number for number, members in made.items() if tuple(members) == ranks), None)
+    return None if number is None else process_sets._temp_process_set_object(number)

@@ -9,6 +9,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
 from benchmarks.training.build import build
+from benchmarks.training.horovod import _sets
 from benchmarks.training.place import nodes_of
 from benchmarks.training.plan_of_cell import OF_FIGURE, WAYS, plan_of, saved
 from resireduce.comm.base import Communicator
@@ -24,6 +25,8 @@ def test_ranks_of_a_machine_follow_one_another(monkeypatch: pytest.MonkeyPatch) 
     assert nodes_of(Cell(model="vgg-digits", world_size=4)) == "flat"
     assert nodes_of(Cell(model="vgg-digits", world_size=4, hierarchy="node")) == pairs
     assert nodes_of(Cell(**PAIRS | {"ranks_per_node": 4})) == [[0, 1, 2, 3]]
+    assert _sets(pairs, 4) == [[0, 1], [2, 3], [0, 2], [1, 3]]
+    assert _sets([[0, 1]], 2) == [], "all ranks are a process set as it is"
 
 
 @pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
