@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.core.checks import named_path, number, whole_number
-from resireduce.errors import ConfigError, check_given, choose, in_one_line
+from resireduce.errors import ConfigError, choose, in_one_line
 
 MEASURES = {
     "allocation": (
@@ -135,7 +135,6 @@ def main(arguments: list[str] | None = None) -> int:
         measure = given[1] if given[:1] == ["measure"] and len(given) > 1 and not given[1].startswith("-") else None
         if measure is not None:
             choose("measure", measure, MEASURES)
-        check_given(given)
         args, unknown = build_parser(given[0] if given else None, measure).parse_known_args(given)
         if unknown:
             args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], args.parser)}")

@@ -7,15 +7,14 @@ import json
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resireduce.errors import ConfigError, UsageError, check_given, in_one_line
+from resireduce.errors import ConfigError, UsageError, in_one_line
 from resireduce.planning.item import Item
-from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load
 from resireduce.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} (default: %(default)s)")
     add("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
     text = "backward passes accumulated per step (default: %(default)s)"
-    add("--backward-passes-per-step", metavar="N", default=1, type=as_count, help=text)
-    add("--compiled", action="store_true", help="the whole model is one compiled graph")
+    add("--backward-passes-per-step", metavar="N", default=1, type=int, help=text)
     add("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
     text = "option of the scheme, e.g. row_ratio=0.25; may be given repeatedly"
     add("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
@@ -67,42 +65,34 @@ def parser() -> argparse.ArgumentParser:
     add("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
     add("--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
     text = "share of elements sent (default: %(default)s)"
-    add("--density", default=DEFAULTS.density, type=as_number, help=text)
+    add("--density", default=DEFAULTS.density, type=float, help=text)
     text = "which compressed tensors travel together: none, one, hybrid or a number of bytes (default: 25 MiB at most)"
     add("--merge", metavar="WAY", type=as_count, help=text)
-    add("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
+    add("--world-size", default=8, type=int, help="number of ranks (default: %(default)s)")
     add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} (default: %(default)s)")
     text = "with --hierarchy node: how many ranks share a node"
-    add("--ranks-per-node", metavar="N", type=as_count, help=text)
+    add("--ranks-per-node", metavar="N", type=int, help=text)
     text = "over how many ranks FSDP2 shards each replica, for compress_fsdp (default: not sharded)"
-    add("--shards", metavar="N", type=as_count, help=text)
+    add("--shards", metavar="N", type=int, help=text)
     # The fullest moment of a step, with activations.
     text = "samples of a step: also plan its fullest moment on a GPU, with activations"
-    add("--batch", metavar="N", type=as_count, help=text)
+    add("--batch", metavar="N", type=int, help=text)
     text = "module:callable of the model and N that returns the loss (default: that of a known model)"
     add("--input", dest="inputs", metavar="CALLABLE", help=text)
     add("--checkpoint", action="store_true", help="compute the repeated blocks anew in the backward pass")
     text = "make so many rows of logits at a time, and anew in the backward pass"
-    add("--loss-chunk", metavar="ROWS", type=as_count, help=text)
+    add("--loss-chunk", metavar="ROWS", type=int, help=text)
     text = "the GPU's: say what fits, and the largest batch, e.g. 24GB or 80GiB"
     add("--memory", metavar="BYTES", type=as_count, help=text)
     add("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     return root
 
 
-# --- What text means. What is no value of the kind stays a text, and is refused by name later ---
+# --- What text means ---
 
 
 PYTHONS = {"True": True, "False": False, "None": None}
 """Values that are often written as in Python, not as in JSON."""
-
-
-def as_number(text: str) -> float | str:
-    """Return the float that `text` says, or `text` itself."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def as_count(text: str) -> int | str:
@@ -116,15 +106,13 @@ def as_count(text: str) -> int | str:
 def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
     """Return arguments from `texts` "name=value", a value in JSON or as Python writes it, or as it is.
 
-    Raises ConfigError of `field` for other forms, or a name twice.
+    Raises ConfigError of `field` for other forms.
     """
     found: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name.isidentifier() or not equals:
             raise ConfigError(f"{field}: {text!r} is not allowed; give NAME=VALUE, such as layers=12")
-        if name in found:
-            raise ConfigError(f"{field}: {name!r} is given twice; give it once")
         try:
             found[name] = PYTHONS[value] if value in PYTHONS else json.loads(value)
         except ValueError:
@@ -133,16 +121,8 @@ def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
 
 
 def patterns_in(path: str | None) -> str | dict[str, object]:
-    """Return the groups that the file at `path` describes; "auto" without one. Raises ConfigError for a bad file."""
-    if path is None:
-        return "auto"
-    try:
-        patterns = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}; give a file of patterns") from error
-    if not isinstance(patterns, dict):
-        raise ConfigError(f"groups: {path!r} holds no JSON object with the keys groups and specific")
-    return patterns
+    """Return the groups that the file at `path` describes; "auto" without one."""
+    return "auto" if path is None else json.loads(Path(path).read_text())
 
 
 # --- Lines in which a plan, and groups of tensors, are shown ---
@@ -245,9 +225,7 @@ def _plan(args: argparse.Namespace) -> str:
     options |= {"groups": patterns_in(args.patterns), "options": arguments_in("options", args.option)}
     options["optimizer_args"] = arguments_in("optimizer_args", args.optimizer_arg)
     if args.inputs is not None:
-        from resireduce.planning import fullest, models
-
-        options["inputs"] = models.find_named("inputs", args.inputs, args.inputs, fullest.CURE)
+        options["inputs"] = load(args.inputs)
     result = plan(_builder(args), **options, progress=_progress())
     items = result.pop("items", ())
     if args.json:
@@ -285,11 +263,6 @@ def _groups(args: argparse.Namespace) -> str:
     return "\n".join(group_lines(grouping, others, sizes, held["baseline"], saved))
 
 
-def _tell(message: Warning | str, *_: object) -> None:
-    """Print a warning in one line, without the line of code that it comes from, which is not the user's."""
-    print(f"warning: {in_one_line(message)}", file=sys.stderr)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` gives; return 0, or 2 after one line about what was wrong with it."""
     if argv is None:
@@ -298,19 +271,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)
     given = sys.argv[1:] if argv is None else argv
     try:
-        check_given(given)
         args = parser().parse_args(given)
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")  # what the environment makes of them, as errors, is not meant for these
-            warnings.showwarning = _tell  # type: ignore[assignment]
-            with redirect_stdout(sys.stderr):  # what a model's constructor prints is no part of the answer
-                said = {"plan": _plan, "groups": _groups}[args.command](args)
+        with redirect_stdout(sys.stderr):  # what a model's constructor prints is no part of the answer
+            said = {"plan": _plan, "groups": _groups}[args.command](args)
         print(said, flush=True)
     except (ConfigError, UsageError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # as of `| head`, which has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

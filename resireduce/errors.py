@@ -4,15 +4,12 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
-from itertools import takewhile
 from types import FrameType
 
 PASSED_OVER = ("resireduce", "torch", "contextlib", "weakref")
 """Packages that a warning does not point at, since the user cannot change their lines."""
 LONGEST_VALUE = 200
 """Most characters of a value that a message repeats."""
-LONGEST_WORD = 1000
-"""Most characters of a word, such as a path, that is printed as a whole."""
 
 
 class ConfigError(ValueError):
@@ -51,24 +48,8 @@ def is_count(value: object) -> bool:
 
 
 def in_one_line(error: object) -> str:
-    """Return the message of `error` as one line: line ends and other characters that move a cursor are escaped.
-
-    Words longer than any that people write are cut, so that the cure after them is seen.
-    """
-    words = str(error).split(" ")
-    text = " ".join(one if len(one) <= LONGEST_WORD else f"{one[:LONGEST_VALUE]}..." for one in words)
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
-def check_given(arguments: Iterable[str]) -> None:
-    """Raise ConfigError if one of a command's `arguments` has "--" as the value of an option: argparse loses it.
-
-    What follows "--" alone is another command's.
-    """
-    for one in takewhile(lambda given: given != "--", arguments):
-        option, _, value = one.partition("=")
-        if value == "--" and option.startswith("--"):
-            raise ConfigError(f"{option}: '--' is no value; give another one, or leave the option out")
+    """Return the message of `error` as one line: line ends and other characters that move a cursor are escaped."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(error))
 
 
 def short(value: object, most: int = 60) -> str:

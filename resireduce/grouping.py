@@ -1,6 +1,5 @@
 """Reusable groups and specific layers, found in a model or named by patterns, and layers to send uncompressed."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from resireduce.errors import ConfigError, check_share
 
@@ -74,7 +72,7 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
 
     `dense`: shell patterns ("fc.weight", "head.*") of parameters that are sent dense whatever their size; None: those
     that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for a pattern that
-    matches nothing, and for parameters that have no shape yet, or are complex.
+    matches nothing, and for parameters that are complex.
     """
     check_kinds(model)
     patterns = tuple(getattr(model, "dense_parameters", ())) if dense is None else _given(dense, model)
@@ -97,11 +95,8 @@ def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
 
 
 def check_kinds(model: nn.Module) -> None:
-    """Raise ConfigError if a parameter of `model` has no shape yet, or is trained and either complex or has a gradient
-    of another dtype."""
+    """Raise ConfigError if a trained parameter of `model` is complex, or has a gradient of another dtype."""
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ConfigError(f"model: {name!r} has no shape yet; run one batch through the model first")
         if parameter.is_complex() and parameter.requires_grad:
             raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
         if parameter.requires_grad and getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):
@@ -219,9 +214,7 @@ def _matches(patterns: object, parameters: Iterable[str]) -> list[str]:
     names = list(parameters)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, names, n=1)
-            hint = f" (the closest name is {close[0]!r})" if close else ""
-            raise ConfigError(f"groups: no compressed tensor of the model matches {pattern!r}{hint}")
+            raise ConfigError(f"groups: no compressed tensor of the model matches {pattern!r}")
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
@@ -240,9 +233,7 @@ class PartialSelection:
     """Share of the elements of all other parameters that is sent."""
 
 
-def partial_selection(
-    model: nn.Module, density: float, dense: Iterable[str] | None = None, keep_budget: bool = True
-) -> PartialSelection:
+def partial_selection(model: nn.Module, density: float, dense: Iterable[str] | None = None) -> PartialSelection:
     """Return which layers of `model` to send without compression, and the density of all others.
 
     Layers of at most x elements are sent dense. x is the largest size of a layer with which these have fewer elements
@@ -254,8 +245,6 @@ def partial_selection(
         model: on any device, also meta.
         density: share of all elements that is to be sent, in (0, 1].
         dense: patterns of parameters that are sent dense whatever their size, as in `resireduce.distribute`.
-        keep_budget: whether the others' density is lowered by what the small ones take, so that `density` of all is
-            sent. The released code intends that, but takes the larger of both, which is never the lowered one: False.
 
     Raises ConfigError for a density outside (0, 1] and for a pattern that matches nothing.
     """
@@ -269,5 +258,5 @@ def partial_selection(
             break
         small, largest = taken, limit
     names = tuple(escape(name) for name, size in sizes.items() if small and size <= largest)
-    rest = (budget - small) / (whole - small) if keep_budget and small else density
+    rest = (budget - small) / (whole - small) if small else density
     return PartialSelection((*given, *names), rest)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 def find_compressor(settings: Settings) -> Compressor:
     """Return the compressor that `settings` name or hold. Raises ConfigError for an unknown name."""
     given = settings.compressor
-    if isinstance(given, type):
-        name = given.__name__
-        raise ConfigError(f"compressor: the class {name} is not allowed; give an object of it, {name}(...), or a name")
     return given if isinstance(given, Compressor) else build_compressor(given, settings.density)
 
 

@@ -18,15 +18,13 @@ from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
 from resireduce.planning.item import Item, sums
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, tied_parameters, track_states
-from resireduce.planning.models import INSTANCE, to_meta
+from resireduce.planning.models import to_meta
 from resireduce.planning.optimizers import Maker, make_optimizer, without_storage
 from resireduce.scheme import HIERARCHIES
 from resireduce.settings import Settings
 
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
 """Settings that `plan` chooses itself, or with which its figures would be wrong."""
-LARGEST_WORLD = 4096
-"""Most ranks of a plan: it processes the payload of each, as training does."""
 
 
 def plan(
@@ -35,7 +33,6 @@ def plan(
     optimizer: str | Maker = "sgd",
     optimizer_args: Mapping[str, object] | None = None,
     world_size: int = 8,
-    compiled: bool = False,
     itemised: bool = False,
     ranks_per_node: int | None = None,
     shards: int | None = None,
@@ -56,8 +53,6 @@ def plan(
             parameters.
         optimizer_args: its keyword arguments, such as {"lr": 0.01}.
         world_size: number of ranks, each of which sends as much as this one.
-        compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
-            pass, and are in flight together.
         itemised: whether to list the tensors too.
         ranks_per_node: required with hierarchy="node": how many ranks share a node, a divisor of `world_size`. The plan
             is for the first of them, which holds most: others may have a row less of tensors whose rows are not evenly
@@ -97,9 +92,9 @@ def plan(
     given = _settings(settings, world_size, ranks_per_node)
     inputs = getattr(build, "inputs", None) if inputs is None else inputs
     asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
-    check_batch(batch, inputs, compiled, shards, **asked)
+    check_batch(batch, inputs, shards, **asked)
     if shards is not None:
-        check_shards(shards, world_size, given, compiled)
+        check_shards(shards, world_size, given)
     model, arguments = _build(build), dict(optimizer_args or {})
     beside_total: dict[str, Any] = {}
     if shards is not None:
@@ -112,8 +107,8 @@ def plan(
         distributed = distribute_quietly(model, wrapped, given)
         waits = distributed.streamed and not distributed.updates_in_backward
         waiting = sum(slot.template.nbytes for slot in distributed.slots if slot.dense) if waits else 0
-        with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
-            items, peak = two_steps(model, distributed, compiled)
+        with without_storage():
+            items, peak = two_steps(model, distributed)
         states = ModelStates(**sums(items))
         beside_total = {"peak_states": peak, "in_flight": peak - states.total, "waiting": waiting}
         trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
@@ -140,8 +135,7 @@ def plan(
 
 def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | None) -> Settings:
     """Return what `distribute` is to be given, with ranks that are pretended. Raises ConfigError, or TypeError."""
-    if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
-        raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
+    check_count("world_size", world_size, 1, "ranks")
     if unknown := settings.keys() - {one.name for one in fields(Settings)} | settings.keys() & set(UNPLANNED):
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
@@ -169,10 +163,8 @@ def _nodes(hierarchy: object, world_size: int, ranks_per_node: Any) -> Any:
 
 
 def _build(build: Callable[[], nn.Module]) -> nn.Module:
-    if isinstance(build, nn.Module):
-        raise ConfigError(f"build: the {type(build).__name__} given {INSTANCE.format(type(build).__name__)}")
-    if not callable(build):
-        raise ConfigError(f"build: {build!r} cannot be called; give a function that returns the model")
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ConfigError(f"build: an object of type {type(build).__name__}; give a function that returns the model")
     with torch.device("meta"):
         model = build()
     if not isinstance(model, nn.Module):
@@ -185,33 +177,32 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
 # --- Steps of training on tensors without storage: what they leave, and what they hold at their fullest moment ---
 
 
-def two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
+def two_steps(model: nn.Module, optimizer: DistributedOptimizer) -> tuple[list[Item], int]:
     """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of as many further
-    ones as the compressor has turns; `compiled` as in `plan`."""
-    _step(model, optimizer, compiled)
+    ones as the compressor has turns."""
+    _step(model, optimizer)
     items, peak = itemise_states(optimizer, model), 0
     for _ in range(optimizer.feedback.compressor.turns):
         optimizer.zero_grad()
         with track_states(optimizer) as tracker:
-            _step(model, optimizer, compiled)
+            _step(model, optimizer)
         peak = max(peak, tracker.peak_bytes)
     return items, peak
 
 
-def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> None:
+def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     """Run backward passes that hand over one gradient after the other, last layer first, and a step.
 
     Autograd holds the gradient of a tied parameter from its last use in the model to its first: here, from the start.
-    There it adds the two up in a third tensor. A compiled graph holds every gradient like this. A layer with a bias
-    makes both of its gradients at once, and hands over that of the bias first. What is added to the gradient of an
-    earlier pass lives until the sum has been taken.
+    There it adds the two up in a third tensor. A layer with a bias makes both of its gradients at once, and hands over
+    that of the bias first. What is added to the gradient of an earlier pass lives until the sum has been taken.
     """
     tied = tied_parameters(model)
     slots = {id(slot.parameter): slot for slot in optimizer.slots}
     trainable = [p for p in model.parameters() if p.requires_grad]
     with_bias = _with_bias(model)
     for number in range(optimizer.backward_passes_per_step):
-        waiting = {id(p): torch.empty_like(p) for p in trainable if compiled or id(p) in tied}
+        waiting = {id(p): torch.empty_like(p) for p in trainable if id(p) in tied}
         beside = {bias: weight for bias, weight in with_bias.items() if weight.requires_grad}
         for parameter in reversed(trainable):
             if (weight := beside.get(id(parameter))) is not None:
@@ -255,30 +246,26 @@ MADE = ("backend", "gradients")
 """Settings that say nothing here: ranks are pretended, and gradients stay in any case, as FSDP2 leaves them."""
 
 
-def check_shards(shards: Any, world_size: int, given: Settings, compiled: bool) -> None:
-    """Raise ConfigError unless `world_size` ranks can be replicas of as many `shards`, with the settings `given`, and
-    nothing is asked that means nothing then, as `compiled`."""
+def check_shards(shards: Any, world_size: int, given: Settings) -> None:
+    """Raise ConfigError unless `world_size` ranks can be replicas of as many `shards`, with the settings `given`, all
+    of which mean something then."""
     if not is_count(shards) or not shards or world_size % shards:
         raise ConfigError(
             f"shards: {shards!r} is not allowed with {world_size} ranks; give a divisor of their number: over how many "
             "ranks fully_shard shards each replica"
         )
-    others = {one.name: one.default for one in fields(Settings) if one.name not in (*TAKEN, *MADE)}
-    values = {**{name: getattr(given, name) for name in others}, "compiled": compiled}
-    for name, value in values.items():
-        if value != others.get(name, False):
+    for name, default in {one.name: one.default for one in fields(Settings) if one.name not in (*TAKEN, *MADE)}.items():
+        if (value := getattr(given, name)) != default:
             raise ConfigError(
                 f"{name}: {value!r} means nothing with shards, which plan for resireduce.compress_fsdp; leave it out"
             )
 
 
-def slice_of(parameter: Tensor, name: str, shards: int) -> nn.Parameter:
+def slice_of(parameter: Tensor, shards: int) -> nn.Parameter:
     """Return a tensor without storage like the slice of `parameter` that the first of `shards` ranks holds.
 
     FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most.
     """
-    if not parameter.dim():
-        raise ConfigError(f"model: {name!r} is a scalar, which fully_shard refuses; make it a tensor of one element")
     rows = -(-parameter.shape[0] // shards)
     whole = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
     return nn.Parameter(whole, requires_grad=parameter.requires_grad)
@@ -289,7 +276,7 @@ def shard_states(
 ) -> tuple[list[Item], dict[str, int], int]:
     """Return every tensor of the model states of the first rank, at a step boundary; the bytes of host_residuals and
     frozen, and baseline_total, as `plan` has them. `model` is whole; the backend in `given` has all ranks."""
-    sliced = {name: slice_of(parameter, name, shards) for name, parameter in model.named_parameters()}
+    sliced = {name: slice_of(parameter, shards) for name, parameter in model.named_parameters()}
     slices = {name: one for name, one in sliced.items() if one.requires_grad}
     parameters = {name: one for name, one in model.named_parameters() if name in slices}
     replicas, lossy = PretendCommunicator(given.backend.world_size // shards), find_compressor(given)  # type: ignore[union-attr]
@@ -299,7 +286,7 @@ def shard_states(
         feedback.register(name, one)
         one.grad = torch.empty_like(one)
     wrapped = make_optimizer(optimizer, [*slices.values()], arguments, given)
-    with without_storage(wrapped, type(wrapped).__name__):
+    with without_storage():
         wrapped.step()
     slots = make_slots(slices, feedback)
     held = SimpleNamespace(feedback=feedback, slots=slots, param_groups=wrapped.param_groups, state=wrapped.state)

@@ -46,15 +46,6 @@ def origin(memory: str, meaning: Mapping[str, str]) -> dict[str, Tensor]:
 
 def check_place(held: State, state: State) -> None:
     """Raise ConfigError unless `state` was saved by the rank that holds `held`, in a job of as many ranks and nodes."""
-    if not isinstance(state, Mapping):
-        return  # which `check_state` will say
-    levels = [int(one.get(RANKS_PER_NODE, 1)) for one in (state, held)]
-    if levels[0] != levels[1]:
-        raise ConfigError(
-            f"residual state: it was saved with {levels[0]} ranks a node, and here are {levels[1]} (1: "
-            "hierarchy='flat', whole residuals); load it with the hierarchy that it was saved with, or give the states "
-            "of all ranks to resireduce.redistribute(optimizer, states)"
-        )
     if {"rank", "world_size"} <= state.keys() and (theirs := _in_words(state)) != (ours := _in_words(held)):
         raise ConfigError(
             f"residual state: it is that of {theirs}, this is {ours}; load this rank's own, or give those of all ranks "
@@ -64,8 +55,6 @@ def check_place(held: State, state: State) -> None:
 
 def check_state(held: State, state: State) -> None:
     """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin, with finite values."""
-    if not isinstance(state, Mapping):
-        raise ConfigError(f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made")
     common = sorted(held.keys() & state.keys())
     wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
     wrong = wrong or [name for name in common if not _alike(held[name], state[name])]
@@ -76,7 +65,11 @@ def check_state(held: State, state: State) -> None:
         )
     for name in common:
         if _is_of_origin(name) and not torch.equal(held[name], state[name].cpu()):
-            raise ConfigError(f"residual state: {_of_another(name, held, state)}")
+            raise ConfigError(
+                f"residual state: {name!r} is another one here: what it remembers is that of another compressor "
+                f"({MADE_BY}), a group had other members ({MEMBERS}), or elements were drawn on another type of device "
+                f"({PLACES}); load it with what it was saved with, or call start_at(...) to go on without it"
+            )
     bad = next((name for name, tensor in state.items() if not _is_sound(tensor)), None)
     if bad is not None:
         raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a number that cannot be; load another")
@@ -84,25 +77,6 @@ def check_state(held: State, state: State) -> None:
 
 def _is_of_origin(name: str) -> bool:
     return name == MADE_BY or name.startswith((MEMBERS, PLACES))
-
-
-def _of_another(name: str, held: State, state: State) -> str:
-    """Return in words what differs where the origins called `name` of `held` and `state` do."""
-    if name == MADE_BY:
-        theirs, ours = (bytes(one[name].tolist()).decode(errors="replace").strip() for one in (state, held))
-        return (
-            f"what is remembered of each tensor is that of {theirs}, and this is {ours}; load it with the compressor "
-            "that saved it, or call start_at(...) to go on without it"
-        )
-    if name.startswith(MEMBERS):
-        return (
-            f"the group of {name.removeprefix(MEMBERS)!r} had other members; load it with the groups that it was saved "
-            "with"
-        )
-    return (
-        f"it has other elements of {name.removeprefix(PLACES)!r}, drawn on another type of device; load it on that "
-        "which it was saved on"
-    )
 
 
 def _alike(first: Tensor, second: object) -> bool:
@@ -153,10 +127,6 @@ def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
 
     Raises ConfigError, before anything is changed, if a state is missing, or is of another model or scheme.
     """
-    if not hasattr(optimizer, "feedback"):
-        raise ConfigError(f"optimizer: a {type(optimizer).__name__} is not allowed; give what distribute() made")
-    if not isinstance(states, Sequence):
-        raise ConfigError(f"states: a {type(states).__name__} is not allowed; give a list, one state for each rank")
     if hasattr(optimizer, "of_this_shard"):
         states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
@@ -189,7 +159,7 @@ def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
     """Return the states of each node, ordered by place, all of one job and step; with one level, a rank is a node.
     `held`: what a state of this model looks like."""
     for state in states:
-        if not isinstance(state, Mapping) or not {"rank", "world_size", "steps"} <= state.keys():
+        if not {"rank", "world_size", "steps"} <= state.keys():
             check_state(held, state)
     ordered = sorted(states, key=lambda state: (int(state.get("node", state["rank"])), int(state.get("place", 0))))
     kinds = {(int(one["world_size"]), int(one["steps"]), int(one.get(RANKS_PER_NODE, 1))) for one in ordered}

@@ -25,14 +25,13 @@ class _Place(NamedTuple):
     start: int
     stop: int
     name: str
-    tensor: Tensor
 
 
 def overlapping(trained: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None) -> tuple[str, str] | None:
-    """Return the names of two tensors, one of them at least `trained`, that have an element in common, if there are
-    such; those whose memory cannot be looked at, as on device meta, are left out."""
+    """Return the names of two tensors, one of them at least `trained`, whose spans of memory overlap, if there are any;
+    those whose memory cannot be looked at, as on device meta, are left out."""
     for one, place in overlaps({**(others or {}), **trained}.items()):
-        if (one.name in trained or place.name in trained) and _meet(one, place):
+        if one.name in trained or place.name in trained:
             return one.name, place.name
     return None
 
@@ -66,15 +65,4 @@ def _place(name: str, tensor: Tensor) -> _Place | None:
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
-    return _Place(str(tensor.device), start, start + (last + 1) * tensor.element_size(), name, tensor)
-
-
-def _meet(one: _Place, other: _Place) -> bool:
-    """Whether two tensors whose spans of memory overlap have an element in common: two columns have none."""
-    size, first = one.tensor.element_size(), min(one.start, other.start)
-    starts = [(place.start - first) // size for place in (one, other)]
-    if one.tensor.dtype != other.tensor.dtype or abs(one.start - other.start) % size:
-        return True
-    marks = torch.zeros((max(one.stop, other.stop) - first) // size, dtype=torch.bool, device="cpu")
-    marks.as_strided(one.tensor.shape, one.tensor.stride(), starts[0]).fill_(True)
-    return bool(marks.as_strided(other.tensor.shape, other.tensor.stride(), starts[1]).any())
+    return _Place(str(tensor.device), start, start + (last + 1) * tensor.element_size(), name)

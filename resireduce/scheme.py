@@ -175,7 +175,7 @@ def build_residual(
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
     if device is not None:
         choose("residual_device", device, RESIDUAL_DEVICES)
-    classes = {kind: _residual_class(kind) for kind in dict.fromkeys((kinds.grouped, kinds.specific, kinds.other))}
+    classes = {kind: load(kind) for kind in dict.fromkeys((kinds.grouped, kinds.specific, kinds.other))}
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{'row_ratio': 0.25}}")
     known = {kind: options_of(residual) for kind, residual in classes.items()}
@@ -187,17 +187,3 @@ def build_residual(
         for kind, residual in classes.items()
     }
     return Residuals(grouping, residuals[kinds.grouped], residuals[kinds.specific], residuals[kinds.other])
-
-
-def _residual_class(target: object) -> Any:
-    from resireduce.residuals.base import Residual
-
-    try:
-        found = load(target)  # type: ignore[arg-type]
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"scheme: {target!r} cannot be loaded ({error}); give 'module:Class', or the class"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Residual)):
-        raise ConfigError(f"scheme: {target!r} is no subclass of resireduce.residuals.base.Residual; give one")
-    return found

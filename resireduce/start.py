@@ -1,10 +1,8 @@
 """What ranks agree on at the start, and what they are given by rank 0."""
 
-import hashlib
 import pickle
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from inspect import signature
 from numbers import Number
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from resireduce import private
 from resireduce.comm.base import Communicator
-from resireduce.errors import ConfigError, warn
+from resireduce.errors import ConfigError
 
 # --- The agreement of ranks: all must have the same settings, model and optimizer, or an error is raised on all ---
 
@@ -165,36 +163,6 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
         _overwrite(tensor, f"resireduce.start.{name}", communicator)
     if not state_differs_by_rank(optimizer):
         _broadcast_optimizer(optimizer, communicator)
-    _compare_beside(model, communicator)
-
-
-def _compare_beside(model: nn.Module, communicator: Communicator) -> None:
-    """Warn if layers save more than parameters and buffers, as a quantized weight's scales, and it is not rank 0's."""
-    mine = _saved_beside(model)
-    theirs = broadcast_object(mine, communicator)
-    different = [name for name, digest in mine.items() if theirs.get(name) != digest]
-    if different:
-        more = f" and {len(different) - 1} more" if len(different) > 1 else ""
-        warn(
-            f"{different[0]!r}{more}: not as on rank 0, and neither a parameter nor a buffer, so that ranks compute "
-            "different things with the same weights: load one model on all ranks, or make it from the same seed"
-        )
-
-
-def _saved_beside(model: nn.Module) -> dict[str, str]:
-    """Return digests of the tensors that layers with a `_save_to_state_dict` of their own save beside torch's."""
-    found = {}
-    for prefix, module in model.named_modules():
-        if type(module)._save_to_state_dict is nn.Module._save_to_state_dict:
-            continue
-        saved: dict[str, Any] = {}
-        module._save_to_state_dict(saved, "", keep_vars=True)
-        torchs = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-        for name, tensor in saved.items():
-            if name not in torchs and type(tensor) is Tensor and not (tensor.is_meta or tensor.is_quantized):
-                values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                found[f"{prefix}.{name}".lstrip(".")] = hashlib.sha256(values.numpy().tobytes()).hexdigest()
-    return found
 
 
 def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
@@ -222,95 +190,43 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
 
 
 def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Overwrite state and, where rank 0 alone has one, as from a checkpoint, options. Rank 0 first says what it has,
-    since ranks may hold different kinds of state. Only values and tensors are sent; other objects stay as they are."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    is_there, options, layout, others = broadcast_object(_describe(optimizer, parameters), communicator)
-    was_loaded = is_there and not optimizer.state
-    for group, values in zip(optimizer.param_groups, options, strict=True) if was_loaded else ():
+    """Overwrite the state, one parameter after the other, with rank 0's, and options where that alone has a state, as
+    from a checkpoint.
+
+    Only values and tensors are sent; other objects stay as they are.
+    """
+    groups, held = optimizer.param_groups, optimizer.state
+    options = [
+        {key: one.detach().cpu() if isinstance(one, Tensor) else one for key, one in group.items() if is_value(one)}
+        for group in ({key: one for key, one in group.items() if key != "params"} for group in groups)
+    ]
+    beside = {key: one for key, one in held.items() if not isinstance(key, Tensor) and is_value([key, one])}
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    is_there, options, beside = broadcast_object((bool(held), options, beside), communicator)
+    for group, values in zip(groups, options, strict=True) if is_there and not held else ():
         for key, value in values.items():
             if isinstance(group.get(key), Tensor) and isinstance(value, Tensor):
                 group[key].copy_(value)
             else:
                 group[key] = value
-    state: dict[Tensor, dict[Any, Any]] = {}
-    beside: dict[Any, Any] = {}
-    for holder, held in optimizer.state.items():
-        if isinstance(holder, Tensor) and (own := {key: one for key, one in _items(held) if not is_value(one)}):
-            state[holder] = own
-        elif not isinstance(holder, Tensor) and not is_value([holder, held]):
-            beside[holder] = held
-    for index, key, value in layout:
-        parameter = parameters[index]
-        if isinstance(value, _Like):
-            tensor = value.matching(dict(_items(optimizer.state.get(parameter))).get(key), parameter.device)
-            _overwrite(tensor, f"resireduce.start.state.{index}.{key}", communicator)
-            state.setdefault(parameter, {})[key] = tensor
+    for parameter in parameters:
+        mine = held.get(parameter, {})
+        values = {key: one for key, one in mine.items() if is_value(one)}
+        theirs = _sent(values, parameter.device, communicator) if is_there else {}
+        if found := {key: one for key, one in mine.items() if key not in values} | theirs:
+            held[parameter] = found
         else:
-            state.setdefault(parameter, {})[key] = value.to(parameter.device) if isinstance(value, Tensor) else value
-    optimizer.state.clear()
-    optimizer.state.update({one: held.get(None, held) for one, held in state.items()} | beside | others)
+            held.pop(parameter, None)
+    for key in [key for key, one in held.items() if not isinstance(key, Tensor) and is_value([key, one])]:
+        del held[key]
+    held.update(beside)
 
 
-def _items(held: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the keys and values of a parameter's state; one that is no dictionary, as a tensor, has the key None."""
-    return held.items() if isinstance(held, Mapping) else [(None, held)]
-
-
-@dataclass(frozen=True)
-class _Like:
-    """What a tensor is, in place of its values."""
-
-    shape: torch.Size
-    stride: tuple[int, ...] = field(compare=False)  # fused optimizers go through states as they lie in memory
-    dtype: torch.dtype
-    on_cpu: bool
-    wraps: tuple[type, dict[str, "_Like"], object] | None
-    """The class of a tensor that wraps others, as of a state in 8 bits, these tensors, and what else it holds."""
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "_Like":
-        """Describe `tensor`."""
-        wraps = None
-        if private.is_wrapper(tensor):
-            names, context = tensor.__tensor_flatten__()
-            wraps = type(tensor), {name: cls.of(getattr(tensor, name)) for name in names}, context
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device.type == "cpu", wraps)
-
-    def matching(self, held: object, device: torch.device) -> Tensor:
-        """Return `held` if it is a tensor like this, otherwise a new one."""
-        if isinstance(held, Tensor) and _Like.of(held) == self:
-            return held
-        if self.wraps is not None:
-            kind, parts, context = self.wraps
-            inner = {name: part.matching(None, device) for name, part in parts.items()}
-            made: Tensor = kind.__tensor_unflatten__(inner, context, self.shape, self.stride)  # type: ignore[attr-defined]
-            return made
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu" if self.on_cpu else device)
-
-
-def _described(value: Any) -> Any:
-    """Return what a tensor is, in place of its values; itself, where it is sparse or quantized."""
-    if not isinstance(value, Tensor):
-        return value
-    return _Like.of(value) if value.layout == torch.strided and not value.is_quantized else value.cpu()
-
-
-def _describe(
-    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
-) -> tuple[bool, list[Any], list[Any], dict[Any, Any]]:
-    """Return whether there is a state, the groups' options, the state as (parameter's index, key, value or description
-    of a tensor), and the state of what is no parameter."""
-    options = [
-        {key: v.detach().cpu() if isinstance(v, Tensor) else v for key, v in group.items() if is_value(v)}
-        for group in ({key: v for key, v in group.items() if key != "params"} for group in optimizer.param_groups)
-    ]
-    layout = [
-        (index, key, _described(value))
-        for index, parameter in enumerate(parameters)
-        if parameter in optimizer.state
-        for key, value in _items(optimizer.state[parameter])
-        if is_value(value)
-    ]
-    others = {key: v for key, v in optimizer.state.items() if not isinstance(key, Tensor) and is_value([key, v])}
-    return bool(optimizer.state), options, layout, others
+def _sent(values: dict[Any, Any], device: torch.device, communicator: Communicator) -> dict[Any, Any]:
+    """Return rank 0's `values`, with tensors on `device` unless they are in the host's memory there."""
+    moved = [key for key, one in values.items() if isinstance(one, Tensor) and not one.is_cpu and not one.is_meta]
+    on_host = {key: one.cpu() if key in moved else one for key, one in values.items()}
+    theirs, moved = broadcast_object((on_host, moved), communicator)
+    if communicator.rank == 0:
+        return values
+    return {key: one.to(device) if key in moved else one for key, one in theirs.items()}

@@ -5,13 +5,11 @@ import hashlib
 import os
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -58,7 +56,7 @@ def watchers_of(
     found: list[Watcher] = [Outside(model, parameters, wrapped=optimizer), Resumed(optimizer, residual=residual)]
     if streamed:
         return [*found, Around(optimizer)]
-    return [*found, Bypassed(parameters.values(), optimizer)] if world_size > 1 else found
+    return [*found, Bypassed(parameters.values())] if world_size > 1 else found
 
 
 def is_distributed(parameter: Tensor) -> bool:
@@ -134,10 +132,9 @@ class Outside(Watcher):
     """Watches for trained parameters of `model` that are not among `held`, given by name, and so are not averaged.
 
     Parameters may be unfrozen, and layers added or replaced, at any time. A gradient that is there at the start, as an
-    average of an earlier stage, counts only once something is added to it. A parameter that a hook updates in the
-    backward pass is found by its version, or by its first row, as fused optimizers leave the version. Steps of other
-    optimizers than `wrapped` are looked at, too: they may train a phase of their own, as an adapter that was added
-    later. `reason`, for the warning, says why there is no average, and the cure.
+    average of an earlier stage, counts only once something is added to it. Steps of other optimizers than `wrapped` are
+    looked at, too: they may train a phase of their own, as an adapter that was added later. `reason`, for the warning,
+    says why there is no average, and the cure.
     """
 
     def __init__(
@@ -151,11 +148,10 @@ class Outside(Watcher):
         self._model, self._reason, self._passes_over = weakref.ref(model), reason, passes_over
         self._wrapped = None if wrapped is None else weakref.ref(wrapped)
         self._held = {id(one) for one in held.values()}
-        self._told, self._before, self._then = (WeakTensorKeyDictionary() for _ in range(3))
+        self._told, self._before = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
         self._looks, self._steps = 0, 0
         after_steps(self)
         for _, one in self._others(model):
-            self._is_used_up(one)
             if one.grad is not None and not is_distributed(one) and not one.grad.is_inference():
                 self._before[one] = weakref.ref(one.grad), one.grad._version
 
@@ -165,7 +161,7 @@ class Outside(Watcher):
         self._looks += 1
         model = self._model()
         if model is not None and _is_due(self._looks):
-            self._tell({name: one for name, one in self._others(model) if self._has_new(one) or self._is_used_up(one)})
+            self._tell({name: one for name, one in self._others(model) if self._has_new(one)})
 
     after_backward = before_step = warn
 
@@ -202,48 +198,20 @@ class Outside(Watcher):
             return parameter.grad is not None
         return before[0]() is not parameter.grad or before[1] != parameter.grad._version
 
-    def _is_used_up(self, parameter: Tensor) -> bool:
-        """Whether a hook of somebody has taken a step with the gradient of `parameter`, and let that go."""
-        hooks = (parameter._post_accumulate_grad_hooks or {}).values()
-        if not (hasattr(parameter, "_in_backward_optimizers") or any(not isinstance(one, Orphans) for one in hooks)):
-            return False
-        version, row = self._then.get(parameter, (None, None))
-        self._then[parameter] = parameter._version, _first_row(parameter)
-        return version is not None and (version != parameter._version or differ(self._then[parameter][1], row))
-
 
 def _is_due(count: int) -> bool:
     """Whether the model is checked at the step of this number."""
     return count <= FIRST_LOOKS or count % INTERVAL == 0
 
 
-def _first_row(parameter: Tensor) -> Tensor:
-    """Return a copy of the first row of `parameter`; of what has no values that can be looked at, something empty."""
-    if parameter.numel() == 0 or parameter.is_meta or private.is_wrapper(parameter):
-        return torch.empty(0, device="cpu")
-    row: Tensor = parameter.detach()[(0,) * (parameter.dim() - 1)]
-    return row.clone()
-
-
-def differ(parameter: Tensor, values: Tensor) -> bool:
-    """Whether `parameter` has other `values` than it had; False once it was converted, which is refused elsewhere."""
-    is_converted = (values.dtype, values.device) != (parameter.dtype, parameter.device)
-    return not is_converted and not torch.equal(parameter, values)
-
-
 # --- Optimizers around that of the library, which expect gradients after its step ---
-
-
-ASKS = frozenset({"grad", "average_parameters"})
-"""What the step of an outer optimizer uses if it goes on with the parameters that have a gradient: `.grad` itself, or
-torch's model averagers, as PostLocalSGDOptimizer."""
 
 
 class Around(Watcher):
     """Warns if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
 
     Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
-    An optimizer that only passes calls on has the state of `wrapped`, and its step names nothing of ASKS.
+    An optimizer that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
     """
 
     def __init__(self, wrapped: torch.optim.Optimizer):
@@ -254,110 +222,55 @@ class Around(Watcher):
         wrapped, self._wrapped = self._wrapped, None
         if wrapped is None:
             return
-        frame = _outer_step()
+        frame, _ = caller()
         # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
         outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-        asks = not ASKS.isdisjoint(frame.f_code.co_names)
-        does_more = asks or getattr(outer, "state", wrapped.state) is not wrapped.state
+        does_more = "grad" in frame.f_code.co_names or getattr(outer, "state", wrapped.state) is not wrapped.state
         if hasattr(outer, "param_groups") and does_more:
             name = type(outer).__name__
-            can_be_inside = hasattr(outer, "_optimizer_step_pre_hooks")
-            inside = f"put it inside, distribute(model, {name}(...)), or " if can_be_inside else ""
             warn(
                 f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are "
-                f"gone: if it then asks which parameters have a .grad, it leaves out all; {inside}give gradients='kept'"
+                f"gone: if it then asks which parameters have a .grad, it leaves out all; put it inside, "
+                f"distribute(model, {name}(...)), or give gradients='kept'"
             )
-
-
-def _outer_step() -> FrameType:
-    """Return the frame of the script that takes a step, or that of torch's own optimizer around the library's."""
-    (last, _), frame = caller(), sys._getframe()
-    while frame.f_back and frame is not last:
-        module = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == "step" and module.startswith("torch.distributed.optim."):
-            return frame
-        frame = frame.f_back
-    return frame
 
 
 # --- Parameters whose gradients the library averages, but that another optimizer updates before it does ---
 
 
 BYPASSED = (
-    "parameters have changed after a backward pass, but not by step() of what resireduce.distribute(...) returned. If "
-    "another optimizer updates them, it does so by the gradients of this rank alone, and ranks differ: call the step() "
-    "of the returned one, or distribute the other. If they are the same on all ranks again when that takes its step, "
-    "as after local steps that an outer optimizer averages, or if you change them alike, nothing is wrong"
+    "another optimizer takes a step with parameters whose gradients step() of what resireduce.distribute(...) returned "
+    "would average: it uses those of this rank alone, and ranks differ. Call the step() of the returned one, or "
+    "distribute the other. If they are the same on all ranks again when that takes its step, as after local steps that "
+    "an outer optimizer averages, nothing is wrong"
 )
-BYPASS_WATCHED = 4
-"""How many parameters are watched: the smallest ones."""
-MOVED = 2
-"""In how many passes since the last step a parameter must be elsewhere: SAM computes one gradient away from it."""
-ROUNDING = 1e-5
-"""The part of a parameter's largest value by which moving it and back may change it, or a bit of a shorter dtype."""
 
 
 class Bypassed(Watcher):
-    """Warns once if parameters change after a backward pass, but not by a step that averages their kept gradients.
+    """Warns once if another optimizer takes a step with some of `parameters`, whose gradients are not averaged yet."""
 
-    A few small ones are watched, by their values in the first steps on a CPU, and then by their version: fused
-    optimizers do not tell autograd that they change a parameter, and on a GPU the host would wait for values. Values
-    that differ by rounding, as where a parameter is moved and moved back, are the same.
-    """
-
-    def __init__(self, parameters: Iterable[Tensor], wrapped: torch.optim.Optimizer):
-        plain = [one for one in parameters if not private.is_wrapper(one)]
-        self._watched = {id(one) for one in sorted(plain, key=Tensor.numel)[:BYPASS_WATCHED]}
-        self._wrapped = wrapped
-        self._looks = FIRST_LOOKS
-        self._then: dict[int, tuple[Tensor, int, Tensor | None]] = {}
-        """What the watched ones were at the first gradient since the last step."""
-        self._moved: dict[int, int] = {}
-        """In how many later passes they were elsewhere."""
+    def __init__(self, parameters: Iterable[Tensor]):
+        self._held = {id(one) for one in parameters}
+        self._has_gradients = False
+        after_steps(self)
 
     def after_gradient(self, parameter: Tensor) -> None:
-        """Look whether `parameter` has changed since its first gradient after a step."""
-        key = id(parameter)
-        if key not in self._watched:
-            return
-        if key not in self._then:
-            has_values = self._looks and parameter.is_cpu and parameter.itemsize > 1
-            values = parameter.detach().clone() if has_values else None
-            self._then[key] = parameter, parameter._version, values
-        elif _has_changed(self._then[key]):
-            self._moved[key] = self._moved.get(key, 0) + 1
-            if self._moved[key] == MOVED:
-                self._warn()
+        """Note that there are gradients of this rank alone."""
+        self._has_gradients = True
 
     def before_step(self) -> None:
-        """Look whether another optimizer has taken a step before this one; parameters may be changed by hand."""
-        if any(map(_has_changed, self._then.values())) and self._others_hold():
-            self._warn()
+        """Note that they are averaged now; whatever takes steps meanwhile does so for the step of the library."""
+        self._has_gradients = False
 
-    def after_step(self) -> None:
-        """Begin the next step."""
-        self._looks -= bool(self._looks and self._then)
-        self._then.clear()
-        self._moved.clear()
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """After a step of `optimizer`: warn if it was by gradients of this rank alone."""
+        if self._has_gradients and any(
+            id(one) in self._held for group in optimizer.param_groups for one in group["params"]
+        ):
+            self._held.clear()
+            warn(BYPASSED)
 
-    def _warn(self) -> None:
-        self._watched.clear()
-        warn(BYPASSED)
-
-    def _others_hold(self) -> bool:
-        """Whether an optimizer that does not just pass calls on to this one has parameters that are looked at."""
-        lists = (getattr(one, "param_groups", []) for one in objects(torch.optim.Optimizer))
-        groups = [group for one in lists if one is not self._wrapped.param_groups for group in one]
-        return any(id(one) in self._watched for group in groups for one in group["params"])
-
-
-def _has_changed(then: tuple[Tensor, int, Tensor | None]) -> bool:
-    """Whether a parameter has other values than it had, beyond rounding; or another version, where none are known."""
-    parameter, version, values = then
-    if values is None or not differ(parameter, values):
-        return values is None and parameter._version != version
-    rounding = max(ROUNDING, torch.finfo(values.dtype).eps) * values.abs().max()
-    return bool((parameter.detach() - values).abs().max() > rounding)
+    end = before_step
 
 
 # --- Training without the distributed optimizer, which is gone ---
@@ -373,8 +286,7 @@ TRAINED_ON = (
 
 
 class Orphans:
-    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone, and that no
-    DistributedDataParallel averages."""
+    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone."""
 
     def __init__(self, parameters: Iterable[Tensor]):
         trained = [one for one in parameters if one.requires_grad]
@@ -384,9 +296,7 @@ class Orphans:
     def __call__(self, parameter: Tensor) -> None:
         """Look at the first `parameter` that has a gradient."""
         self.end()
-        wrappers = objects(DistributedDataParallel)
-        if not any(one is parameter for wrapper in wrappers for one in wrapper.parameters()):
-            warn(TRAINED_ON)
+        warn(TRAINED_ON)
 
     def end(self) -> None:
         """Stop watching."""
@@ -451,60 +361,36 @@ FORGOTTEN = (
 
 
 class Resumed(Watcher):
-    """Remembers what was loaded since the last step of `optimizer`: its state, or residuals.
+    """Warns if the state of `optimizer` was loaded, or was there at the start, and `residual`, if it has tensors, was
+    not loaded before the next step."""
 
-    Args:
-        parameters: those whose state shows whether the optimizer has taken steps before; None: all.
-        residual: what else would have to be loaded, if it has tensors, for the warning after a step.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Collection[Tensor] | None = None,
-        residual: Residuals | None = None,
-    ):
+    def __init__(self, optimizer: torch.optim.Optimizer, residual: Residuals):
         self._residual = residual
-        state = getattr(optimizer, "state", {})
-        own = state if parameters is None else {one: state[one] for one in parameters if one in state}
-        self._optimizer, self._residuals = bool(_places(own)) and not _is_of_no_steps(own), False
-        self._has_stepped = False
+        self._is_loaded, self._has_residuals, self._has_stepped = _has_steps(optimizer.state), False, False
         self._end: Callable[[], object] = bool  # does nothing
         if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # one of another library may lack it
             return
-        own = weakref.ref(self)
+        note = weakref.WeakMethod(self._note)
 
-        def note(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-            if (here := own()) is not None:
-                here._note(optimizer, state_dict)
+        def forward(_: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+            if (here := note()) is not None:
+                here(state_dict)
 
-        self._end = weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(note).remove)
+        self._end = weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(forward).remove)
 
-    def _note(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-        """Note that `state_dict` is loaded, unless it comes from before the first step, or holds the optimizer's own
-        tensors.
-
-        Before the first step its own tensors count too: torch.distributed.checkpoint may have loaded values into them.
-        """
-        given = state_dict.get("state") or {}
-        if self._has_stepped and given and _places(given) <= _places(optimizer.state):
-            return
-        self._optimizer |= not _is_of_no_steps(given) or self._has_stepped
+    def _note(self, state_dict: Mapping[str, Any]) -> None:
+        self._is_loaded |= self._has_stepped or _has_steps(state_dict.get("state") or {})
 
     def note_residuals(self) -> None:
         """Note that residuals were loaded, or that a step was named at which to continue."""
-        self._residuals = True
+        self._has_residuals = True
 
     def after_step(self) -> None:
-        """Warn if the optimizer's state was loaded before this step, and the residual, if it has tensors, was not."""
-        if self.has_forgotten() and self._residual is not None and self._residual.tensors():
+        """Warn if the optimizer's state was loaded before this step, and residuals were not."""
+        is_forgotten = self._is_loaded and not self._has_residuals
+        self._is_loaded, self._has_residuals, self._has_stepped = False, False, True
+        if is_forgotten and self._residual.tensors():
             warn(FORGOTTEN)
-
-    def has_forgotten(self) -> bool:
-        """At a step: whether the optimizer's state was loaded since the last one, and no residuals were."""
-        forgotten = self._optimizer and not self._residuals
-        self._optimizer, self._residuals, self._has_stepped = False, False, True
-        return forgotten
 
     def end(self) -> None:
         """Stop watching what is loaded."""
@@ -525,34 +411,19 @@ def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tens
     )
 
 
-def _places(state: Mapping[Any, Any]) -> set[int]:
-    """Return where the tensors of an optimizer's `state` lie."""
-    held = [one for values in state.values() if isinstance(values, Mapping) for one in values.values()]
-    return {
-        one.data_ptr()
-        for one in held
-        if isinstance(one, Tensor) and one.layout == torch.strided and one.numel() and not one.is_meta
-    }
-
-
-def _is_of_no_steps(state: Mapping[Any, Any]) -> bool:
-    """Whether an optimizer's `state` is as before its first step (Adagrad's is not empty), or as after a step with
-    gradients of zeros, which torch.distributed.checkpoint takes."""
-    return all(isinstance(values, Mapping) and _is_unused(values) for values in state.values())
-
-
-def _is_unused(values: Mapping[Any, Any]) -> bool:
-    """Whether what an optimizer holds for one parameter counts no step, or is zeros apart from that count."""
-    step, *others = (values.get("step"), *(one for key, one in values.items() if key != "step"))
-    tensors = [one for one in others if isinstance(one, Tensor)]
-    counts = isinstance(step, int | float | Tensor)
-    return (counts and not _has_values(torch.as_tensor(step))) or (bool(tensors) and not any(map(_has_values, tensors)))
+def _has_steps(state: Mapping[Any, Any]) -> bool:
+    """Whether an optimizer's `state` is that of steps: Adagrad's is not empty before the first, and
+    torch.distributed.checkpoint takes one with gradients of zeros."""
+    held = [values for values in state.values() if isinstance(values, Mapping)]
+    used = [values for values in held if _has_values(torch.as_tensor(values.get("step", 1)))]
+    others = [one for values in used for key, one in values.items() if key != "step" and isinstance(one, Tensor)]
+    return any(map(_has_values, others))
 
 
 def _has_values(tensor: Tensor) -> bool:
     """Whether a tensor, or this rank's shard of it, has elements other than zeros; True if that cannot be seen."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.is_meta or private.is_wrapper(local) or bool(local.any())
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return tensor.is_meta or private.is_wrapper(tensor) or bool(tensor.any())
 
 
 # --- Digests of parameters, which ranks compare in the first steps: they must still be the same on all ---
@@ -582,49 +453,31 @@ def digest(parameters: Iterable[Tensor]) -> int:
     Of a tensor that wraps others, these count; sparse tensors and those without storage are left out. The host waits
     for the devices once.
     """
-    held = [inner for one in parameters for inner in _inner(one) if inner.numel() and _has_bits(inner)]
+    held = [inner for one in parameters for inner in _bits(one) if len(inner)]
     if not held:
         return 1
-    found = [torch.stack([*map(_sum, _pieces(one))]) for one in held]
+    found = [torch.stack([_sum(flat[some]) for some in slices(len(flat), PIECE)]) for flat in held]
     sums = torch.cat([one.to(found[0].device) for one in found]).tolist()
     return 1 + int.from_bytes(hashlib.sha256(str(sums).encode()).digest()[:8]) % DIGESTS
 
 
-def _inner(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield `tensor`, or what it wraps, as a quantized weight wraps its integers and scales."""
-    if not private.is_wrapper(tensor):
-        is_pairs = tensor.is_complex() and tensor.layout == torch.strided
-        yield torch.view_as_real(tensor.detach().resolve_conj()) if is_pairs else tensor.detach()
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from _inner(getattr(tensor, name))
-
-
-def _has_bits(tensor: Tensor) -> bool:
-    plain = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_quantized)
-    return plain and tensor.element_size() in BITS
-
-
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield `tensor` in views of at most PIECE elements, of whole rows as far as these are short enough."""
-    if tensor.numel() <= PIECE:
-        yield tensor
-    elif tensor.numel() > PIECE * len(tensor):
-        for row in tensor:
-            yield from _pieces(row)
-    else:
-        for some in slices(len(tensor), PIECE * len(tensor) // tensor.numel()):
-            yield tensor[some]
+def _bits(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the elements of `tensor` as 1-D integers, or those of what it wraps, as a quantized weight its scales."""
+    if private.is_wrapper(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _bits(getattr(tensor, name))
+    elif tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_quantized or tensor.is_complex()):
+        yield tensor.detach().contiguous().view(-1).view(BITS[tensor.element_size()])
 
 
 def _sum(piece: Tensor) -> Tensor:
-    """Return a sum over the bits of `piece`, int64, as a scalar. It takes memory of several times the piece.
+    """Return a sum over the bits of 1-D `piece`, int64, as a scalar. It takes memory of several times the piece.
 
     An element of bits b in place p counts b (b + p^2): plain sums are the same for elements in another order, and for
     many that are multiplied by a power of two.
     """
-    bits = piece.resolve_neg().view(BITS[piece.element_size()]).long()
+    bits = piece.long()
     if piece.element_size() == 8:
         bits = bits ^ bits >> 32  # what the highest bits say would be lost in products of 64 bits
-    places = torch.arange(1, 1 + bits.numel(), device=bits.device).view(bits.shape)
+    places = torch.arange(1, 1 + bits.numel(), device=bits.device)
     return places.square_().add_(bits).mul_(bits).sum()

@@ -92,13 +92,9 @@ def _gathered(word: str, communicator: Communicator) -> list[str]:
 # --- The ranks of a job as one level, or as two: within a node, and between nodes ---
 
 
-NOT_BETWEEN = (
-    "hierarchy: all {ranks} ranks share one node, so that nothing is sent between nodes, and compressing saves "
-    "nothing: give hierarchy='flat', or the ranks of each node if they are on several"
-)
-ONE_EACH = (
-    "hierarchy: each of the {ranks} ranks is on a node of its own by {source}, so that residuals are whole, as with "
-    "hierarchy='flat'; if several share a machine, give the ranks of each node, such as [[0, 1], [2, 3]]"
+NOTHING = (
+    "hierarchy: {nodes} nodes of {ranks} ranks were found, so that two levels change nothing between these: give "
+    "hierarchy='flat', or the ranks of each node, such as [[0, 1], [2, 3]]"
 )
 
 
@@ -122,12 +118,11 @@ class Levels:
         nodes = () if hierarchy == "flat" else find_nodes(world, hierarchy)
         if not nodes or world.world_size == 1:
             return cls(world, None, world)
+        if 1 in (len(nodes), len(nodes[0])):
+            warn(NOTHING.format(nodes=len(nodes), ranks=len(nodes[0])))
         if len(nodes[0]) == 1:
-            source = "its host name" if hierarchy == "node" else "what was given"
-            warn(ONE_EACH.format(ranks=world.world_size, source=source))
             return cls(world, None, world)
         if len(nodes) == 1:
-            warn(NOT_BETWEEN.format(ranks=world.world_size))
             (node,) = world.split(nodes)
             return cls(world, node, LocalCommunicator())
         node, between = world.split(nodes, tuple(zip(*nodes, strict=True)))

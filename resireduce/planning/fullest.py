@@ -25,7 +25,6 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, is_count, short
 from resireduce.planning.item import sums
 from resireduce.planning.memory import LiveBytes, held_items
-from resireduce.planning.models import attempt
 from resireduce.planning.optimizers import Maker, Ones, make_optimizer, without_storage
 from resireduce.settings import Settings
 
@@ -225,8 +224,11 @@ def trace_passes(
 
 
 def _loss(inputs: Inputs, model: nn.Module, batch: int) -> Tensor:
-    failed = f"inputs: no loss with a batch of {batch} on tensors without storage (the meta device)"
-    loss = attempt(failed, lambda: inputs(model, batch), CURE)
+    try:
+        loss = inputs(model, batch)
+    except Exception as error:  # of the user's code
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"inputs: no loss with a batch of {batch} on the meta device: {said}; {CURE}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ConfigError(f"inputs: it returns {what}, no scalar that depends on the model's parameters; {CURE}")
@@ -304,43 +306,22 @@ def hold(
     changed: Mapping[str, Any],
 ) -> list[Held]:
     """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step, with
-    `changed` settings in place of some that were `given`.
-
-    Tensors that are treated alike, each on its own, are represented by one of them: few bits take many operations.
-    """
+    `changed` settings in place of some that were `given`."""
     given = replace(given, **changed)
     trained = [one for one in model.parameters() if one.requires_grad]
     wrapped = make_optimizer(optimizer, trained, arguments, given)
-    name = optimizer if isinstance(optimizer, str) else type(wrapped).__name__
-    with without_storage(wrapped, name, on_gpu=True):
+    with without_storage(on_gpu=True):
         for one in trained:
             one.grad = torch.empty_like(one)
         wrapped.step()
         wrapped.zero_grad()
         with distribute_quietly(model, wrapped, given) as distributed:
             distributed.start_at(0)
-            slots = {id(slot.parameter): slot for slot in distributed.slots}
-            few_bits = given.scheme == "baseline" and given.residual_dtype in ("int8", "int4")
-            alone = few_bits and distributed.streamed and given.merge == "none"
-            alike = {one: (one.shape, one.dtype, slots[id(one)].dense) if alone else one for one in order}
-            some = list({key: one for one, key in alike.items()}.values())
-            _hand_over(distributed, some)
-            if distributed.feedback.states.tensors() or distributed.feedback.momentum is not None:
-                some = [*order]
-                _hand_over(distributed, some)
-            found = [trace_held(distributed, some) for _ in range(distributed.feedback.compressor.turns)]
-    of = {alike[one]: one for one in some}
-    for held in found:
-        held.beside = {one: held.beside[of[alike[one]]] for one in order}
-    return found
-
-
-def _hand_over(optimizer: DistributedOptimizer, parameters: list[nn.Parameter]) -> None:
-    """Take a step with gradients of `parameters` alone."""
-    optimizer.zero_grad()
-    for parameter in parameters * optimizer.backward_passes_per_step:
-        parameter.sum().backward()
-    optimizer.step()
+            distributed.zero_grad()
+            for one in [*order] * distributed.backward_passes_per_step:
+                one.sum().backward()
+            distributed.step()
+            return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
 
 
 # --- The two together ---
@@ -421,7 +402,7 @@ def as_bytes(memory: object) -> int:
     return int(cast(float, found))
 
 
-def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **asked: Any) -> None:
+def check_batch(batch: Any, inputs: object, shards: object, **asked: Any) -> None:
     """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
 
     asked: checkpoint, loss_chunk and memory.
@@ -433,12 +414,8 @@ def check_batch(batch: Any, inputs: object, compiled: bool, shards: object, **as
         return
     check_count("batch", batch, least=1, of="samples")
     check_count("loss_chunk", asked["loss_chunk"], least=1, of="rows", or_none=True)
-    for name, value in {"compiled": compiled or None, "shards": shards}.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name}: {value!r} is not planned together with a batch: what torch makes then depends on the "
-                "GPU; leave one of the two out"
-            )
+    if shards is not None:
+        raise ConfigError(f"shards: {shards!r} is not planned together with a batch; leave one of the two out")
     if not callable(inputs):
         raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
     if asked["memory"] is not None:

@@ -1,6 +1,5 @@
 """Optimizers by name, for planning, and their steps on tensors without storage."""
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -11,10 +10,9 @@ import torch
 from torch import nn
 
 from resireduce import private
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import choose
 from resireduce.optim import SecondMomentAdamW
-from resireduce.planning.models import attempt, check_arguments, find_named, first_line, shown
-from resireduce.scheme import COMPRESSORS
+from resireduce.scheme import COMPRESSORS, load
 from resireduce.settings import Settings
 
 Maker = Callable[..., torch.optim.Optimizer]
@@ -33,11 +31,6 @@ FUSED_KERNELS = frozenset(
     for overload in kernel.overloads()
 )
 """The kernels of torch's optimizers in their fused form, each of which updates all parameters of a device in place."""
-CURE = (
-    f"give {', '.join(OPTIMIZERS)}, or module:callable that takes a list of parameters and returns a "
-    "torch.optim.Optimizer (what else it must be given: --optimizer-arg NAME=VALUE)"
-)
-"""What to do about an optimizer that cannot be used, for messages."""
 
 
 def make_optimizer(
@@ -45,56 +38,31 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of `parameters`, with `arguments`, ready for training as `given`.
 
-    Raises ConfigError if there is no such optimizer, or if it cannot be made of them.
+    Raises ConfigError if there is no such optimizer.
     """
     listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
     if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
         arguments = {"momentum": 0.0, **arguments}  # the compressor has it
-    if not isinstance(optimizer, str):
-        if not callable(optimizer) or isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer: an object of type {type(optimizer).__name__} is not allowed; {CURE}")
-        name, make = getattr(optimizer, "__qualname__", type(optimizer).__name__), optimizer
-    elif ":" in optimizer:
-        name, make = optimizer, find_named("optimizer", optimizer, optimizer, CURE)
-        if not callable(make):
-            raise ConfigError(f"optimizer: {name!r} is of type {type(make).__name__} and cannot be called; {CURE}")
-    else:
-        try:
-            name, make = optimizer, OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
-        except ConfigError as error:
-            raise ConfigError(f"{error}; or any by its import path, such as torch.optim:Adagrad") from None
-    check_arguments("optimizer_args", name, make, arguments, own=1)
-    made = attempt(f"optimizer: {name!r} cannot be made{shown(arguments)}", lambda: make(parameters, **arguments), CURE)
-    if not isinstance(made, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer: {name!r} returns an object of type {type(made).__name__}; {CURE}")
+    make: Any = optimizer
+    if isinstance(optimizer, str):
+        make = load(optimizer) if ":" in optimizer else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+    made = make(parameters, **arguments)
     if callable(train := getattr(made, "train", None)):  # schedule-free ones refuse to step before
         train()
     return made
 
 
 @contextmanager
-def without_storage(optimizer: torch.optim.Optimizer, name: str, on_gpu: bool = False) -> Iterator[None]:
-    """Within it `optimizer` takes steps on tensors without storage: what it reads of values is 1 everywhere.
+def without_storage(on_gpu: bool = False) -> Iterator[None]:
+    """Within it optimizers take steps on tensors without storage: what they read of values is 1 everywhere.
 
     Torch's optimizers may have their fused form: they make the states that they make on other devices, and their
-    kernels, which hold nothing beside them, do nothing. What the optimizer's own code raises becomes a ConfigError of
-    one line that says `name`; what others raise is passed on.
+    kernels, which hold nothing beside them, do nothing.
 
     on_gpu: whether they take the form that they choose by themselves on a GPU, for all tensors of a step together.
     """
-    try:
-        with _forms("fused"), _forms("foreach") if on_gpu else nullcontext(), Ones():
-            yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        if not any(frame.f_locals.get("self") is optimizer for frame, _ in traceback.walk_tb(error.__traceback__)):
-            raise
-        raise ConfigError(
-            f"optimizer: {name!r} cannot take a step on tensors without storage (the meta device), which plan uses: "
-            f"{first_line(error)}; plan with one that keeps the same states (adamw: two of a parameter's size, sgd: "
-            "one), or measure it in training by resireduce.measure_states"
-        ) from error
+    with _forms("fused"), _forms("foreach") if on_gpu else nullcontext(), Ones():
+        yield
 
 
 @contextmanager

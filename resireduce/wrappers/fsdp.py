@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.core.bucket import Slot, accumulation_node, make_slots
+from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, UsageError, check_count, warn
 from resireduce.grouping import Grouping
@@ -81,15 +81,6 @@ class Unit:
         """Whether a backward pass is under way, whose end FSDP waits for to reduce what has not been reduced."""
         return bool(self.state._state_ctx.post_backward_final_callback_queued)
 
-    @property
-    def makes_zeros(self) -> bool:
-        """Whether FSDP reduces zeros for parameters without a gradient (torch 2.13)."""
-        return bool(getattr(self.group, "reduce_scatter_unused_params", False))
-
-    def gathered(self) -> list[Tensor]:
-        """Return the whole parameters of which autograd makes gradients; FSDP makes them at the first use."""
-        return [one.held._unsharded_param for one in self.slices if hasattr(one.held, "_unsharded_param")]
-
     def check_others(self) -> None:
         """Raise UsageError if other parameters under the same root are trained, and not averaged over the replicas."""
         groups = [group for state in self.state._state_ctx.all_states for group in held_by(state)]
@@ -103,36 +94,18 @@ class Unit:
                 )
 
     def check(self, flat: Tensor) -> None:
-        """Raise UsageError unless `flat` holds the gradients of all slices, and is to be averaged now."""
-        if not self.group.all_reduce_grads:
+        """Raise UsageError unless `flat` holds the gradients of all slices, as they were, and is to be averaged now."""
+        group, held = self.group, {id(one.held) for one in self.slices}
+        trained = {id(one) for one in group.fsdp_params if one.sharded_param.requires_grad}
+        now = flat.numel(), flat.dtype, group.gradient_divide_factor, group.all_reduce_grads, trained == held
+        known = self.numel, self.dtype, self.divisor, True, True
+        if now != known:
             raise UsageError(
-                f"{self.name!r} is to reduce-scatter without an all-reduce, by set_requires_all_reduce(False), which "
-                "compressed gradients cannot be added up by: accumulate by set_requires_gradient_sync(False)"
-            )
-        held = {id(one.held) for one in self.slices}
-        for one in self.group.fsdp_params:
-            if one.sharded_param.requires_grad != (id(one) in held):
-                raise UsageError(
-                    f"{str(one._param_fqn)!r} was frozen after resireduce.compress_fsdp(...), or unfrozen, so that "
-                    "residuals would be added to the gradients of other parameters: do that before, or leave it "
-                    "trained, with a learning rate of 0 while it is to stay as it is"
-                )
-        if flat.numel() != self.numel:
-            raise UsageError(
-                f"{self.name!r} reduces {flat.numel()} elements of this rank, and not {self.numel}: a parameter of it "
-                "was not used in this step; for parameters that a step may not use call "
+                f"{self.name!r} is not reduced as resireduce.compress_fsdp(...) found it; elements, dtype, divisor, "
+                f"whether all ranks average, whether the same parameters are trained: {now}, then {known}. Freeze, "
+                "convert and set_gradient_divide_factor before; accumulate by set_requires_gradient_sync(False), not "
+                "by set_requires_all_reduce; for parameters that a step may not use call "
                 "model.set_reduce_scatter_unused_params(True) (torch 2.13)"
-            )
-        if flat.dtype != self.dtype:
-            raise UsageError(
-                f"{self.name!r} reduces gradients in {flat.dtype}, which were to be {self.dtype}: convert the model, "
-                "and choose its mixed precision, before resireduce.compress_fsdp(...)"
-            )
-        if self.group.gradient_divide_factor != self.divisor:
-            raise UsageError(
-                f"{self.name!r}: set_gradient_divide_factor({self.group.gradient_divide_factor}) came after "
-                f"resireduce.compress_fsdp(...), which knew {self.divisor}: what residuals hold was divided by that. "
-                "Call it before"
             )
 
 
@@ -155,7 +128,7 @@ def has_replicas(group: Any) -> bool:
 def find_units(model: nn.Module) -> list[Unit]:
     """Return the units of `model` that have trained parameters, in the order of the model; parameters are resharded.
 
-    Raises ConfigError for a model that `fully_shard` has not sharded, or sharded in a way that leaves no hook.
+    Raises ConfigError for a model of which `fully_shard` holds nothing that is trained, or that leaves no hook.
     """
     names = {id(module): name for name, module in model.named_modules()}
     found: dict[int, Unit] = {}
@@ -164,34 +137,23 @@ def find_units(model: nn.Module) -> list[Unit]:
             continue
         module.reshard()
         name = names[id(module)] or "(root)"
-        try:
-            for group in _groups(module, name):
-                if id(group) not in found:
-                    found[id(group)] = _unit(name, module, group, model)
-        except AttributeError as error:
-            raise ConfigError(
-                "resireduce reads FSDP2's units as torch 2.9 to 2.15 have them, and not those of torch "
-                f"{torch.__version__} ({error}); install one of those"
-            ) from error
-    if not found:
+        for group in _groups(module, name):
+            if id(group) not in found:
+                found[id(group)] = _unit(name, module, group, model)
+    if not any(unit.slices for unit in found.values()):
         raise ConfigError(
-            f"model: {type(model).__name__} is not sharded; call fully_shard(...) of torch.distributed.fsdp on it "
-            "first, or use resireduce.distribute(...), which needs no sharding"
+            f"model: {type(model).__name__} has no trained parameter that is sharded; call fully_shard(...) of "
+            "torch.distributed.fsdp on it first, or use resireduce.distribute(...), which needs no sharding"
         )
     return [unit for unit in found.values() if unit.slices]
 
 
 def _groups(module: FSDPModule, name: str) -> list[Any]:
-    """Return the group that FSDP reduces at once for `module`; none if its parameters are all in other units.
+    """Return what FSDP reduces at once for `module`; nothing if its parameters are all in other units.
 
     Raises ConfigError unless it is sharded over one dimension, and has no hook.
     """
     groups = held_by(module._get_fsdp_state())
-    if len(groups) > 1:
-        raise ConfigError(
-            f"model: {name!r} is sharded over several meshes by shard_placement_fn, where FSDP has no hook; call "
-            "fully_shard on each part with its own mesh"
-        )
     for group in groups:
         if has_replicas(group):
             raise ConfigError(
@@ -232,20 +194,6 @@ def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
     return unit
 
 
-def shard_group(units: list[Unit]) -> dist.ProcessGroup:
-    """Return the ranks over which `units` are sharded. Raises ConfigError if they are not the same for all."""
-    groups = [unit.group.mesh_info.shard_process_group for unit in units]
-    ranks = [tuple(dist.get_process_group_ranks(group)) for group in groups]
-    for unit, one in zip(units, ranks, strict=True):
-        if one != ranks[0]:
-            raise ConfigError(
-                f"model: {unit.name!r} is sharded over ranks {one} and {units[0].name!r} over {ranks[0]}; give all "
-                "the same mesh"
-            )
-    first: dist.ProcessGroup = groups[0]
-    return first
-
-
 def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
     """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
     found: dict[str, nn.Parameter] = {}
@@ -271,61 +219,6 @@ def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tens
     found = [(one.shape.numel(), unit, one.held) for unit in units for one in unit.slices if one.shape.numel()]
     ordered = sorted(found, key=lambda each: each[0])
     return [(unit, partial(getattr, held, "sharded_param")) for _, unit, held in ordered]
-
-
-# --- Units that FSDP2 reduces before their gradients have come: these are zeros, which need no exchange ---
-#
-# With `set_reduce_scatter_unused_params(True)` a module that is called several times is reduced once for each call,
-# while autograd makes the gradients of its parameters at the last.
-
-
-class Early:
-    """Knows whether the gradients of one `unit` are still to come in the backward pass that reduces it."""
-
-    def __init__(self, unit: Unit):
-        self._unit = unit
-        self._watched: list[Tensor] = []
-        self._has_come = False
-        unit.module.register_forward_pre_hook(self._watch)  # type: ignore[attr-defined]
-
-    def is_early(self) -> bool:
-        """Whether no gradient has come since the last call, and some will in this pass; the same on all ranks.
-
-        FSDP then reduces the unit again; what it reduces now are zeros.
-        """
-        came, self._has_come = self._has_come, False
-        if came or private.current_pass() == -1 or not self._unit.makes_zeros:
-            return False
-        gathered = self._unit.gathered()
-        known = all(any(one is other for other in self._watched) for one in gathered)
-        return known and any(map(_will_come, gathered))
-
-    @torch.compiler.disable
-    def _watch(self, *_: object) -> None:
-        """Before a forward pass, when FSDP has gathered the unit: watch for the gradients that it will have.
-
-        Raises UsageError if FSDP is still within a backward pass, which has failed.
-        """
-        if self._unit.is_in_backward and private.current_pass() == -1:
-            raise UsageError(
-                "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
-                "build model and optimizer anew, on every rank, from a checkpoint"
-            )
-        if not self._unit.makes_zeros:
-            return
-        for one in self._unit.gathered():
-            if not any(one is other for other in self._watched):
-                self._watched.append(one)
-                one.register_post_accumulate_grad_hook(self._note)
-
-    @torch.compiler.disable
-    def _note(self, _: Tensor) -> None:
-        self._has_come = True
-
-
-def _will_come(parameter: Tensor) -> bool:
-    """Whether the backward pass under way makes, or has made, a gradient of `parameter`."""
-    return bool(private.runs_in_pass(accumulation_node(parameter)))
 
 
 # --- The end of a backward pass under FSDP2, which does not say itself which unit is the last to be reduced ---
@@ -409,22 +302,14 @@ class ShardedCompressionHook(HookState):
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
         self._watched = smallest_shards(self.units)[:WATCHED]
-        self._first_steps = FirstSteps([shard for _, shard in self._watched])
+        self._first_steps = FirstSteps([shard for _, shard in self._watched], feedback.residual)
         # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of shards at times.
         known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._outside = Outside(
             model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor)
         )
-        self._early = {unit: Early(unit) for unit in self.units}
         for unit in self.units:
             unit.module.set_all_reduce_hook(partial(_reduce, self, unit))
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """Raise UsageError: a copy would be no hook of any model."""
-        raise UsageError(
-            "the hook of resireduce.compress_fsdp(...) cannot be copied or pickled: save its residual_state_dict(), or "
-            "give it to torch.distributed.checkpoint"
-        )
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0."""
@@ -444,13 +329,9 @@ class ShardedCompressionHook(HookState):
         """Put the average over the replicas into 1-D `flat`, which holds this rank's slices of `unit`'s gradients.
 
         Raises NonFiniteGradient, which names the parameter, if one holds NaN or infinity; UsageError if `flat` is not
-        what `unit` was at the start, or after a step that has failed. Zeros that come before gradients stay zeros.
+        what `unit` was at the start, or after a step that has failed.
         """
         self._begin(unit, flat)
-        if self._early[unit].is_early():
-            assert not flat.any(), "what is let go is zeros"
-            self._failed = False
-            return
         views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
         self._messages.send(views, flat, self._take, self.steps)
         self._messages.end_rounds()
@@ -459,8 +340,6 @@ class ShardedCompressionHook(HookState):
             flat.mul_(self.feedback.communicator.world_size)
         self._reduced.add(unit)
         self._failed = False
-        if private.current_pass() == -1 and len(self._reduced) == len(self.units):
-            self._end_step()
 
     def _begin(self, unit: Unit, flat: Tensor) -> None:
         if self._failed:
@@ -474,15 +353,11 @@ class ShardedCompressionHook(HookState):
         unit.check(flat)
         if not self._is_known:
             self._compare_replicas()
-        # Torch's pipelines reduce units by hand, after the passes of all microbatches: there is no pass whose end could
-        # be awaited, and each unit is reduced once.
-        by_hand, again = private.current_pass() == -1, unit in self._reduced
-        is_new = (again or not self._reduced) if by_hand else self._pass.expect()
-        if is_new:
+        if self._pass.expect():
             unit.check_others()
             self._first_steps.begin()
-        if again:
-            self._end_step() if is_new else self._fold()
+        if unit in self._reduced:
+            self._fold()
         if flat.is_cuda:
             self._hold(flat)
 
@@ -499,9 +374,7 @@ class ShardedCompressionHook(HookState):
     def _end_step(self) -> None:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
-            if not any(shard()._post_accumulate_grad_hooks for _, shard in self._watched):
-                # Hooks may hold the optimizer, which has taken its step before the end of the pass.
-                self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._has_new_residuals())
+            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._takes_resumed())
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)
@@ -528,8 +401,6 @@ class ShardedCompressionHook(HookState):
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals, and the number of its shard; torch.distributed.checkpoint takes this object."""
-        self._refuse_within_pass("residual_state_dict()")
-        self._end_step()
         place = (self._shards.rank, self._shards.world_size)
         named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
         return super().residual_state_dict() | named
@@ -546,9 +417,9 @@ class ShardedCompressionHook(HookState):
         Raises ConfigError if there is none, or if they are of another number of shards.
         """
         rank, world_size = self._shards.rank, self._shards.world_size
-        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states if isinstance(state, Mapping)]
+        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states]
         other = next((place for place in places if place[1] != world_size), None)
-        if len(places) < len(states) or other == (-1, -1):
+        if other == (-1, -1):
             raise ConfigError("residual state: it is none of a sharded model; give what residual_state_dict() made")
         if other is not None:
             raise ConfigError(
@@ -623,17 +494,10 @@ def compress_fsdp(
     given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
     settings = Settings(**given, gradients="kept")
     check_count("warm_up_steps", warm_up_steps, of="steps")
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model: an object of type {type(model).__name__} is not allowed; give a Module")
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise ConfigError(
-            "model: a FullyShardedDataParallel (FSDP1) is not allowed; shard it by fully_shard of "
-            "torch.distributed.fsdp (FSDP2)"
-        )
     units = find_units(model)
     parameters, lossy = _parameters(model, units), find_compressor(settings)
     settings = settle_slices(settings, lossy, model, parameters, likes(units))
-    ranks = shard_group(units)
+    ranks = units[0].group.mesh_info.shard_process_group
     across = _replicas(replicate, ranks)
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
     agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
@@ -654,8 +518,6 @@ def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
             f"{beside[0]!r}: trained, but in no unit of fully_shard, so that each rank has a gradient of its own: call "
             "fully_shard(model) too, or average it yourself"
         )
-    if not held:
-        raise ConfigError("model: no parameter that fully_shard holds is trained; freeze fewer")
     return {name: parameter for name, parameter in trained.items() if name in held}
 
 

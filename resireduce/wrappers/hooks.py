@@ -3,8 +3,9 @@
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
 from resireduce.core.step import GATHERED, UnderWay
 from resireduce.errors import UsageError, check_count, warn
-from resireduce.watchers import FORGOTTEN, Resumed, after_steps, objects
+from resireduce.residuals.base import Residuals
+from resireduce.watchers import Resumed, after_steps, objects
 
 # --- What the hook of a wrapper saves and loads: this rank's residuals, and the step number ---
 
@@ -71,10 +73,10 @@ class HookState(ABC):
         if self._is_within_pass:
             raise UsageError(WITHIN.format(what=what))
 
-    def _has_new_residuals(self) -> bool:
-        """At the end of an exchange: whether there are residuals that were not loaded since the last exchange."""
+    def _takes_resumed(self) -> bool:
+        """At the end of an exchange: whether residuals were loaded, or a step was named, since the last one."""
         is_resumed, self._is_resumed = self._is_resumed, False
-        return not is_resumed and bool(self.feedback.residual.tensors())
+        return is_resumed
 
 
 # --- Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns ---
@@ -152,74 +154,46 @@ class Messages:
 # parameters are only moved for a moment, to compute another one there, as by SAM.
 
 
-LOOKS, TELLS, WATCHED, SHARE, UNUSED = 60, 3, 16, 0.25, 8
+LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
 """LOOKS: exchanges that are looked at. TELLS: how many of them must have been dropped for a warning. WATCHED: how many
-parameters show it. SHARE: the share of these that must show it, since some may have averages of zero or a learning rate
-of 0. UNUSED: how many steps of an optimizer before the first exchange are too many."""
+parameters show it. SHARE: the share of these that must show it, since some may have averages of zero."""
 DROPPED = (
-    "averages of a backward pass were dropped, by zero_grad(), before a step of the optimizer, while residuals keep "
-    "what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's generator "
-    "through its discriminator), call requires_grad_(False) on this one for its time; steps that you skip on purpose "
-    "need no cure"
-)
-PROBED = (
-    "averages of a backward pass moved the parameters, but no step of an optimizer ended before they were dropped, as "
-    "where SAM or LBFGS computes several gradients for a step, while residuals keep what was not sent of that pass, "
-    "and send it later with gradients of other points. Compute a gradient that only probes within no_sync() of "
-    "DistributedDataParallel, use an optimizer that takes a step from one gradient, or train without compression. If "
-    "you update parameters by hand, nothing is wrong"
-)
-
-NOT_USED = (
-    "{steps} steps of an optimizer, and no average has come: all backward passes were within no_sync(), or of the "
-    "model without its wrapper (wrapper.module), so that nothing is compressed, and each rank has gradients of its own "
-    "unless the script averages them itself. Call the wrapper, and leave the last pass of a step outside no_sync(); "
-    "where parameters are averaged instead (local SGD), no gradient is left to compress"
+    "averages of a backward pass were dropped, by zero_grad(), and no step of an optimizer ended before, while "
+    "residuals keep what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's "
+    "generator through its discriminator), call requires_grad_(False) on this one for its time. A gradient that only "
+    "probes, as by SAM or LBFGS, is one of other parameters: compute it within no_sync(), use an optimizer that takes "
+    "a step from one gradient, or train without compression. Steps that you skip on purpose need no cure"
 )
 
 
 class FirstSteps:
-    """Warns if `zero_grad()` has dropped averages several times before a step used them, if a GradScaler is used, and
-    if an optimizer goes on from a checkpoint, at any time, whose residuals were not loaded. And if an optimizer takes
-    steps, but nothing is ever exchanged.
+    """Warns if averages were dropped several times before a step of an optimizer used them, if a GradScaler is used,
+    and if an optimizer goes on from a checkpoint whose residuals were not loaded.
 
-    If parameters have moved all the same, they count as dropped once optimizers of torch take the steps, and none has.
-    Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values. `parameters` are
-    functions that return what is exchanged, or this rank's shards of it, the smallest first.
+    `parameters` are functions that return what is exchanged, or this rank's shards of it, the smallest first.
     """
 
-    def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
+    def __init__(self, parameters: Sequence[Callable[[], Tensor]], residual: Residuals):
         self._parameters = tuple(parameters[:WATCHED])
-        self._looks, self._dropped, self._moved = LOOKS, 0, False
-        self.known = frozenset(id(one()) for one in parameters)
-        """Identities of all parameters; a weak reference would keep torch from swapping them, as `to_empty` does."""
-        _ALL.add(self)
-        self._then: list[tuple[int, Tensor] | None] = []
-        self._resumed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Resumed] = weakref.WeakKeyDictionary()
-        self._has_begun = False
-        self._before: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-        """Steps of each optimizer before the first exchange."""
-        self._has_stepped = False
-        self._stepped: set[int] = set()
-        """Identities of the parameters whose optimizer has taken a step since averages were last looked for."""
+        self._looks, self._dropped = LOOKS, 0
+        self._exchanged: Sequence[bool] = ()
+        self._has_stepped, self._is_used = False, False
+        self._residual = residual
+        self._resumed: list[Resumed] | None = None
         self._end_count = after_steps(self)
 
-    @torch.no_grad()
-    def end(self, exchanged: Sequence[bool], is_new: bool) -> None:
-        """At the end of an exchange: remember the values of each parameter for which `exchanged` is True. If residuals
-        are new, they were not loaded since the last exchange."""
+    def end(self, exchanged: Sequence[bool], is_resumed: bool) -> None:
+        """At the end of an exchange: remember of which parameters something was `exchanged`. `is_resumed`: whether
+        residuals were loaded since the last one."""
+        for one in self._resumed or ():
+            if is_resumed:
+                one.note_residuals()
+            one.after_step()
         if self._looks == LOOKS:
             _warn_of_scaler()
-            self._find_optimizers()
-        forgotten = [one.has_forgotten() for one in self._resumed.values()]
-        if is_new and any(forgotten):
-            warn(FORGOTTEN)
         if self._looks:
             self._looks -= 1
-            if not self._looks:
-                self._end_count()
-            pairs = zip(self._parameters, exchanged, strict=False)
-            self._then = [(one()._version, _local(one()).clone()) if was else None for one, was in pairs]
+            self._exchanged = exchanged
 
     def watch(self, parameter: Tensor) -> None:
         """Have the next look taken before a gradient is added to the `.grad` of `parameter`."""
@@ -227,62 +201,39 @@ class FirstSteps:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped.
-
-        Before the first gradient of all, optimizers are found: one that only probes by it, within `no_sync()`, may fill
-        its state before the first exchange.
-        """
-        if not self._has_begun:
-            self._has_begun = True
-            self._find_optimizers()
-        then, self._then = self._then, []
-        if not then:
+        """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped."""
+        if self._resumed is None:  # before the first gradient, since one that is used at once fills optimizers' states
+            # An optimizer that passes on another's groups has none of its own.
+            held = [one for one in objects(torch.optim.Optimizer) if self._holds(vars(one).get("param_groups") or ())]
+            self._resumed = [Resumed(one, self._residual) for one in held]
+        exchanged, self._exchanged = self._exchanged, ()
+        if not exchanged:
             return
-        pairs = [(one(), was) for one, was in zip(self._parameters, then, strict=False) if was]
-        gone = [(one, was) for one, was in pairs if one.grad is None or not _local(one.grad).any()]
-        stepped, self._stepped = self._stepped, set()
-        dropped = sum(
-            id(one) not in stepped and one._version == version and torch.equal(_local(one), values)
-            for one, (version, values) in gone
-        )
-        probes = self._has_stepped and not stepped
-        count = len(gone) if probes else dropped
-        if not count or count < SHARE * len(then):
+        is_used, self._is_used = self._is_used, False
+        if is_used or not self._has_stepped:
             return
-        self._dropped, self._moved = self._dropped + 1, self._moved or not dropped
+        pairs = zip(self._parameters, exchanged, strict=False)
+        gone = [one for one in (parameter() for parameter, was in pairs if was) if _is_gone(one.grad)]
+        if len(gone) < SHARE * len(exchanged):
+            return
+        self._dropped += 1
         if self._dropped == TELLS:
             self._looks = 0
             self._end_count()
-            warn(PROBED if self._moved else DROPPED)
+            warn(DROPPED)
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that a step of `optimizer` has ended, if it holds one of the parameters; warn if none was exchanged."""
+        """Note that a step of `optimizer` has ended, if it holds one of the parameters."""
+        if self._holds(optimizer.param_groups):
+            self._has_stepped = self._is_used = True
+
+    def _holds(self, groups: Iterable[Mapping[str, Any]]) -> bool:
         own = {id(one()) for one in self._parameters}
-        held = [one for group in optimizer.param_groups for one in group["params"] if id(one) in own]
-        self._has_stepped |= bool(held)
-        self._stepped |= {id(one) for one in held}
-        if self._looks == LOOKS and any(one.grad is not None and not _is_exchanged(one) for one in held):
-            self._before[optimizer] = self._before.get(optimizer, 0) + 1
-            if self._before[optimizer] == UNUSED:
-                warn(NOT_USED.format(steps=UNUSED))
-
-    def _find_optimizers(self) -> None:
-        """Find optimizers of these parameters that are new, and watch from which state they go on."""
-        own = {one() for one in self._parameters}
-        for optimizer in objects(torch.optim.Optimizer):
-            # An optimizer that passes on another's groups has none of its own.
-            groups = vars(optimizer).get("param_groups") or ()
-            if optimizer not in self._resumed and any(not own.isdisjoint(group["params"]) for group in groups):
-                self._resumed[optimizer] = Resumed(optimizer, own)
+        return any(id(one) in own for group in groups for one in group["params"])
 
 
-_ALL: weakref.WeakSet[FirstSteps] = weakref.WeakSet()
-"""One for each wrapper: several may have a module in common."""
-
-
-def _is_exchanged(parameter: Tensor) -> bool:
-    """Whether a wrapper that has `parameter` has exchanged gradients: another one trains a part that they share."""
-    return any(id(parameter) in one.known and one._looks < LOOKS for one in tuple(_ALL))
+def _is_gone(grad: Tensor | None) -> bool:
+    return grad is None or not _local(grad).any()
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -260,14 +260,6 @@ def test_gradients_of_several_passes_are_planned_where_no_residual_absorbs_them(
         assert held < 0.1 * gradients if absorbed else held > 0.5 * gradients, held / gradients
 
 
-def test_a_compiled_model_is_planned_with_all_gradients_at_once() -> None:
-    build = partial(Net, blocks=12)
-    eager, compiled = (plan(build, compiled=compiled) for compiled in (False, True))
-    gradients = plan(build, gradients="kept")["gradients"]
-    assert eager["total"] == compiled["total"] and eager["in_flight"] < 0.6 * gradients
-    assert gradients <= compiled["in_flight"] < 1.2 * gradients
-
-
 def test_tied_parameters_are_planned_with_the_gradient_that_autograd_holds() -> None:
     options = {"scheme": "none", "compressor": "none", "update": "in_backward"}
     tied, untied = (plan(lambda tied=tied: Net(tied=tied), **options) for tied in (True, False))

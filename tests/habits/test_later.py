@@ -175,31 +175,3 @@ def test_a_step_that_calls_that_of_its_base_class(update: str) -> None:
             step(model, optimizer, seed)
         models.append(model)
     assert same(*models)
-
-
-class Quantized(nn.Module):
-    """A weight in few bits whose scale is neither a parameter nor a buffer, and is saved all the same."""
-
-    def __init__(self, weight: torch.Tensor, trained: nn.Module):
-        super().__init__()
-        self.scale = weight.abs().max() / 127
-        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
-        self.trained = trained
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight.scale"] = self.scale
-
-
-@pytest.mark.parametrize("equal", [True, False])
-def test_what_layers_save_beside_parameters_and_buffers_must_be_equal(
-    equal: bool, recwarn: pytest.WarningsRecorder
-) -> None:
-    def rank(communicator: Communicator) -> None:
-        weight = torch.ones(4, 4) * (1 if equal else 1 + communicator.rank)
-        model = nn.Sequential(nn.Linear(4, 4), Quantized(weight, nn.Linear(4, 4)))
-        resireduce.distribute(model, torch.optim.SGD(model[0].parameters(), 0.1), backend=communicator).close()
-
-    LocalWorld(2).run(rank)
-    said = [str(one.message) for one in recwarn if "neither a parameter nor a buffer" in str(one.message)]
-    assert [text.split(":")[0] for text in said] == ([] if equal else ["'1.weight.scale'"])

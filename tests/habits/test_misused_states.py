@@ -53,8 +53,7 @@ def both_ways(holder: DistributedOptimizer, state: dict[str, torch.Tensor], said
 )
 def test_velocities_that_another_compressor_saved(theirs: Compressor, ours: Compressor) -> None:
     state = distributed(seeded(Net), compressor=theirs).residual_state_dict()
-    said = rf"what is remembered of each tensor is that of DGC with .*0\.9.*, and this is {type(ours).__name__} with "
-    both_ways(distributed(seeded(Net), compressor=ours), state, said)
+    both_ways(distributed(seeded(Net), compressor=ours), state, "'made_by' is another one here")
     same = [DGC(0.02, momentum_factor=0.9), Packed(DGC(0.02, momentum_factor=0.9))]
     for one in same:  # what they remember means the same
         distributed(seeded(Net), compressor=one).load_residual_state_dict(state)
@@ -69,7 +68,7 @@ def test_residuals_of_groups_with_other_members(scheme: str) -> None:
         return distributed(seeded(partial(Net, blocks=4)), scheme=scheme, groups=groups)
 
     state, ours = grouped((0, 2), (1, 3)).residual_state_dict(), grouped((0, 3), (1, 2))
-    both_ways(ours, state, r"the group of 'blocks\.0\.up\.weight' had other members; load it with the groups")
+    both_ways(ours, state, r"'members\.blocks\.0\.up\.weight' is another one")
     for first in (0, 1):  # of an earlier version
         del state[f"members.blocks.{first}.up.weight"]
     ours.load_residual_state_dict(state)
@@ -84,7 +83,7 @@ def test_elements_that_another_device_has_drawn() -> None:
     state = {
         name: tensor if tensor.device.type == "cpu" else torch.zeros(tensor.shape) for name, tensor in state.items()
     }
-    both_ways(optimizer, state, r"it has other elements of '.*', drawn on another type of device; load it on that")
+    both_ways(optimizer, state, r"'places\..*' is another one here")
 
 
 def test_states_are_saved_and_loaded_between_steps() -> None:
@@ -137,7 +136,6 @@ def with_momentum(model: nn.Module, compressor: str) -> DistributedOptimizer:
         ("optimizer residuals", False),
         ("residuals optimizer", False),
         ("optimizer start_at", False),
-        ("again", False),
     ],
 )
 def test_residuals_that_are_forgotten_at_a_restart(loads: str, forgotten: bool, compressor: str) -> None:
@@ -152,10 +150,7 @@ def test_residuals_that_are_forgotten_at_a_restart(loads: str, forgotten: bool, 
         "wrapped": lambda: optimizer.wrapped.load_state_dict(state),
         "residuals": lambda: optimizer.load_residual_state_dict(residuals),
         "start_at": lambda: optimizer.start_at(0),
-        "again": lambda: optimizer.load_state_dict(optimizer.state_dict()),
     }
-    if loads == "again":
-        forgotten_in(optimizer, model)
     for act in loads.split():
         acts[act]()
     told = [forgotten_in(optimizer, model) for _ in range(2)]

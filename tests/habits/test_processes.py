@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -84,10 +85,13 @@ def check_fork(_: Communicator) -> None:
 
 
 def check_shards(_: Communicator) -> None:
-    """ZeroRedundancyOptimizer."""
-    model = script("kept").net()
-    with pytest.raises(ConfigError, match=r"ZeroRedundancyOptimizer is not allowed: .* over all parameters"):
-        script("kept").distribute(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
+    """ZeroRedundancyOptimizer trains as the class within."""
+    for gradients in MODES:
+        one, models = script(gradients), []
+        for kind in (torch.optim.AdamW, partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)):
+            models.append(one.net())
+            one.train(models[-1], one.distribute(models[-1], kind(models[-1].parameters(), lr=0.01)), 3)
+        assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
 
 
 def test_two_processes() -> None:

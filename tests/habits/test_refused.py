@@ -24,7 +24,6 @@ from resireduce.optim import DGCSGD, SecondMomentAdamW
 from resireduce.residuals.base import DecayedResidual, PartialResidual
 from resireduce.residuals.group import MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
-from resireduce.scheme import Scheme
 from tests.worlds import Net, distributed, seeded
 
 Row = tuple[dict[str, Any], str]
@@ -32,13 +31,9 @@ KEPT: dict[str, Any] = {"gradients": "kept"}
 EARLY: dict[str, Any] = {"compressor": "none", "scheme": "none", "update": "in_backward"}
 SETTINGS: list[Row] = [
     ({"compressor": "TopK"}, r"compressor: 'TopK' is not known \(did you mean 'topk'\?\)"),
-    ({"compressor": TopK}, r"compressor: the class TopK is not allowed; give an object of it, TopK\(\.\.\.\)"),
+    ({"compressor": TopK}, r"compressor: <class '.*TopK'> is not known"),
     ({"compressor": "top"}, "compressor: 'top' .*allowed: .*none, .*topk"),
     ({"scheme": "w2d"}, r"scheme: 'w2d' .*did you mean 'w\+2d'.*allowed: 2d, a, baseline"),
-    *(
-        ({"scheme": Scheme(other=target)}, r"scheme: .*(is no subclass of|cannot be loaded)")
-        for target in (nn.Linear, "bogus:Thing", "baseline", "resireduce.scheme:NoSuch")
-    ),
     *(({"density": bad}, f"density: {bad!r} is not allowed.*0 < density <= 1") for bad in (0, 1.5, math.nan, "abc")),
     ({"gradients": "stream"}, "gradients: 'stream' .*did you mean 'streamed'"),
     ({"backend": "mpi"}, "backend: 'mpi'"),
@@ -52,7 +47,7 @@ SETTINGS: list[Row] = [
     ({"groups": {"groups": "*"}}, r"'groups' is '\*', not a list"),
     ({"groups": {"groups": [3]}}, "3 is no list of patterns"),
     ({"groups": {"specific": [["first.weight"]]}}, "no list of patterns"),
-    ({"groups": {"groups": ["first.wieght"]}}, r"matches 'first.wieght' \(the closest name is 'first.weight'\)"),
+    ({"groups": {"groups": ["first.wieght"]}}, "tensor of the model matches 'first.wieght'"),
     ({"groups": {"groups": [["blocks.*.up.weight"]], "specific": ["blocks.0.up.weight"]}}, "is named twice"),
     ({"groups": {"groups": [["*"]]}}, "members must have one shape"),
     ({"groups": {"groups": ["first.weight"]}}, "fewer than two members"),
@@ -117,16 +112,14 @@ MODEL, OTHER = seeded(Net), seeded(Net)
 PARAMETERS = [nn.Parameter(torch.ones(3))]
 OPTIMIZERS: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
     (lambda: of("SGD", OTHER, lr=0.1), {}, r"not the model's; .* make the optimizer after whatever replaces"),
-    (lambda: of("LBFGS"), {}, r"optimizer: LBFGS .* use one"),
-    (lambda: of("LBFGS"), KEPT, r"optimizer: LBFGS .* use one"),
     (
         lambda: of("SGD", lr=0.1, momentum=0.9),
         {"compressor": "dgc-momentum"},
         r"DGCMomentum corrects momentum .* give SGD with momentum=0, .*DGCSGD, or .*'dgc'",
     ),
     (lambda: of("AdamW"), {"compressor": "signum"}, "Signum corrects momentum and is not allowed"),
-    (lambda: MODEL, {}, "optimizer: the object of type Net is not allowed; give an object"),
-    (lambda: torch.optim.SGD, {}, "optimizer: the class SGD is not allowed; give an object"),
+    (lambda: MODEL, {}, "optimizer: Net is not allowed; give an object"),
+    (lambda: torch.optim.SGD, {}, "optimizer: SGD is not allowed; give an object"),
 ]
 
 

@@ -84,9 +84,7 @@ def test_states_of_every_second_parameter_go_on_after_a_stop() -> None:
 @pytest.mark.parametrize(
     "held",
     [
-        lambda one: torch.full_like(one, 3.0),
-        lambda one: [torch.full_like(one, 3.0), 2],
-        lambda one: 5,
+        lambda one: {"list": [torch.full_like(one, 3.0), 2], "number": 5},
         lambda one: {"momentum": torch.full_like(one, 3.0)},
         lambda one: {"sparse": torch.full_like(one, 3.0).to_sparse()},
         lambda one: {"in two parts": TwoTensor(torch.full_like(one, 3.0), torch.full_like(one, 4.0))},

@@ -1,9 +1,7 @@
 """The command line of the library: what it prints, and that bad input ends it in one line."""
 
 import json
-import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -17,41 +15,20 @@ from resireduce.planning.models import find_builder
 from resireduce.scheme import SCHEMES
 
 BAD_MODELS = [
-    ("vgg-digit", "model: 'vgg-digit' is not known (did you mean 'vgg-digits'?); allowed: "),
-    ("a:b:c", "model: 'a:b:c' is not allowed; give "),
     ("no_such_module:x", "model: 'no_such_module:x' cannot be loaded: ModuleNotFoundError: "),
-    ("torch:no_such_name", "model: 'torch:no_such_name' cannot be loaded: AttributeError: "),
-    ("torch:__version__", "model: 'torch:__version__' is of type TorchVersion and cannot be called; give "),
-    ("torch:randn", "model: 'torch:randn' cannot be built: TypeError: "),  # its own message has several lines
-    ("builtins:int", "model: 'builtins:int' returns an object of type int, no torch.nn.Module; give "),
+    ("vgg-digit", "model: 'vgg-digit' is not known (did you mean 'vgg-digits'?); allowed: "),
     (
-        "tests.library.test_main:reads_values",
-        "reads_values' cannot be built: RuntimeError: Tensor.item() cannot be called on meta tensors; it reads values "
-        "of tensors while it is built, and here they have none: give a function that builds it where they have, such "
-        'as: def build(): with torch.device("cpu")',
+        "torch:__version__",
+        "model: 'torch:__version__' is of type TorchVersion, and cannot be called to make one",
     ),
-    ("tests.library.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
+    ("builtins:int", "build: it returns an object of type int; give one that returns a module"),
 ]
 BAD_OPTIONS = [
-    (
-        ("--model", "tests.library.test_main:sparse"),
-        "model: the gradient of '0.weight' is sparse: make its layer with sparse=False",
-    ),
-    (("--world-size", "4097"), "world_size: 4097 is not allowed; give the number of ranks, 1 to 4096"),
-    (
-        ("--model", "tests.library.test_main:lazy"),
-        "model: 'weight' has no shape yet; run one batch through the model first",
-    ),
+    (("--world-size", "0"), "world_size: 0 is not allowed; give a number of ranks, 1 or more"),
     (("--model", "tests.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
-    (
-        ("--backward-passes-per-step", "x"),
-        "backward_passes_per_step: 'x' is not allowed; give a number of passes, 1 or more",
-    ),
     (("--option", "row_ratio=2"), "row_ratio: 2 is not allowed; give a share"),
     (("--option", "ratio=0.5"), "options of scheme 'w+2d': 'ratio' is not known"),
-    (("--groups", "no.json"), "groups: 'no.json' cannot be read as JSON: "),
     (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
-    (("--world-size", "9" * 6000), "999... is not allowed; give the number of ranks, 1 to 4096"),
 ]
 
 
@@ -66,45 +43,25 @@ def test_the_installed_command_finds_models_of_the_current_folder(
     assert main() == 0, capsys.readouterr().err
 
 
-def sparse() -> nn.Module:
-    return nn.Sequential(nn.EmbeddingBag(100, 8, sparse=True))
-
-
 def talkative() -> nn.Module:
     print("building a layer")
-    warnings.warn("a layer is old", stacklevel=1)
     return nn.Linear(100, 200)
-
-
-def lazy() -> nn.Module:
-    return nn.LazyLinear(100)
 
 
 def complex_numbers() -> nn.Module:
     return nn.Linear(200, 100, dtype=torch.complex64)
 
 
-def reads_values() -> nn.Module:
-    """As models with stochastic depth do."""
-    widths = [width.item() for width in torch.linspace(100, 200, 2)]
-    return nn.Linear(*map(int, widths))
-
-
-def without_a_message() -> nn.Module:
-    raise RuntimeError
-
-
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command says on its way out: one line about the error, after one for each warning."""
+    """What the command says on its way out: one line about the error, beside what Python says of warnings."""
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    *warned, said = printed.err.splitlines()
-    assert said.startswith("error: ") and all(line.startswith("warning: ") for line in warned)
+    assert printed.err.splitlines()[-1].startswith("error: ")
     return printed.err
 
 
-REFUSED = [((command, "--model", model), told) for model, told in BAD_MODELS for command in ("plan", "groups")]
+REFUSED = [(("plan", "--model", model), told) for model, told in BAD_MODELS]
 REFUSED += [(("plan", "--model", "vgg-digits", *options), told) for options, told in BAD_OPTIONS]
 
 
@@ -138,11 +95,3 @@ def test_what_a_constructor_prints_is_not_in_the_json(capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     assert json.loads(said.out)["parameters"] == 4 * 100 * 200 + 4 * 200
     assert "building a layer" in said.err
-
-
-def test_the_exit_status_is_that_of_the_process_and_warnings_that_the_environment_makes_errors_end_nothing() -> None:
-    command = [sys.executable, "-W", "error", "-m", "resireduce", "plan", "--model"]
-    command += ["tests.library.test_main:talkative", "--dense", "frist.*"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "warning: a layer is old" in done.stderr and "error: dense: 'frist.*' matches no parameter" in done.stderr

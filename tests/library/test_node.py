@@ -229,7 +229,7 @@ def test_what_does_not_go_together_is_refused(options: dict[str, object], messag
         LocalWorld(12).run(lambda communicator: train(communicator, model, hierarchy=[[*range(12)]], **options))
 
 
-@pytest.mark.parametrize(("nodes", "message"), [([[0], [1]], "by what was given"), ([[0, 1]], "share one node")])
+@pytest.mark.parametrize(("nodes", "message"), [([[0], [1]], "2 nodes of 1"), ([[0, 1]], "1 nodes of 2")])
 def test_nodes_that_change_nothing_or_send_nothing_are_told(nodes: list[list[int]], message: str) -> None:
     with pytest.warns(UserWarning, match=message):
         train_world(2, seeded(Net), hierarchy=nodes, steps=1)

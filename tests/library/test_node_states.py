@@ -77,8 +77,8 @@ def test_the_state_of_another_place_or_hierarchy_is_refused() -> None:
         return LocalWorld(4).run(rank)[0]
 
     assert "rank 1 of 4 (number 1 of 2 in node 0), this is rank 0 of 4 (number 0 of 2" in told(paired[1], PAIRS)
-    assert "it was saved with 1 ranks a node, and here are 2" in told(flat[0], PAIRS)
-    assert "it was saved with 2 ranks a node, and here are 1" in told(paired[0], "flat")
+    assert "that of rank 0 of 4, this is rank 0 of 4 (number 0 of 2 in node 0)" in told(flat[0], PAIRS)
+    assert "(number 0 of 2 in node 0), this is rank 0 of 4;" in told(paired[0], "flat")
     assert "this is rank 0" in told(paired[2], TURNS)
     with pytest.raises(ConfigError, match="are not all of one job at one step"):
         loaded(2, paired[:3], hierarchy="flat")

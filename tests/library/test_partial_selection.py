@@ -38,8 +38,6 @@ def test_as_many_layers_are_dense_as_the_budget_allows_and_it_is_kept(density: f
     small = sum(COMPRESSED[name] for name in found.dense)
     assert small + found.density * (WHOLE - small) == pytest.approx(density * WHOLE)
     assert 0 < found.density <= density
-    released = partial_selection(model(), density, keep_budget=False)
-    assert released == PartialSelection(found.dense, density)
 
 
 def test_what_is_dense_anyway_stays_so_and_is_no_part_of_it() -> None:

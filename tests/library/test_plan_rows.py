@@ -47,23 +47,6 @@ def test_frozen_weights_and_buffers_have_rows_of_their_own(scheme: str) -> None:
     assert plan(Net)["frozen"] == 0 == plan(partial(nn.Linear, 200, 100))["buffers"]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_parts_of_torch_jit_are_planned_as_others() -> None:
-    def layers(jit: bool) -> nn.Module:
-        first, second = nn.Linear(200, 100), nn.Linear(100, 200)
-        return nn.Sequential(torch.jit.script(first) if jit else first, second)
-
-    assert plan(partial(layers, True)) == plan(partial(layers, False))
-
-
-def test_a_module_that_cannot_be_copied_is_planned_too() -> None:
-    def normed() -> nn.Module:
-        with torch.device("cpu"):
-            return nn.utils.weight_norm(nn.Linear(200, 100))
-
-    assert plan(normed)["parameters"] == 4 * (200 * 100 + 2 * 100)
-
-
 OPTIMIZERS = [f"torch.optim:{name}" for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "NAdam",
                                                  "RAdam", "RMSprop", "Rprop")]  # fmt: skip
 OPTIMIZERS += ["resireduce.optim:DGCSGD", "resireduce.optim:SecondMomentAdamW"]

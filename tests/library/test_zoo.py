@@ -16,8 +16,6 @@ from tests.library.test_main import refused
 
 HERE = "tests.library.test_zoo"
 net = nn.Linear(4, 4)
-number = 3
-NO_DICT = ["a", "b"]
 OFFERED = {"mine": f"{HERE}:stack"}
 
 
@@ -35,12 +33,6 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, in
     return found
 
 
-def offer(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
-    """Installed packages that offer models: entry point -> what it names."""
-    entries = [EntryPoint(name, target, resireduce.planning.models.GROUP) for name, target in targets.items()]
-    monkeypatch.setattr(resireduce.planning.models, "entry_points", lambda group: entries)
-
-
 # --- arguments of a model ---
 
 
@@ -52,24 +44,10 @@ def test_a_model_is_given_its_arguments(capsys: pytest.CaptureFixture[str], func
     )
 
 
-BAD_ARGUMENTS = [
-    (("layerz=3",), f"arg of '{HERE}:stack': 'layerz' is not known (did you mean 'layers'?); allowed: bias, layers, "),
-    (("layers",), "arg: 'layers' is not allowed; give NAME=VALUE, such as layers=12"),
-    (("layers=3", "layers=4"), "arg: 'layers' is given twice; give it once"),
-    (("layers=three",), f"model: '{HERE}:stack' cannot be built with layers='three': TypeError: "),
-]
-
-
-# --- a model, where something that builds one is needed ---
-
-
 def test_a_module_instance_is_told_what_to_give_instead(capsys: pytest.CaptureFixture[str]) -> None:
-    cure = "give a function or a class that returns one, such as: def build(): return Linear(...)"
-    for command in ("plan", "groups"):
-        said = refused(capsys, command, "--model", f"{HERE}:net")
-        assert f"model: '{HERE}:net' is a model itself" in said and cure in said
+    assert f"model: '{HERE}:net' is of type Linear" in refused(capsys, "groups", "--model", f"{HERE}:net")
     for build, message in (
-        (net, "the Linear given is a model itself"), ("gpt2", "'gpt2' cannot be called"),
+        (net, "an object of type Linear; give a function"), ("gpt2", "an object of type str"),
         (lambda: 3, "it returns an object of type int; give one"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"^build: {message}"):
@@ -79,22 +57,14 @@ def test_a_module_instance_is_told_what_to_give_instead(capsys: pytest.CaptureFi
 # --- packages that offer models ---
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [
-        ("no_such_package.models:MODELS", "ModuleNotFoundError: No module named 'no_such_package'"),
-        (f"{HERE}:NO_DICT", 'it is no dict of names to "module:callable"'),
-    ],
-)
-def test_a_package_whose_models_cannot_be_loaded_is_passed_over_and_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str, reason: str
+def test_models_that_packages_offer_have_a_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(monkeypatch, broken=target, suite=f"{HERE}:OFFERED")
-    assert offered_models()[0] == OFFERED
+    entries = [EntryPoint("suite", f"{HERE}:OFFERED", resireduce.planning.models.GROUP)]
+    monkeypatch.setattr(resireduce.planning.models, "entry_points", lambda group: entries)
+    assert offered_models() == OFFERED
     assert callable(find_builder("mine"))
-    said = refused(capsys, "plan", "--model", "gpt2-bytes")
-    assert "model: 'gpt2-bytes' is not known; allowed: mine; " in said
-    assert f"cannot be loaded: 'broken' ({target}): {reason}" in said
+    assert "model: 'gpt2-bytes' is not known; allowed: mine" in refused(capsys, "plan", "--model", "gpt2-bytes")
 
 
 # --- optimizers by their import path ---
@@ -102,11 +72,6 @@ def test_a_package_whose_models_cannot_be_loaded_is_passed_over_and_named(
 
 def many_arguments(parameters: list[nn.Parameter], *, rate: float, betas: list[float]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=rate, betas=(betas[0], betas[1]))
-
-
-class Broken(torch.optim.SGD):
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        raise ValueError("no values here:\n the second line")
 
 
 def test_an_optimizer_is_found_by_its_import_path(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,49 +84,12 @@ def test_an_optimizer_is_found_by_its_import_path(capsys: pytest.CaptureFixture[
     assert amsgrad["optimizer_states"] > 1.4 * adam["optimizer_states"]
 
 
-BAD_OPTIMIZERS = [
-    (("adam",), "'adam' is not known (did you mean 'adamw'?); allowed: adafactor, adamw, rmsprop, "
-     "second-moment-adamw, sgd; or any by its import path"),
-    (("torch.optim:",), "optimizer: 'torch.optim:' is not allowed; give sgd, adamw, second-moment-adamw, adafactor, "
-     "rmsprop, or module:callable that takes"),
-    (("no_such:Adam",), "optimizer: 'no_such:Adam' cannot be loaded: ModuleNotFoundError: "),
-    ((f"{HERE}:number",), f"optimizer: '{HERE}:number' is of type int and cannot be called; give sgd, "),
-    (("builtins:list",), "optimizer: 'builtins:list' returns an object of type list; give sgd, "),
-    (("torch.optim:Adam", "lrr=1"), "optimizer_args of 'torch.optim:Adam': 'lrr' is not known (did you mean 'lr'?)"),
-    (("torch.optim:Adam", "params=1"), "optimizer_args of 'torch.optim:Adam': 'params' is not known"),
-    (("torch.optim:Adam", "lr=-1"), "optimizer: 'torch.optim:Adam' cannot be made with lr=-1: ValueError: Invalid "),
-    ((f"{HERE}:Broken",), "cannot take a step on tensors without storage (the meta device), which plan uses: "
-                          "ValueError: no values here: the second line; plan with one that keeps the same states"),
-    (("torch.optim:LBFGS",), "LBFGS"),
-]  # fmt: skip
-
-
-STACK = ("--model", f"{HERE}:stack")
-REFUSED = [
-    ((command, *STACK, *(f"--arg={one}" for one in given)), told)
-    for given, told in BAD_ARGUMENTS
-    for command in ("plan", "groups")
-]
-REFUSED += [
-    (("plan", *STACK, "--optimizer", name, *(f"--optimizer-arg={one}" for one in given)), told)
-    for (name, *given), told in BAD_OPTIMIZERS
+BAD = [
+    (("--arg", "layers"), "arg: 'layers' is not allowed; give NAME=VALUE, such as layers=12"),
+    (("--optimizer", "adam"), "'adam' is not known (did you mean 'adamw'?); allowed: adafactor, adamw, rmsprop, "),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+@pytest.mark.parametrize(("arguments", "message"), BAD)
 def test_an_argument_or_an_optimizer_that_cannot_be_planned_is_one_line(capsys, arguments, message):
-    assert message in refused(capsys, *arguments)
-
-
-def test_an_optimizer_in_place_of_what_makes_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^optimizer: an object of type SGD is not allowed; give sgd, adamw"):
-        plan(stack, optimizer=torch.optim.SGD(net.parameters(), 0.1))  # type: ignore[arg-type]
-
-
-def test_an_error_that_is_not_the_optimizer_s_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise LookupError("a bug of the library")
-
-    monkeypatch.setattr("resireduce.plan.itemise_states", broken)
-    with pytest.raises(LookupError, match="a bug"):
-        plan(stack)
+    assert message in refused(capsys, "plan", "--model", f"{HERE}:stack", *arguments)

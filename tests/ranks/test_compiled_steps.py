@@ -57,12 +57,12 @@ def test_a_step_that_is_compiled_as_a_whole_is_the_same(alone: None, mode: str) 
         assert same(plain, whole)
 
 
-@pytest.mark.parametrize("mode", [*MODES, "ddp"])
+@pytest.mark.parametrize("mode", MODES)
 def test_compiled_autograd_is_refused_unless_nothing_happens_in_the_backward_pass(alone: None, mode: str) -> None:
-    plain, reducer = train(mode), "python_reducer" if mode == "ddp" else dynamo.config.optimize_ddp
+    plain = train(mode)
     refused = pytest.raises(UsageError, match=r"compiled.autograd off")
     expected = nullcontext() if mode == "kept" else refused
-    with dynamo.config.patch(compiled_autograd=True, optimize_ddp=reducer), expected:
+    with dynamo.config.patch(compiled_autograd=True), expected:
         assert same(plain, train(mode, compiled))
 
 

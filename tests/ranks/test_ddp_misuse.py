@@ -3,7 +3,6 @@
 Where it can be done right it is: expected is what plain torch computes, from the definition of error feedback.
 """
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -57,7 +56,7 @@ def check_averages_of_a_branch_that_others_use(communicator: Communicator) -> No
         with pytest.raises(RuntimeError):  # waits for the other, which ends
             loss(parallel, 1).backward()
         return
-    with pytest.raises(UsageError, match=r"'odd\.weight' was not used in this pass.*within model\.no_sync\(\)"):
+    with pytest.raises(UsageError, match=r"'odd\.weight' was not used in this pass.*accumulate within model"):
         loss(parallel, 1, uses=False).backward()
 
 
@@ -72,7 +71,7 @@ def check_join(communicator: Communicator) -> None:
     assert hook.steps == 3
     parallel, _, _ = hooked(seeded(Branch))
     with (
-        pytest.raises(UsageError, match=r"join\(divide_by_initial_world_size=False\): averages are divided"),
+        pytest.raises(UsageError, match=r"join\(divide_by_initial_world_size=False\): averages are of all ranks here"),
         parallel.join(divide_by_initial_world_size=False),
     ):
         loss(parallel, 0).backward()
@@ -115,16 +114,6 @@ def told(warnings: pytest.WarningsRecorder, text: str) -> int:
     return sum(text in str(one.message) for one in warnings)
 
 
-def test_a_parameter_that_was_unfrozen_after_the_model_was_wrapped(alone: None) -> None:
-    model = seeded(Branch)
-    model.odd.requires_grad_(False)
-    parallel = DistributedDataParallel(model)
-    model.odd.requires_grad_(True)
-    resireduce.compress_ddp(parallel)
-    with pytest.raises(UsageError, match=r"'odd\.weight' is in no bucket: it was unfrozen .*before the model is wr"):
-        loss(parallel, 0).backward()
-
-
 @pytest.mark.parametrize("set_to_none", [False, True])
 @pytest.mark.parametrize("others", ["none", "a rate of zero", "pass", "frozen pass", "accumulated pass"])
 def test_the_pass_of_another_model(
@@ -145,7 +134,7 @@ def test_the_pass_of_another_model(
             x = torch.ones(2, 120, requires_grad=True)
             parallel(x).sum().backward()
         parallel.requires_grad_(True)
-    assert told(recwarn, "were dropped, by zero_grad(), before a step") == (others == "pass")
+    assert told(recwarn, "were dropped, by zero_grad(), and no step") == (others == "pass")
 
 
 def climb(parallel: nn.Module, step: int) -> Callable[[], None]:
@@ -190,24 +179,7 @@ def test_several_gradients_for_a_step(alone: None, by: str, recwarn: pytest.Warn
         closure()
         back()
         optimizer.step()
-    assert told(recwarn, "moved the parameters, but no step of an optimizer ended") == (by in ("probe", "LBFGS"))
-    assert not told(recwarn, "were dropped, by zero_grad(), before a step")
-
-
-@pytest.mark.parametrize("by", ["no_sync", "module", "last pass", "accumulation"])
-def test_steps_before_which_nothing_is_averaged(alone: None, by: str, recwarn: pytest.WarningsRecorder) -> None:
-    parallel, hook, optimizer = hooked(seeded(Branch))
-    for step in range(10):
-        with parallel.no_sync() if by in ("no_sync", "last pass") else nullcontext():
-            loss(parallel.module if by == "module" else parallel, step).backward()
-        if by == "last pass":
-            loss(parallel, step).backward()
-        if by != "accumulation" or step % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    is_never_used = by in ("no_sync", "module")
-    assert (hook.steps == 0) == is_never_used
-    assert told(recwarn, "8 steps of an optimizer, and no average has come") == is_never_used
+    assert told(recwarn, "were dropped, by zero_grad(), and no step") == (by in ("probe", "LBFGS"))
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -220,76 +192,6 @@ def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) 
         scaler.step(optimizer)
         scaler.update()
     assert told(recwarn, "a GradScaler has scaled the loss") == enabled
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, None])
-@pytest.mark.parametrize("when", ["wrapped", "compressed", "trained"])
-def test_a_model_that_is_converted_after_it_was_wrapped(alone: None, when: str, dtype: torch.dtype | None) -> None:
-    """DistributedDataParallel does not notice, and averages nothing any more, also if it is converted back (None)."""
-    model = seeded(Branch)
-
-    def convert() -> None:
-        model.double().to(dtype or torch.float32)
-
-    parallel = DistributedDataParallel(model)
-    if when == "wrapped":
-        convert()
-        with pytest.raises(
-            ConfigError, match=r"'first\.weight' was converted or moved after DistributedDataParallel\("
-        ):
-            resireduce.compress_ddp(parallel)
-        return
-    resireduce.compress_ddp(parallel)
-    if when == "trained":
-        loss(parallel, 0).backward()
-    convert()
-    with pytest.raises(UsageError, match=r"converted or moved after resireduce\.compress_ddp\(\.\.\.\), and"):
-        parallel(torch.ones(2, 120, dtype=model.first.weight.dtype)).sum().backward()
-
-
-class Convolutions(nn.Module):
-    """One layer that is compressed, and one that is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Conv2d(30, 40, 3), nn.Conv2d(40, 8, 2), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.first(x)).flatten(1))
-
-
-@pytest.mark.parametrize(("views", "unused"), [(False, False), (True, True)])
-@pytest.mark.parametrize("when", ["before", "wrapped", "compressed", "trained", "trained twice"])
-def test_a_model_that_is_laid_out_anew_after_it_was_wrapped(alone: None, when: str, unused: bool, views: bool) -> None:
-    """DistributedDataParallel does not notice, and mixes up the elements of gradients."""
-    model, x = seeded(Convolutions), torch.randn(2, 30, 4, 4, generator=torch.Generator().manual_seed(0))
-    plain = copy.deepcopy(model)
-
-    def lay_out(moment: str) -> None:
-        if moment == when:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def train() -> None:
-        parallel(x).square().sum().backward()
-        plain(x).square().sum().backward()
-        for mine, right in zip(model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, right.grad)
-        model.zero_grad(set_to_none=not views)
-        plain.zero_grad()
-
-    lay_out("before")
-    parallel = DistributedDataParallel(model, find_unused_parameters=unused, gradient_as_bucket_view=views)
-    lay_out("wrapped")
-    resireduce.compress_ddp(parallel, scheme="none", compressor="none")
-    lay_out("compressed")
-    passes = ["trained", "trained twice"][: ["trained", "trained twice"].index(when) + 1] if "trained" in when else []
-    for moment in passes:
-        train()
-        lay_out(moment)
-    if when == "before":
-        return train()
-    with pytest.raises(UsageError, match=r"'(first|second)\.weight' was laid out anew in memory after Distributed"):
-        train()
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -307,23 +209,6 @@ def test_a_parameter_that_is_unfrozen_later(alone: None, ignored: bool, recwarn:
         assert told(recwarn, "'first.weight': trained, but unfrozen or added after") == (step > 1 and not ignored)
         if step == 1:
             model.first.weight.requires_grad_()
-
-
-@pytest.mark.parametrize(("assign", "part"), [(False, ""), (True, ""), (True, "first.")])
-def test_parameters_that_a_loaded_state_replaces(
-    alone: None, assign: bool, part: str, recwarn: pytest.WarningsRecorder
-) -> None:
-    """The wrapper averages those from before, and is not called any more if none of them is left."""
-    model = seeded(Branch)
-    parallel, _, _ = hooked(model)
-    copied = copy.deepcopy(model)
-    copied.load_state_dict(copy.deepcopy(copied.state_dict()), assign=True)
-    assert not told(recwarn, "no longer has all parameters"), "of a copy"
-    state = {key: value.clone() for key, value in model.state_dict().items() if key.startswith(part)}
-    for load in (model.load_state_dict, model.load_state_dict):
-        load(state, strict=False, assign=assign)
-    assert told(recwarn, "the model no longer has all parameters that DistributedDataParallel") == assign
-    del parallel
 
 
 @pytest.mark.parametrize("loads", ["nothing", "residuals", "start_at"])
@@ -354,21 +239,3 @@ def test_states_are_saved_and_loaded_between_passes(alone: None) -> None:
     parallel.module.first.register_full_backward_hook(lambda *_: check_states_are_refused(hook, state))
     loss(parallel, 1).backward()
     assert hook.steps == 2
-
-
-def test_a_wrapper_is_not_copied(alone: None) -> None:
-    """As for an average of the weights: the copy's gradients would not be compressed."""
-    parallel, _, _ = hooked(seeded(Branch))
-    with pytest.raises(
-        UsageError, match=r"copied or pickled.*AveragedModel\(model\.module\).* residual_state_dict\(\)"
-    ):
-        torch.optim.swa_utils.AveragedModel(parallel)
-    average = torch.optim.swa_utils.AveragedModel(parallel.module)
-    loss(parallel, 0).backward()
-    average.update_parameters(parallel.module)
-
-
-def test_a_wrapper_within_another_is_named(alone: None) -> None:
-    parallel = DistributedDataParallel(seeded(Branch))
-    with pytest.raises(ConfigError, match=r"OptimizedModule is not allowed; .* within, model\._orig_mod, or use"):
-        resireduce.compress_ddp(torch.compile(parallel))  # type: ignore[arg-type]

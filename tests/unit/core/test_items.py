@@ -68,7 +68,7 @@ def small(model: str, **options: object) -> tuple[nn.Module, DistributedOptimize
     corrects = COMPRESSORS[str(options.get("compressor", "topk"))].corrects_momentum
     wrapped = make_optimizer(WORKLOADS[model], built, corrects)
     optimizer = resireduce.distribute(built, wrapped, backend=PretendCommunicator(1), **options)  # type: ignore[arg-type]
-    with without_storage(wrapped, "the recipe's"):
+    with without_storage():
         for parameter in reversed(list(built.parameters())):
             parameter.sum().backward()
         optimizer.step()

@@ -72,12 +72,8 @@ def test_a_wheel_holds_one_package_and_all_of_it(wheels: dict[str, Path], name: 
     assert ("resireduce/py.typed" in held) == (name == "resireduce")
 
 
-@pytest.mark.parametrize(
-    ("model", "status", "said"),
-    [("mine:build", 0, '"frozen": 0'), ("gpt2-bytes", 2, "error: model: 'gpt2-bytes' is not known; allowed: none")],
-)
 def test_plan_works_beside_a_package_of_the_user_s_own_called_benchmarks(
-    wheels: dict[str, Path], tmp_path: Path, model: str, status: int, said: str
+    wheels: dict[str, Path], tmp_path: Path
 ) -> None:
     shutil.unpack_archive(wheels["resireduce"], tmp_path / "installed", "zip")
     (tmp_path / "benchmarks").mkdir()
@@ -86,16 +82,15 @@ def test_plan_works_beside_a_package_of_the_user_s_own_called_benchmarks(
         "import benchmarks, torch\n\ndef build():\n    return torch.nn.Linear(200, 100)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "resireduce", "plan", "--model", model, "--scheme", "baseline", "--json"],
+        [sys.executable, "-m", "resireduce", "plan", "--model", "mine:build", "--scheme", "baseline", "--json"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
-    assert said in done.stdout + done.stderr
+    assert done.returncode == 0 and '"frozen": 0' in done.stdout, done.stderr
 
 
 def test_every_model_is_found_through_the_entry_points() -> None:
-    assert offered_models()[0].items() >= dict(MODELS).items()
+    assert offered_models().items() >= dict(MODELS).items()
     assert all(callable(find_builder(model)) for model in MODELS)
 
 
