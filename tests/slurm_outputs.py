@@ -1,22 +1,7 @@
 """What scontrol prints on several clusters, in the forms of Slurm 22.05, 23.11 and 24.05, and the site file."""
 
-from collections.abc import Mapping
-
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.slurm.slurm_cluster import Ask
 from benchmarks.launching.slurm.site import DEFAULT_FILE
-
-CONFIG = """Configuration data as of 2024-05-14T10:00:00
-AccountingStorageEnforce = none
-AccountingStorageType   = {accounting}
-ClusterName             = {name}
-MinJobAge               = {age} sec
-MpiDefault              = none
-SLURM_VERSION           = {version}
-SlurmdTimeout           = 300 sec
-
-Slurmctld(primary) at head is UP
-"""
 
 NODE_22 = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=8  CPUAlloc=0 CPUEfctv=8 CPUTot=8 CPULoad=2.41 "
@@ -74,20 +59,12 @@ def node_23(
     )
 
 
-def config(
-    version: str = "22.05.8", accounting: str = "accounting_storage/none", age: int = 300, name: str = "testbed"
-) -> str:
-    return CONFIG.format(version=version, accounting=accounting, age=age, name=name)
-
-
 SMALL = {
-    "config": config(),
     "partition": partition("gpu", default="YES"),
     "node": "\n".join(node_22(f"node{number}") for number in range(1, 5)),
 }
 """Slurm 22.05: the cluster on one machine."""
 MIXED = {
-    "config": config("23.11.4", "accounting_storage/slurmdbd", name="mixed"),
     "partition": "\n".join(
         [
             partition("cpu", default="YES", time="7-00:00:00"),
@@ -109,16 +86,10 @@ MIXED = {
 }
 """Slurm 23.11: four partitions, several kinds of nodes, some of them down."""
 CPUS = {
-    "config": config("24.05.1", age=60, name="cpus"),
     "partition": partition("batch", default="YES", time="30:00"),
     "node": "\n".join(node_22(f"n{number}", "(null)", partitions="batch") for number in range(1, 3)),
 }
 """Slurm 24.05: no GPUs, half an hour at most."""
-
-
-def answering(outputs: Mapping[str, str]) -> Ask:
-    """What stands in for scontrol."""
-    return lambda command: outputs[command[-1]] + "\n"
 
 
 def shipped_site() -> str:

@@ -1,6 +1,5 @@
 """The processes that checks start, each of which reports once: `python -m benchmarks.doctor.in_child WAY ...`."""
 
-import ctypes
 import os
 import sys
 import time
@@ -29,14 +28,11 @@ RANK_FACTS = "benchmarks.training.measure.rank_facts"
 
 def facts() -> dict[str, Any]:
     """Return the values of `Facts`."""
-    found: dict[str, Any] = {"libcuda": False}
-    with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1")
-        found["libcuda"] = True
+    found: dict[str, Any] = {}
     nvml: Nvml | None = None
     try:
         nvml = Nvml.load()
-        found |= {"driver": nvml.driver_version(), "driver_cuda": nvml.cuda_version()}
+        found["driver"] = nvml.driver_version()
     except NvmlUnavailable as error:
         found["nvml_error"] = one_line(error)
     try:
@@ -68,8 +64,8 @@ def _gpu(torch: ModuleType, nvml: Nvml | None, index: int) -> dict[str, Any]:
     try:
         reading = nvml.device(str(properties.uuid), index, os.environ.get("CUDA_VISIBLE_DEVICES")).read()
     except NvmlUnavailable as error:
-        return found | {"nvml_error": one_line(error)}
-    return found | {"device_reason": reading.device_reason, "process_reason": reading.process_reason}
+        return found | {"nvml_reason": one_line(error)}
+    return found | {"nvml_reason": reading.device_reason or reading.process_reason}
 
 
 def _multiply(torch: ModuleType, device: Any) -> str | None:

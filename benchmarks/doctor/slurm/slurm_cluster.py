@@ -1,35 +1,24 @@
-"""The cluster as Slurm's programs describe it, and what the profile in slurm/ needs of its settings."""
+"""The cluster as Slurm's programs describe it."""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import yaml
-
-from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
 from benchmarks.launching.slurm.queue import seconds_left
-from resireduce.errors import ConfigError
 
 Ask = Callable[[Sequence[str]], str]
 """How checks run one of Slurm's programs: `queue.ask`, or a stand-in. Raises ConfigError if it does not answer."""
 
 FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")
 """NAME=value; a value may contain spaces, as that of OS does."""
-SETTING = re.compile(r"^(\w+)\s+= ?(.*?)\s*$", re.MULTILINE)
 GRES = re.compile(r"^gpu(?::(?P<type>[^:]+))??(?::no_consume)?(?::(?P<count>\d+))?$")
 
 
 def records(text: str) -> list[dict[str, str]]:
     """Return the fields of each line of `scontrol --oneliner show ...`; the first one of a name counts."""
     return [dict(reversed(FIELD.findall(line))) for line in text.splitlines() if "=" in line]
-
-
-def settings(text: str) -> dict[str, str]:
-    """Return the output of `scontrol show config`, by name."""
-    return dict(SETTING.findall(text))
 
 
 def number(text: str | None) -> int | None:
@@ -71,8 +60,6 @@ class Node:
     gpus: Mapping[str, int]
     """Number of GPUs of each type; the type may be an empty text."""
     state: str
-    reason: str
-    """The administrator's reason why it is not used; empty otherwise."""
     threads_per_core: int = 1
 
     @property
@@ -131,25 +118,15 @@ class Partition:
         return Shape(kind, gpu_count, min(node.cpus for node in alike), memory, len(alike), threads)
 
 
-@dataclass(frozen=True)
-class Inventory:
-    """What scontrol says of the cluster."""
-
-    settings: Mapping[str, str]
-    """The settings of slurm.conf, by name."""
-    partitions: tuple[Partition, ...]
-
-
-def look(ask: Ask) -> Inventory:
-    """Ask scontrol. Raises ConfigError if it does not answer."""
-    config = settings(ask(["scontrol", "show", "config"]))
+def look(ask: Ask) -> list[Partition]:
+    """Return the partitions that scontrol shows. Raises ConfigError if it does not answer."""
     nodes = records(ask(["scontrol", "--oneliner", "show", "node"]))
     known = [(_node(fields), fields.get("Partitions", "").split(",")) for fields in nodes]
     found = []
     for fields in records(ask(["scontrol", "--oneliner", "show", "partition"])):
         name = fields.get("PartitionName", "")
         found.append(_partition(fields, tuple(node for node, where in known if name in where)))
-    return Inventory(config, tuple(found))
+    return found
 
 
 def _node(fields: Mapping[str, str]) -> Node:
@@ -160,7 +137,6 @@ def _node(fields: Mapping[str, str]) -> Node:
         memory_mb=(number(fields.get("RealMemory")) or 1) - (number(fields.get("MemSpecLimit")) or 0),
         gpus=gpus(fields.get("Gres", "")),
         state=fields.get("State", "UNKNOWN"),
-        reason=fields.get("Reason", ""),
         threads_per_core=number(fields.get("ThreadsPerCore")) or 1,
     )
 
@@ -176,71 +152,3 @@ def _partition(fields: Mapping[str, str], nodes: tuple[Node, ...]) -> Partition:
         max_memory_mb=number(fields.get("MaxMemPerNode")),
         nodes=nodes,
     )
-
-
-# --- settings ---
-
-
-PROFILE = Path("slurm/config.yaml")
-STATUS_KEY = "slurm-status-command"
-INIT_KEY = "slurm-init-seconds-before-status-checks"
-INIT_SECONDS = 40
-"""Default of Snakemake's Slurm plugin where the profile gives no value."""
-SHOWN = 4
-
-
-def check_settings(inventory: Inventory, profile: Path = PROFILE) -> list[Finding]:
-    """Return the findings on the controller, the profile, and each partition's nodes."""
-    version, name = inventory.settings.get("SLURM_VERSION", "unknown"), inventory.settings.get("ClusterName")
-    names = ", ".join(f"{it.name}{' (default)' if it.is_default else ''}" for it in inventory.partitions)
-    if not names:
-        return [failed("slurm", f"Slurm {version} shows no partition", "ask for access: scontrol show partition --all")]
-    found = [ok("slurm", f"{version}, cluster {name}, partitions {names}"), check_profile(inventory, profile)]
-    return found + [finding for partition in inventory.partitions if (finding := check_nodes(partition))]
-
-
-def check_profile(inventory: Inventory, profile: Path = PROFILE) -> Finding:
-    """Judge whether the controller remembers jobs long enough for the profile, which asks squeue."""
-    try:
-        values = yaml.safe_load(profile.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        cure = "start it in the project's folder, where slurm/config.yaml is"
-        return failed("profile", one_line(f"{profile} cannot be read: {error}"), cure)
-    age, initial = number(inventory.settings.get("MinJobAge")), values.get(INIT_KEY, INIT_SECONDS)
-    if values.get(STATUS_KEY) != "squeue":
-        return warning(
-            "profile",
-            f"{STATUS_KEY}: {values.get(STATUS_KEY)!r} waits for ever where accounting does not answer",
-            f"{STATUS_KEY}: squeue in {profile}",
-        )
-    if age is None:
-        return not_run("profile", "Slurm does not say MinJobAge, how long it remembers jobs that have ended")
-    if age < 3 * initial:
-        cure = f"{INIT_KEY}: {age // 3} in {profile}" if age >= 3 else "ask for MinJobAge=300 in slurm.conf"
-        said = f"Slurm forgets jobs after {age} s (MinJobAge), less than 3 x {initial} s: sacct would be asked instead"
-        return failed("profile", said, cure)
-    return ok("profile", f"Slurm remembers jobs that have ended for {age} s, at least 3 x {initial} s ({INIT_KEY})")
-
-
-def check_nodes(partition: Partition) -> Finding | None:
-    """Return a warning about nodes that no job can start on; None if there are none."""
-    lost = [node for node in partition.nodes if not node.is_usable]
-    if not lost:
-        return None
-    shown = [f"{node.name} {node.state}{f' ({node.reason})' if node.reason else ''}" for node in lost[:SHOWN]]
-    names = ", ".join(shown) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
-    detail = f"partition {partition.name}: {len(lost)} of {len(partition.nodes)} cannot be used: {names}"
-    return warning("nodes", one_line(detail, 300), "none is needed while enough others are there; or ask: sinfo -R")
-
-
-def check_accounting(inventory: Inventory, ask: Ask) -> Finding:
-    """Judge whether sacct answers; cells do not need it."""
-    kind = inventory.settings.get("AccountingStorageType", "none").removeprefix("accounting_storage/")
-    if kind in ("", "none", "(null)"):
-        return ok("accounting", "off; not needed: the profile asks squeue")
-    try:
-        ask(["sacct", "--noheader", "--allocations", "--starttime=now-1hour", "--format=State"])
-    except ConfigError as error:
-        cure = f"none is needed while {PROFILE} has {STATUS_KEY}: squeue"
-        return warning("accounting", one_line(f"{kind} does not answer: {error}"), cure)
-    return ok("accounting", f"{kind} answers; the profile asks squeue all the same")

@@ -1,10 +1,9 @@
-"""`doctor --slurm`: examine the cluster, ask whether its partitions take a job, and propose or write the site file."""
+"""`doctor --slurm`: ask whether the cluster's partitions take a job, and write the site file."""
 
 import argparse
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,8 @@ import yaml
 from benchmarks.core.checks import seconds
 from benchmarks.core.files import read_text, save_text, writable
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
-from benchmarks.doctor.slurm.slurm_cluster import (
-    PROFILE,
-    Ask,
-    Partition,
-    Shape,
-    check_accounting,
-    check_settings,
-    look,
-)
+from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line
+from benchmarks.doctor.slurm.slurm_cluster import Ask, Partition, Shape, look
 from benchmarks.launching.slurm.queue import ask as ask_slurm
 from benchmarks.launching.slurm.site import DEFAULT_FILE, SITE_FILE, Site, site_file
 from resireduce.errors import ConfigError, choose
@@ -37,51 +28,35 @@ LEAST_MB = 1000
 """Memory per rank where a node has it, even if the last tries then request more than there is."""
 MOST_CPUS = 16
 """Per rank."""
-RETRIES = 4
-"""Used if the profile cannot be read."""
+TRIES = 5
+"""How often a job is tried, each time with more memory: once, and the `retries` of slurm/config.yaml."""
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """Values for the site file; everything else in it stays unchanged."""
-
-    partitions: Mapping[str, Mapping[str, Any]]
-    site: Mapping[str, Any]
-    main: str
-    """The partition whose nodes `site` describes."""
-    note: str
-    """What it does not fit, or empty."""
-
-
-def propose(usable: Sequence[Partition], chosen: Sequence[str], current: Site, tries: int) -> Proposal:
-    """Return the values that the site file should have.
+def propose(
+    usable: Sequence[tuple[Partition, Shape]], chosen: Sequence[str], current: Site
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the partition whose nodes the site describes, and the values for `partitions` and `site`.
 
     Args:
-        usable: those that take a job, at least one; each has a shape.
+        usable: those that take a job, at least one, each with its shape.
         chosen: partitions that the user named; the first has priority.
         current: the present values of the site file.
-        tries: how often a job may be tried, each time with more memory.
     """
 
-    def rank(one: Partition) -> tuple[int, bool, bool, int]:
+    def rank(one: tuple[Partition, Shape]) -> tuple[int, bool, bool, int]:
         """The first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
-        shape = _shape(one)
-        order = -chosen.index(one.name) if one.name in chosen else -len(chosen)
-        return order, shape.gpus > 0, one.is_default, shape.nodes * max(1, shape.gpus)
+        partition, shape = one
+        order = -chosen.index(partition.name) if partition.name in chosen else -len(chosen)
+        return order, shape.gpus > 0, partition.is_default, shape.nodes * max(1, shape.gpus)
 
-    main = max(usable, key=rank)
-    shape = _shape(main)
-    types = {kind for one in usable for kind in one.gpu_types}
-    site = _site(shape, len(types) > 1, tries)
-    longest = max(one.max_minutes for one in usable)
-    if longest < current.longest_minutes:
-        site |= {"longest_minutes": int(longest)}
-    if longest < current.minutes:
-        site |= {"minutes": int(longest)}
-    others = [one.name for one in usable if _shape(one).gpus != shape.gpus]
-    gpus = f"{shape.gpus} GPUs of a node" if shape.gpus else "no GPUs"
-    note = f"; {', '.join(others)} differs: site has the {gpus} of {main.name}" if others else ""
-    return Proposal({one.name: limits(one) for one in usable}, site, main.name, note)
+    main, shape = max(usable, key=rank)
+    types = {kind for partition, _ in usable for kind in partition.gpu_types}
+    site = _site(shape, len(types) > 1)
+    longest = max(partition.max_minutes for partition, _ in usable)
+    for name in ("longest_minutes", "minutes"):
+        if longest < getattr(current, name):
+            site[name] = int(longest)
+    return main.name, {partition.name: limits(partition) for partition, _ in usable}, site
 
 
 def limits(partition: Partition) -> dict[str, Any]:
@@ -99,21 +74,7 @@ def limits(partition: Partition) -> dict[str, Any]:
     return found
 
 
-def tries_of(profile: Path = PROFILE) -> int:
-    """Return how many times the profile tries a job."""
-    try:
-        return 1 + int((yaml.safe_load(profile.read_text(encoding="utf-8")) or {}).get("retries", 0))
-    except (OSError, yaml.YAMLError, ValueError, TypeError):
-        return 1 + RETRIES
-
-
-def _shape(partition: Partition) -> Shape:
-    shape = partition.shape()
-    assert shape is not None, f"{partition.name}: has no node"
-    return shape
-
-
-def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
+def _site(shape: Shape, several_types: bool) -> dict[str, Any]:
     """Return the values that follow from a node: its ranks must fit with the memory of the last try."""
     found: dict[str, Any] = {"gpus_per_node": shape.gpus}
     if shape.gpus:
@@ -125,7 +86,7 @@ def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
     cpus = (shape.cpus - 1) // ranks // shape.threads_per_core * shape.threads_per_core
     found["cpus_per_rank"] = max(1, min(MOST_CPUS, cpus))
     once = int(shape.memory_mb * SHARE) // ranks
-    found["memory_mb_per_rank"] = max(once // tries, min(once, LEAST_MB))
+    found["memory_mb_per_rank"] = max(once // TRIES, min(once, LEAST_MB))
     return found
 
 
@@ -134,110 +95,47 @@ HEAD = f"""# Written by: python -m benchmarks doctor --slurm --write FILE
 """
 
 
-def fill(before: Mapping[str, Any], proposal: Proposal) -> dict[str, Any]:
-    """Return the values of a site file with those that are proposed; all others stay as they are."""
+def fill(before: Mapping[str, Any], partitions: Mapping[str, Any], site: Mapping[str, Any]) -> str:
+    """Return the text of a site file with the proposed values; all others stay as they are."""
     old = before.get("partitions") or {}
-    new = {name: {**old.get(name, {}), **values} for name, values in proposal.partitions.items()}
-    return {**before, "partitions": {**old, **new}, "site": {**(before.get("site") or {}), **proposal.site}}
-
-
-def text_of(values: Mapping[str, Any]) -> str:
-    """Return values as they stand in the file."""
-    return yaml.safe_dump(dict(values), sort_keys=False, width=120)
+    new = {name: {**old.get(name, {}), **values} for name, values in partitions.items()}
+    filled = {**before, "partitions": {**old, **new}, "site": {**(before.get("site") or {}), **site}}
+    return HEAD + yaml.safe_dump(filled, sort_keys=False, width=120)
 
 
 # --- would it take a job? ---
 
 
-def find_usable(
-    partitions: Sequence[Partition], chosen: Sequence[str], account: str | None, ask: Ask
-) -> tuple[list[Partition], list[Finding]]:
-    """Return those of the partitions (or of the chosen ones) that take a job, and a finding on each.
-
-    Nothing is submitted: sbatch says whether it would take a job on one node with all its GPUs.
-    """
-    usable, refused, found = list[Partition](), dict[str, str](), list[Finding]()
-    for partition in partitions:
-        name, shape = partition.name, partition.shape()
-        if chosen and name not in chosen:
-            continue
-        if partition.state != "UP":
-            found.append(not_run("job", f"partition {name}: its state is {partition.state}"))
-            continue
-        if shape is None:
-            found.append(not_run("job", f"partition {name}: none of its {len(partition.nodes)} nodes can be used"))
-            continue
-        try:
-            ask(command(name, shape, account))
-        except ConfigError as error:
-            refused[name] = str(error)
-            continue
-        usable.append(partition)
-        gpus = f"{shape.gpus} GPUs" if shape.gpus else "no GPUs"
-        with_account = f"account {account}" if account else "no account needed"
-        found.append(ok("job", f"partition {name}: takes a job on a node with {gpus}, {with_account}"))
-    found += [_refusal(name, error, name in chosen or not usable) for name, error in refused.items()]
-    return usable, found
-
-
-def command(partition: str, shape: Shape, account: str | None) -> list[str]:
-    """Return the command that asks sbatch whether it would take a job on a node."""
-    options = [f"--partition={partition}", "--nodes=1", "--time=1"]
+def try_partition(partition: Partition, shape: Shape | None, account: str | None, ask: Ask) -> Finding:
+    """Say whether sbatch would take a job on one node of a partition with all its GPUs. Nothing is submitted."""
+    name = f"partition {partition.name}"
+    if partition.state != "UP" or shape is None:
+        return not_run("job", f"{name}: its state is {partition.state}, {len(partition.usable)} nodes can be used")
+    options = [f"--partition={partition.name}", "--nodes=1", "--time=1"]
     options += [f"--gres=gpu:{shape.gpu_type}{':' * bool(shape.gpu_type)}{shape.gpus}"] if shape.gpus else []
     options += [f"--account={account}"] if account else []
-    return ["sbatch", "--test-only", *options, "--wrap=true"]
-
-
-def _refusal(partition: str, error: str, is_needed: bool) -> Finding:
-    """Judge a refusal of sbatch: a failure, unless others take jobs and nobody asked for this partition."""
-    said = f"partition {partition}: {error}"
-    if not is_needed:
-        return not_run("job", one_line(f"{said}; it is left out", 300))
-    if "account" in error.lower() or "association" in error.lower():
-        cure = "set account in slurm/partitions.yaml to one of: sacctmgr show user $USER withassoc"
-    elif "no answer" in error or "contact" in error.lower():
-        cure = "scontrol ping says whether the controller is up; try again later"
-    else:
-        cure = f"see what it allows: scontrol show partition {partition}; or name others: --partition"
-    return failed("job", one_line(said, 300), cure)
+    try:
+        ask(["sbatch", "--test-only", *options, "--wrap=true"])
+    except ConfigError as error:
+        return not_run("job", one_line(f"{name}: {error}", 300))
+    return ok("job", f"{name}: takes a job on a node with {shape.gpus or 'no'} GPUs, account {account or 'not needed'}")
 
 
 # --- the command ---
 
-CONTROLLER = "on a login node of the cluster scontrol ping says whether the controller is up"
-
-
-@dataclass
-class Examination:
-    """Everything that was found out."""
-
-    findings: list[Finding] = field(default_factory=list)
-    """The findings that `examine` has yielded, added by its caller."""
-    proposal: Proposal | None = None
-    written: str | None = None
+REFUSED = "account in slurm/partitions.yaml (sacctmgr show user $USER withassoc); scontrol show partition; --partition"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     group = parser.add_argument_group("on a login node of a Slurm cluster")
-    group.add_argument("--slurm", action="store_true", help="examine the cluster instead; no job is started")
     text = "just this partition, and the site file's values from it; may be given several times"
     group.add_argument("--partition", metavar="NAME", action="append", default=[], help=text)
     group.add_argument("--write", metavar="FILE", type=Path, help=f"write the site file, {SITE_FILE} for example")
 
 
-def refuse_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError, with one line, for options of one doctor given to the other."""
-    only_slurm = {"partition": args.partition, "write": args.write}
-    only_machine = {"only": args.only, "gpu": args.gpu}
-    for name, value in (only_machine if args.slurm else only_slurm).items():
-        if value:
-            cure = "leave it out" if args.slurm else "add --slurm, or leave it out"
-            raise ConfigError(f"{name}: --{name} is not allowed with{'' if args.slurm else 'out'} --slurm; {cure}")
-
-
-def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Finding]]:
-    """Yield findings as they come, and store the results in `state`. Raises ConfigError before any work."""
+def examine(args: argparse.Namespace) -> Iterator[list[Finding]]:
+    """Yield findings as they come. Raises ConfigError before any work."""
     ask = partial(ask_slurm, timeout_seconds=seconds("timeout", args.timeout))
     target = args.write or SITE_FILE
     source = target if target.exists() else site_file(ROOT)
@@ -245,57 +143,34 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     if args.write:
         writable("write", args.write)
     try:
-        inventory = look(ask)
+        partitions = look(ask)
     except ConfigError as error:
-        yield [failed("slurm", one_line(error), CONTROLLER)]
+        yield [failed("slurm", one_line(error), "on a login node scontrol ping says whether the controller is up")]
         return
     for name in args.partition:
-        choose("partition", name, [partition.name for partition in inventory.partitions])
-    yield [*check_settings(inventory), check_accounting(inventory, ask)]
-    usable, found = find_usable(inventory.partitions, args.partition, current.account, ask)
-    yield found
+        choose("partition", name, [partition.name for partition in partitions])
+    names = ", ".join(f"{one.name}{' (default)' if one.is_default else ''}" for one in partitions)
+    yield [ok("slurm", f"partitions {names or 'none'}")]
+    usable = []
+    for partition in partitions:
+        if partition.name in (args.partition or [partition.name]):
+            shape = partition.shape()
+            found = try_partition(partition, shape, current.account, ask)
+            yield [found]
+            if found.status == "ok" and shape is not None:
+                usable.append((partition, shape))
     if not usable:
-        yield [not_run("site", f"nothing to write into {target}: no partition takes a job")]
+        yield [failed("site", "no partition takes a job", REFUSED)]
         return
-    state.proposal = propose(usable, args.partition, current, tries_of())
-    yield _site_file(args, state, state.proposal, before)
-
-
-def _site_file(
-    args: argparse.Namespace, state: Examination, proposal: Proposal, before: Mapping[str, Any]
-) -> list[Finding]:
-    """Compare the site file with the proposal, and write it if requested."""
-    target = args.write or SITE_FILE
-    filled = fill(before, proposal)
-    found = [ok("site", f"values of partition {proposal.main}{proposal.note}")]
-    others = [str(name) for name in filled["partitions"] if name not in proposal.partitions]
-    if others and not args.partition:
-        said = f"{target} lists partitions that do not take a job: {', '.join(others)}"
-        found.append(warning("site", said, "take them out of the file, or see what is said of them above"))
+    main, limited, site = propose(usable, args.partition, current)
     if not args.write:
-        line = f"python -m benchmarks doctor --slurm --write {SITE_FILE}"
-        return [*found, not_run("site", f"nothing was written; to write it: {line}")]
+        yield [
+            not_run("site", f"nothing was written; to write it: python -m benchmarks doctor --slurm --write {target}")
+        ]
+        return
     if args.write.exists():
         shutil.copy(args.write, f"{args.write}.old")
-    save_text(HEAD + text_of(filled), args.write)
-    state.written = str(args.write)
-    own = args.write.resolve() == (ROOT / SITE_FILE).resolve()
-    options = "" if own else f" --config site={args.write}"
-    return [*found, ok("site", f"{args.write} is written; next: snakemake -n --profile slurm{options}")]
-
-
-def values(state: Examination) -> dict[str, Any]:
-    """Return what --json adds to the findings."""
-    proposal = state.proposal
-    return {
-        "partitions": dict(proposal.partitions) if proposal else {},
-        "site": dict(proposal.site) if proposal else {},
-        "written": state.written,
-    }
-
-
-def proposed(state: Examination) -> str | None:
-    """Return the text that would be written; None if it was written, or nothing was found."""
-    if state.proposal is None or state.written:
-        return None
-    return text_of({"partitions": state.proposal.partitions, "site": state.proposal.site}).rstrip()
+    save_text(fill(before, limited, site), args.write)
+    options = "" if args.write.resolve() == (ROOT / SITE_FILE).resolve() else f" --config site={args.write}"
+    said = f"{args.write} is written, by partition {main}; next: snakemake -n --profile slurm{options}"
+    yield [ok("site", said)]

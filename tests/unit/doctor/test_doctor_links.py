@@ -58,20 +58,16 @@ def test_the_file_is_a_cluster_on_which_a_gather_takes_as_long(tmp_path: Path) -
     assert find_cluster(str(tmp_path / "alone.yaml")).between_nodes is None
 
 
-TORCHRUN = {"MASTER_ADDR": "a", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
 SLURM |= {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
 
-def test_the_place_is_the_launchers(tmp_path: Path) -> None:
-    assert place_of(TORCHRUN, tmp_path) == Place(5, 8, 4, "env://")
+def test_the_place_is_that_of_srun(tmp_path: Path) -> None:
     assert place_of(SLURM, tmp_path) == Place(3, 4, 2, f"file://{tmp_path}/.doctor-links-7.0")
     assert place_of({"SLURM_JOB_ID": "7"}, tmp_path) is None
-    for wrong in (SLURM | {"SLURM_STEP_NUM_TASKS": "5"}, SLURM | {"SLURM_NODEID": "0"}, TORCHRUN | {"WORLD_SIZE": "6"}):
+    for wrong in (SLURM | {"SLURM_STEP_NUM_TASKS": "5"}, SLURM | {"SLURM_NODEID": "0"}):
         with pytest.raises(ConfigError, match="not spread over nodes evenly, one node after the other; give each node"):
             place_of(wrong, tmp_path)
-    with pytest.raises(ConfigError, match="SLURM_NODEID: 'x' is not allowed; give a whole number, as torchrun and sru"):
-        place_of(SLURM | {"SLURM_NODEID": "x"}, tmp_path)
 
 
 def test_two_ranks_of_this_machine_time_their_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,9 @@
-"""The doctor of a cluster: what it makes of Slurm's words, without a Slurm."""
+"""The doctor of a cluster: what it makes of Slurm's words, and the command with stand-ins for Slurm's programs."""
 
+import json
 import math
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,25 +12,20 @@ import pytest
 import yaml
 from snakemake_executor_plugin_slurm.partitions import read_partition_file
 
+from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import FAILED, OK, WARNING
-from benchmarks.doctor.slurm import slurm_cluster as settings
-from benchmarks.doctor.slurm.slurm_cluster import Inventory, Partition, Shape, gpus, look
-from benchmarks.doctor.slurm.slurm_command import fill, propose, text_of, tries_of
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK
+from benchmarks.doctor.slurm import slurm_command as command
+from benchmarks.doctor.slurm.slurm_cluster import Shape, gpus, look
 from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import job_resources
-from tests.slurm_outputs import CPUS, MIXED, SMALL, answering, shipped_site
-
-SHIPPED = shipped_site()
+from tests.slurm_outputs import CPUS, MIXED, SMALL, shipped_site
 
 
-def inventory(outputs: dict[str, str]) -> Inventory:
-    return look(answering(outputs))
-
-
-def tried(outputs: dict[str, str], *names: str) -> list[Partition]:
-    return [it for it in inventory(outputs).partitions if it.name in names]
+def tried(outputs: dict[str, str], *names: str) -> list[tuple[Any, Any]]:
+    found = look(lambda command: outputs[command[-1]] + "\n")
+    return [(one, one.shape()) for one in found if one.name in names or not names]
 
 
 # --- what scontrol says ---
@@ -50,41 +48,17 @@ def test_gpus_of_a_node(gres, found):
 
 
 def test_partitions_nodes_and_limits_are_found():
-    small, mixed = inventory(SMALL), inventory(MIXED)
-    assert small.settings["SLURM_VERSION"] == "22.05.8" and small.settings["MinJobAge"] == "300 sec"
-    (only_one,) = small.partitions
-    assert (only_one.is_default, only_one.max_nodes, len(only_one.usable)) == (True, None, 4)
-    assert only_one.shape() == Shape("a100", 2, 8, 32000, 4)
-    assert [it.max_minutes for it in mixed.partitions] == [7 * 1440, 1440, 120, math.inf]
-    gpu, cpu = (next(it for it in mixed.partitions if it.name == name) for name in ("gpu", "cpu"))
+    ((one, shape),) = tried(SMALL)
+    assert (one.is_default, one.max_nodes, len(one.usable)) == (True, None, 4)
+    assert shape == Shape("a100", 2, 8, 32000, 4)
+    assert [it.max_minutes for it, _ in tried(MIXED)] == [7 * 1440, 1440, 120, math.inf]
+    ((gpu, shape),) = tried(MIXED, "gpu")
     assert [node.name for node in gpu.usable] == ["g1", "g2", "g3", "g4"], "sleeping ones too, and none that is down"
     # One node has more than the others: what most have counts, without the CPUs and the memory that Slurm keeps.
-    assert gpu.shape() == Shape("a100", 4, 126, 400000, 3, 2)
-    finding = settings.check_nodes(gpu)
-    assert finding is not None and finding.status == WARNING
-    assert "2 of 6" in finding.detail and "g6 IDLE+DRAIN (gpu 3 = bad" in finding.detail
-    assert settings.check_nodes(cpu) is None
-
-
-def test_the_profile_needs_a_controller_that_remembers(tmp_path):
-    profile = tmp_path / "config.yaml"
-    profile.write_text("slurm-status-command: squeue\nslurm-init-seconds-before-status-checks: 30\n")
-    assert settings.check_profile(inventory(SMALL), profile).status == OK
-    forgets = settings.check_profile(inventory(CPUS), profile)
-    assert forgets.status == FAILED and "60 s" in forgets.detail and "status-checks: 20" in str(forgets.cure)
-    profile.write_text("slurm-init-seconds-before-status-checks: 30\n")
-    assert settings.check_profile(inventory(SMALL), profile).status == WARNING
-    assert settings.check_profile(inventory(SMALL), ROOT / "slurm/config.yaml").status == OK
+    assert shape == Shape("a100", 4, 126, 400000, 3, 2)
 
 
 # --- the site file ---
-
-
-def write(tmp_path: Path, outputs: dict[str, str], *names: str, text: str = SHIPPED) -> tuple[Path, Any]:
-    proposal = propose(tried(outputs, *names), [], Site(), 5)
-    path = tmp_path / "partitions.yaml"
-    path.write_text(text_of(fill(yaml.safe_load(text), proposal)), encoding="utf-8")
-    return path, proposal
 
 
 @pytest.mark.parametrize(
@@ -100,20 +74,113 @@ def write(tmp_path: Path, outputs: dict[str, str], *names: str, text: str = SHIP
     ],
 )
 def test_the_file_loads_and_a_cell_of_two_whole_nodes_fits_a_partition_at_every_try(tmp_path, outputs, names, site):
-    path, proposal = write(tmp_path, outputs, *names)
-    loaded, partitions = Site.load(path), read_partition_file(path)
+    main_partition, partitions, proposed = command.propose(tried(outputs, *names), [], Site())
+    path = tmp_path / "partitions.yaml"
+    path.write_text(command.fill(yaml.safe_load(shipped_site()), partitions, proposed), encoding="utf-8")
+    loaded, known = Site.load(path), read_partition_file(path)
     assert {name: getattr(loaded, name) for name in site} == site
-    assert [it.name for it in partitions] == names == list(proposal.partitions)
+    assert [it.name for it in known] == names == list(partitions)
+    assert main_partition == ("gpu" if "gpu" in names else "batch"), "GPUs come before Slurm's default"
     ranks = loaded.gpus_per_node or loaded.ranks_per_node
-    for attempt in range(1, tries_of(ROOT / "slurm/config.yaml") + 1):
+    for attempt in range(1, command.TRIES + 1):
         resources = job_resources(Cell(model="resnet-digits", world_size=2 * ranks), loaded, attempt)
         job = SimpleNamespace(resources=resources, threads=2, name="cell")
-        assert any(it.score_job_fit(job) is not None for it in partitions), (attempt, resources)
+        assert any(it.score_job_fit(job) is not None for it in known), (attempt, resources)
 
 
-def test_the_site_describes_the_partition_that_was_chosen():
-    every = tried(MIXED, "cpu", "gpu", "old")
-    assert propose(every, [], Site(), 5).main == "gpu", "GPUs come before Slurm's default"
-    chosen = propose(every, ["old", "gpu"], Site(), 5)
-    assert chosen.main == "old" and chosen.site["gres"] == "gpu:v100" and chosen.site["gpus_per_node"] == 2
-    assert "cpu, gpu differs" in chosen.note
+def test_jobs_are_tried_as_often_as_the_profile_says():
+    profile = yaml.safe_load((ROOT / "slurm/config.yaml").read_text(encoding="utf-8"))
+    assert profile["retries"] + 1 == command.TRIES
+
+
+# --- the command ---
+
+
+class Programs:
+    """Stand-ins for Slurm's programs; each writes what it was called with to a log."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.set("sbatch", "true")
+        self.set("scontrol", 'for last; do :; done; cat "$HERE/$last.txt"')
+        self.cluster(SMALL)
+
+    def set(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f'#!/bin/bash\nHERE={self.folder}\necho "$*" >> "$HERE/{name}.log"\n{body}\n', encoding="utf-8")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def cluster(self, outputs: dict[str, str]) -> None:
+        for name, text in outputs.items():
+            (self.folder / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
+
+    def refuse(self, unless: str) -> None:
+        """Sbatch takes a job only if a condition on its options holds."""
+        self.set("sbatch", f'if {unless}; then true; else echo "Invalid account" >&2; exit 1; fi')
+
+    def called(self, name: str) -> list[str]:
+        log = self.folder / f"{name}.log"
+        return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch) -> Programs:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return Programs(folder)
+
+
+@pytest.fixture
+def doctor(capsys) -> Callable[..., tuple[int, dict[str, list[str]], str]]:
+    """Run the command: exit status, the statuses of each check, and the lines."""
+
+    def run(*options: str) -> tuple[int, dict[str, list[str]], str]:
+        code = main(["doctor", "--slurm", "--json", *options])
+        said, found = capsys.readouterr(), dict[str, list[str]]()
+        for it in json.loads(said.out)["findings"]:
+            found.setdefault(it["check"], []).append(it["status"])
+        return code, found, said.err
+
+    return run
+
+
+def test_the_file_is_written_only_where_that_is_asked_for(programs, doctor, tmp_path):
+    code, found, said = doctor()
+    assert (code, found) == (0, {"slurm": [OK], "job": [OK], "site": [NOT_RUN]})
+    assert "takes a job on a node with 2 GPUs, account not needed" in said and "--write slurm/partitions.yaml" in said
+    assert programs.called("sbatch") == ["--test-only --partition=gpu --nodes=1 --time=1 --gres=gpu:a100:2 --wrap=true"]
+    path = tmp_path / "site/partitions.yaml"
+    assert doctor("--write", str(path))[0] == 0 and Site.load(path).gpus_per_node == 2
+    assert [it.name for it in path.parent.iterdir()] == ["partitions.yaml"]
+    first = path.read_text(encoding="utf-8")
+    path.write_text(first + "# mine\n", encoding="utf-8")
+    doctor("--write", str(path))
+    assert path.read_text(encoding="utf-8") == first, "the same values, found again"
+    assert path.with_suffix(".yaml.old").read_text(encoding="utf-8") == first + "# mine\n"
+
+
+def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(programs, doctor, tmp_path):
+    programs.cluster(MIXED)
+    programs.refuse(unless='[[ "$*" == *--partition=gpu* ]]')
+    code, found, said = doctor("--write", str(tmp_path / "partitions.yaml"))
+    assert code == 0 and sorted(found["job"]) == [NOT_RUN, NOT_RUN, NOT_RUN, OK]
+    assert "Invalid account" in said and "its state is DOWN" in said
+    assert list(yaml.safe_load((tmp_path / "partitions.yaml").read_text())["partitions"]) == ["gpu"]
+    code, found, said = doctor("--partition", "old")
+    assert code == 1 and found["job"] == [NOT_RUN] and found["site"] == [FAILED] and "sacctmgr show user" in said
+    assert main(["doctor", "--slurm", "--partition", "gpus"]) == 2
+
+
+def test_a_controller_that_is_silent_is_said_and_not_waited_for(programs, doctor):
+    programs.set("scontrol", "exec sleep 60")
+    code, found, said = doctor("--timeout", "0.5")
+    assert (code, found) == (1, {"slurm": [FAILED]})
+    assert "scontrol: no answer in 0.5 s" in said and "scontrol ping" in said
+
+
+def test_the_account_of_the_site_is_used(programs, doctor, tmp_path):
+    site = tmp_path / "site.yaml"
+    site.write_text("partitions: {}\nsite: {account: physics}\n")
+    doctor("--write", str(site))
+    assert "--account=physics" in programs.called("sbatch")[0]
