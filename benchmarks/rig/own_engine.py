@@ -11,21 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import docker
 
 from benchmarks.core.files import alone
 from benchmarks.core.paths import cache_folder
-from benchmarks.images.engine import ENGINE_ERRORS, answers
+from benchmarks.images.engine import answers
 from benchmarks.launching.containers.containers import command
 from resireduce.errors import ConfigError
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
-LONGEST_SOCKET = 107
-"""Longest path of a socket that Linux allows, in bytes."""
 
 
 class OwnEngine:
@@ -35,8 +31,6 @@ class OwnEngine:
         containerd = folder / "exec/containerd"
         self.folder = folder
         self.socket = folder / "docker.sock"
-        self.longest_socket = containerd / "containerd.sock.ttrpc"
-        """Longest path of a socket of the programs that it starts."""
         self.pid_file = folder / "docker.pid"
         """Holds its process ID while it runs."""
         self.processes = {self.pid_file: self.pid_file, containerd / "containerd.pid": containerd / "containerd.toml"}
@@ -71,10 +65,7 @@ def held(own: OwnEngine) -> Iterator[None]:
 
 
 def _start(own: OwnEngine) -> None:
-    if len(str(own.longest_socket)) > LONGEST_SOCKET:
-        raise ConfigError(f"engine: {own.folder} is too long for its sockets; set XDG_CACHE_HOME to a shorter folder")
     own.socket.unlink(missing_ok=True)
-    was_killed = own.pid_file.exists()
     for file, argument in own.processes.items():  # dockerd would take any process with this ID for itself
         if _process(file, argument) is None:
             file.unlink(missing_ok=True)
@@ -93,10 +84,6 @@ def _start(own: OwnEngine) -> None:
             os.killpg(process.pid, signal.SIGKILL)  # with its child processes
         process.wait()
         raise
-    if was_killed:  # in the middle of a build, perhaps
-        client = docker.DockerClient(base_url=f"unix://{own.socket}", timeout=START_SECONDS)
-        with closing(client), suppress(*ENGINE_ERRORS):
-            client.containers.prune()
 
 
 def _wait_for(own: OwnEngine, process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,6 @@
 """The image without CUDA, built for real: minutes the first time, seconds from the engine's cache."""
 
 import json
-import tarfile
 from pathlib import Path
 
 import docker
@@ -73,13 +72,3 @@ def test_it_says_itself_whether_it_can_run_cells(client: docker.DockerClient, en
     found = {item["check"]: item["status"] for item in json.loads(done)["findings"]}
     assert "failed" not in found.values(), found
     assert found["horovod"] == "ok" and found["gloo"] == "ok" and found["gpu"] == "not run"
-
-
-def test_an_oci_archive_names_the_image(entry: ImageEntry, call: Call, tmp_path: Path) -> None:
-    entry.save(tmp_path / "cpu.json")
-    done = call("export", "cpu", "--entry", tmp_path / "cpu.json", "--oci", tmp_path / "cpu.tar")
-    assert done.returncode == 0, done.stderr
-    with tarfile.open(tmp_path / "cpu.tar") as archive:
-        index = json.load(archive.extractfile("index.json"))  # type: ignore[arg-type]
-    assert index["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"] == entry.tag
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.json", "cpu.tar"]

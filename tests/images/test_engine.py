@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 from benchmarks.images import engine
 from benchmarks.rig import own_engine
-engine.find_running = lambda kind: None
+engine.find_running = lambda: None
 own_engine.cache_folder = lambda: Path(sys.argv[1])
 with engine.engine() as client:
     print(client.version()["Version"], flush=True)
@@ -34,7 +34,7 @@ with engine.engine() as client:
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnEngine]:
     """None runs, and our own is in a folder of the test, with a name that is short enough for its sockets."""
     with tempfile.TemporaryDirectory(prefix="own") as folder:
-        monkeypatch.setattr(module, "find_running", lambda kind: None)
+        monkeypatch.setattr(module, "find_running", lambda: None)
         monkeypatch.setattr(own_engine, "cache_folder", lambda: Path(folder))
         yield OwnEngine(Path(folder) / "engine")
 

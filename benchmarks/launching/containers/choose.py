@@ -34,10 +34,9 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     """
     entry, beside = _find_entry(image)
     # Images for apptainer are exported from an engine.
-    engine = " --engine podman" if name == "podman" else ""
-    build = f"python -m benchmarks image build {entry.name}{engine}{_own_file(image)}"
+    build = f"python -m benchmarks image build {entry.name}{_own_file(image)}"
     here = image_content(entry.name)
-    if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
+    if entry.content != here:
         raise ConfigError(
             f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
             f"this checkout ({here}); build it again: {build}"

@@ -1,10 +1,10 @@
+"""Which engine is taken, and what becomes of one that goes away; tests/images has a real one."""
+
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,25 +20,12 @@ from benchmarks.rig.own_engine import OwnEngine
 from resireduce.errors import ConfigError
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A short one: names of sockets have 107 characters at most, and pytest has a folder for each of its processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 def test_an_address_that_nobody_answers_at_is_told_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("unix:///nosuch.sock", "nonsense", "tcp://localhost:abc"):
         monkeypatch.setenv("DOCKER_HOST", address)
         with pytest.raises(ConfigError, match=f"DOCKER_HOST: no engine answers at '{address}'"), engine():
             pass
-
-
-def test_without_an_engine_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PODMAN_HOST", "unix:///nosuch.sock")
-    with pytest.raises(ConfigError, match="'podman' does not answer; start its service"), engine("podman"):
-        pass
-    monkeypatch.setattr(module, "find_running", lambda kind: None)
+    monkeypatch.setattr(module, "find_running", lambda: None)
     monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="only root can start one"), engine():
         pass
@@ -71,8 +58,8 @@ def test_the_number_of_a_killed_engine_is_nobody_elses(tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_that_goes_away_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
-    monkeypatch.setattr(module, "find_running", lambda kind: "unix:///nosuch.sock")
-    monkeypatch.setattr(own_engine.docker, "DockerClient", lambda **_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(module, "find_running", lambda: "unix:///nosuch.sock")
+    monkeypatch.setattr(module.docker, "DockerClient", lambda **_: SimpleNamespace(close=lambda: None))
     with pytest.raises(ConfigError, match=f"^engine: .*{said}.*look at its log") as raised, engine():
         raise error
     assert "\n" not in str(raised.value) and "http+docker" not in str(raised.value)
