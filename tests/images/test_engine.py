@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,26 +25,8 @@ engine.find_running = lambda: None
 own_engine.cache_folder = lambda: Path(sys.argv[1])
 with engine.engine() as client:
     print(client.version()["Version"], flush=True)
-    time.sleep(float(sys.argv[2]))
+    time.sleep(600)
 """
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnEngine]:
-    """None runs, and our own is in a folder of the test, with a name that is short enough for its sockets."""
-    with tempfile.TemporaryDirectory(prefix="own") as folder:
-        monkeypatch.setattr(module, "find_running", lambda: None)
-        monkeypatch.setattr(own_engine, "cache_folder", lambda: Path(folder))
-        yield OwnEngine(Path(folder) / "engine")
-
-
-def use(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    """Another process that uses the engine in folder for a while; it has it when this returns."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", USE, str(folder), str(seconds)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline().strip()
-    return process
 
 
 def runs(own: OwnEngine) -> bool:
@@ -56,24 +37,27 @@ def runs(own: OwnEngine) -> bool:
     return True
 
 
-def test_it_is_started_where_none_runs_and_stopped_afterwards(own: OwnEngine) -> None:
-    earlier = os.environ.get(HOST)
-    with engine() as client:
-        assert client.ping() and runs(own)
-        assert os.environ[HOST] == f"unix://{own.socket}"
-        listed = subprocess.run([*command("docker"), "images", "--quiet"], capture_output=True, text=True, check=True)
-        assert listed.stdout == ""
-    assert not runs(own) and os.environ.get(HOST) == earlier
-
-
-def test_the_engine_of_a_process_that_was_killed_is_stopped_by_the_next(own: OwnEngine) -> None:
-    other = use(own.folder.parent, 600)
-    other.send_signal(signal.SIGKILL)
-    other.wait()
-    assert runs(own)
-    with engine() as client:
-        assert client.ping()
-    assert not runs(own)
+def test_it_is_started_where_none_runs_and_stopped_afterwards_also_that_of_a_killed_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Our own is in a folder of the test, with a name that is short enough for its sockets."""
+    monkeypatch.setattr(module, "find_running", lambda: None)
+    with tempfile.TemporaryDirectory(prefix="own") as folder:
+        monkeypatch.setattr(own_engine, "cache_folder", lambda: Path(folder))
+        own, earlier = OwnEngine(Path(folder) / "engine"), os.environ.get(HOST)
+        with engine() as client:
+            assert client.ping() and runs(own)
+            assert os.environ[HOST] == f"unix://{own.socket}"
+            line = [*command("docker"), "images", "--quiet"]
+            assert subprocess.check_output(line, text=True) == ""
+        assert not runs(own) and os.environ.get(HOST) == earlier
+        with subprocess.Popen([sys.executable, "-c", USE, folder], stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None and other.stdout.readline().strip()
+            other.send_signal(signal.SIGKILL)
+        assert runs(own)
+        with engine() as client:
+            assert client.ping()
+        assert not runs(own)
 
 
 def test_a_command_has_the_engine_while_it_runs() -> None:

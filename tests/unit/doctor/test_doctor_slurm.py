@@ -2,9 +2,7 @@
 
 import json
 import math
-import stat
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +18,7 @@ from benchmarks.doctor.slurm import slurm_command as command
 from benchmarks.doctor.slurm.slurm_cluster import Shape, gpus, look
 from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import job_resources
+from resireduce.errors import ConfigError
 from tests.slurm_outputs import CPUS, MIXED, SMALL, shipped_site
 
 
@@ -96,91 +95,61 @@ def test_jobs_are_tried_as_often_as_the_profile_says():
 # --- the command ---
 
 
-class Programs:
-    """Stand-ins for Slurm's programs; each writes what it was called with to a log."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.set("sbatch", "true")
-        self.set("scontrol", 'for last; do :; done; cat "$HERE/$last.txt"')
-        self.cluster(SMALL)
-
-    def set(self, name: str, body: str) -> None:
-        path = self.folder / name
-        path.write_text(f'#!/bin/bash\nHERE={self.folder}\necho "$*" >> "$HERE/{name}.log"\n{body}\n', encoding="utf-8")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-    def cluster(self, outputs: dict[str, str]) -> None:
-        for name, text in outputs.items():
-            (self.folder / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
-
-    def refuse(self, unless: str) -> None:
-        """Sbatch takes a job only if a condition on its options holds."""
-        self.set("sbatch", f'if {unless}; then true; else echo "Invalid account" >&2; exit 1; fi')
-
-    def called(self, name: str) -> list[str]:
-        log = self.folder / f"{name}.log"
-        return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-
-
 @pytest.fixture
-def programs(tmp_path, monkeypatch) -> Programs:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return Programs(folder)
+def doctor(monkeypatch, capsys) -> Callable[..., tuple[int, dict[str, list[str]], str]]:
+    """Run the command on a cluster whose sbatch takes jobs of some partitions.
 
+    Returns the exit status, the statuses of each check, and the lines, the command lines of sbatch first.
+    """
 
-@pytest.fixture
-def doctor(capsys) -> Callable[..., tuple[int, dict[str, list[str]], str]]:
-    """Run the command: exit status, the statuses of each check, and the lines."""
+    def run(outputs: dict[str, str], taken: Sequence[str], *options: str) -> tuple[int, dict[str, list[str]], str]:
+        def ask(line: Sequence[str], timeout_seconds: float) -> str:
+            if line[0] == "scontrol":
+                return outputs[line[-1]]
+            asked.append(" ".join(line))
+            if not any(f"--partition={name}" in line for name in taken):
+                raise ConfigError("sbatch: Invalid account")
+            return ""
 
-    def run(*options: str) -> tuple[int, dict[str, list[str]], str]:
+        asked, found = list[str](), dict[str, list[str]]()
+        monkeypatch.setattr(command, "ask_slurm", ask)
         code = main(["doctor", "--slurm", "--json", *options])
-        said, found = capsys.readouterr(), dict[str, list[str]]()
+        said = capsys.readouterr()
         for it in json.loads(said.out)["findings"]:
             found.setdefault(it["check"], []).append(it["status"])
-        return code, found, said.err
+        return code, found, "\n".join([*asked, said.err])
 
     return run
 
 
-def test_the_file_is_written_only_where_that_is_asked_for(programs, doctor, tmp_path):
-    code, found, said = doctor()
+def test_the_file_is_written_only_where_that_is_asked_for_and_with_the_account_of_the_site(doctor, tmp_path):
+    code, found, said = doctor(SMALL, ["gpu"])
     assert (code, found) == (0, {"slurm": [OK], "job": [OK], "site": [NOT_RUN]})
+    assert said.startswith("sbatch --test-only --partition=gpu --nodes=1 --time=1 --gres=gpu:a100:2 --wrap=true\n")
     assert "takes a job on a node with 2 GPUs, account not needed" in said and "--write slurm/partitions.yaml" in said
-    assert programs.called("sbatch") == ["--test-only --partition=gpu --nodes=1 --time=1 --gres=gpu:a100:2 --wrap=true"]
     path = tmp_path / "site/partitions.yaml"
-    assert doctor("--write", str(path))[0] == 0 and Site.load(path).gpus_per_node == 2
+    assert doctor(SMALL, ["gpu"], "--write", str(path))[0] == 0 and Site.load(path).gpus_per_node == 2
     assert [it.name for it in path.parent.iterdir()] == ["partitions.yaml"]
-    first = path.read_text(encoding="utf-8")
+    first = path.read_text(encoding="utf-8").replace("account: null", "account: physics")
     path.write_text(first + "# mine\n", encoding="utf-8")
-    doctor("--write", str(path))
+    assert "--account=physics" in doctor(SMALL, ["gpu"], "--write", str(path))[2]
     assert path.read_text(encoding="utf-8") == first, "the same values, found again"
     assert path.with_suffix(".yaml.old").read_text(encoding="utf-8") == first + "# mine\n"
 
 
-def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(programs, doctor, tmp_path):
-    programs.cluster(MIXED)
-    programs.refuse(unless='[[ "$*" == *--partition=gpu* ]]')
-    code, found, said = doctor("--write", str(tmp_path / "partitions.yaml"))
+def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(doctor, tmp_path):
+    code, found, said = doctor(MIXED, ["gpu"], "--write", str(tmp_path / "partitions.yaml"))
     assert code == 0 and sorted(found["job"]) == [NOT_RUN, NOT_RUN, NOT_RUN, OK]
     assert "Invalid account" in said and "its state is DOWN" in said
     assert list(yaml.safe_load((tmp_path / "partitions.yaml").read_text())["partitions"]) == ["gpu"]
-    code, found, said = doctor("--partition", "old")
+    code, found, said = doctor(MIXED, ["gpu"], "--partition", "old")
     assert code == 1 and found["job"] == [NOT_RUN] and found["site"] == [FAILED] and "sacctmgr show user" in said
     assert main(["doctor", "--slurm", "--partition", "gpus"]) == 2
 
 
-def test_a_controller_that_is_silent_is_said_and_not_waited_for(programs, doctor):
-    programs.set("scontrol", "exec sleep 60")
-    code, found, said = doctor("--timeout", "0.5")
-    assert (code, found) == (1, {"slurm": [FAILED]})
-    assert "scontrol: no answer in 0.5 s" in said and "scontrol ping" in said
-
-
-def test_the_account_of_the_site_is_used(programs, doctor, tmp_path):
-    site = tmp_path / "site.yaml"
-    site.write_text("partitions: {}\nsite: {account: physics}\n")
-    doctor("--write", str(site))
-    assert "--account=physics" in programs.called("sbatch")[0]
+def test_a_controller_that_is_silent_is_said(monkeypatch, tmp_path, capsys):
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert main(["doctor", "--slurm", "--timeout", "0.5"]) == 1
+    assert "scontrol: no answer in 0.5 s -> on a login node scontrol ping" in capsys.readouterr().out

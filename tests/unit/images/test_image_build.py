@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,24 +92,3 @@ def test_an_image_that_is_not_built_is_named_with_a_cure(
     monkeypatch.setattr("benchmarks.images.image_command.read_images", dict)
     assert main(["image", "export", "cpu", "--sif", f"{tmp_path}/x.sif"]) == 2
     assert "image: 'cpu' is not built; build it: python -m benchmarks image build cpu" in capsys.readouterr().err
-
-
-def test_two_builds_of_an_image_at_once_make_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = list[str]()
-
-    def make(tag: str, **_: Any) -> Iterator[dict[str, str]]:
-        time.sleep(0.3)
-        made.append(tag)
-        yield from STEPS
-
-    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "not/made/yet")
-    monkeypatch.setattr(build, "write_context", lambda *_: None)
-    monkeypatch.setattr(build, "describe", lambda *_: made[-1])
-    engine = client(**{DEFAULT: SimpleNamespace(attrs={}, id=ID)})
-    engine.images.list, engine.api = (lambda filters: made), SimpleNamespace(build=make)
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: build.build_image(engine, "cpu"), range(2)))
-    assert found == made * 2 and len(made) == 1 and made[0].startswith("resireduce/cpu:")
-    assert capsys.readouterr().err.count("Waiting for another process that builds cpu ...\n") == 1
