@@ -48,8 +48,10 @@ Check = Callable[[Setting], list[Finding]]
 
 CHECKS: dict[str, Check] = {
     "packages": lambda s: [machine.check_packages(s.facts)],
+    "folders": lambda s: machine.check_folders(),
     "disk": lambda s: [machine.check_disk(s.results)],
     "memory": lambda s: [machine.check_memory()],
+    "shared-memory": lambda s: [machine.check_shared_memory(s.gpus)],
     "gpu": lambda s: gpus.check_gpu(s.facts, s.needs_gpu),
     "nvml": lambda s: gpus.check_nvml(s.facts, s.needs_gpu),
     "nccl": lambda s: ranks.check_nccl(s.facts, s.timeout_seconds, s.needs_gpu),

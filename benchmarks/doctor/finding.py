@@ -66,6 +66,8 @@ def gibibytes(nbytes: float) -> str:
 
 GPU_ACCESS = "docker run --gpus all, apptainer exec --nv"
 WRITABLE_HOME = "docker run -e HOME=/tmp, apptainer exec --home /tmp, elsewhere export HOME=FOLDER"
+WRITABLE_TEMPORARY = "docker run --tmpfs /tmp, apptainer exec --writable-tmpfs, or export TMPDIR=FOLDER"
+MORE_SHARED_MEMORY = "docker run --shm-size=1g, or --ipc=host"
 LOOPBACK = "ip link set lo up, and let a firewall pass what goes over it (iptables -L)"
 SLOWLY = "--timeout 300, if it is only slow: packages on a network's disk"
 ECHO = re.compile(r"(?i)non-zero (exit|status)|Process name:|Exit code:")

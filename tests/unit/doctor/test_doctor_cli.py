@@ -40,7 +40,7 @@ def test_lines_json_and_the_choice_of_checks(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--only", "gpus"], "error: only: 'gpus' is not known (did you mean 'gpu'?); allowed: disk, gloo, "),
+        (["--only", "gpus"], "error: only: 'gpus' is not known (did you mean 'gpu'?); allowed: disk, folders, "),
         (["--timeout", "0"], "error: timeout: '0' is not allowed; give seconds"),
         (["--links", "mine.yaml", "--ranks", "1"], "error: ranks: 1 is not allowed"),
         (["--write", "x.yaml"], "error: slurm: --write and --partition are of no use without --slurm"),
