@@ -16,7 +16,7 @@ from benchmarks.images.build_image import build_image
 from benchmarks.images.engine import engine
 from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
 from benchmarks.launching.containers.containers import command
-from benchmarks.launching.containers.entry import IMAGES, LOCK, ImageEntry, add_image, image_content, read_images
+from benchmarks.launching.containers.entry import IMAGES, LOCK, ImageEntry, add_image, read_images
 from benchmarks.launching.launch import run_python
 from resireduce.errors import ConfigError, choose
 
@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inside.add_argument("--bind", metavar="DIR", type=Path, action="append", default=[], help=text)
     text = "what to run, after --: python and its arguments, with absolute paths"
     inside.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=text)
-    commands.add_parser("list", help="list the images of the lock")
     using = commands.add_parser("engine", help="run a command with a Docker Engine, started and stopped if none runs")
     using.add_argument("line", nargs="+", metavar="COMMAND", help="after --")
 
@@ -70,7 +69,8 @@ def _build(args: argparse.Namespace) -> int:
     add_image(entry, args.lock)
     if args.entry:
         entry.save(args.entry)
-    print(_line(entry))
+    parts = ", ".join(f"{name} {value}" for name, value in entry.versions.items() if value)
+    print(f"{entry.name}: {entry.digest}, {entry.size_bytes / 1e9:.2f} GB, {parts}")
     return 0
 
 
@@ -115,22 +115,10 @@ def _exec(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list(args: argparse.Namespace) -> int:
-    for name, entry in read_images().items():
-        state = "" if entry.content == image_content(name) else " (of other files than those here: build it again)"
-        print(_line(entry) + state)
-    return 0
-
-
 def _engine(args: argparse.Namespace) -> int:
     program, *rest = args.line
     with engine():
         return subprocess.run([*command(program), *rest], check=False).returncode
 
 
-def _line(entry: ImageEntry) -> str:
-    parts = ", ".join(f"{name} {value}" for name, value in entry.versions.items() if value)
-    return f"{entry.name}: {entry.digest}, {entry.size_bytes / 1e9:.2f} GB, {parts}"
-
-
-ACTIONS = {"build": _build, "export": _export, "exec": _exec, "list": _list, "engine": _engine}
+ACTIONS = {"build": _build, "export": _export, "exec": _exec, "engine": _engine}

@@ -77,8 +77,8 @@ def test_asked_to_end_a_command_clears_away_what_is_its_own(monkeypatch: pytest.
         return 0
 
     before = signal.getsignal(signal.SIGHUP)
-    monkeypatch.setitem(cli.ACTIONS, "list", act)
+    monkeypatch.setitem(cli.ACTIONS, "build", act)
     with pytest.raises(SystemExit) as ended:
-        cli.main(SimpleNamespace(action="list"))  # type: ignore[arg-type]
+        cli.main(SimpleNamespace(action="build"))  # type: ignore[arg-type]
     assert ended.value.code == 128 + signal.SIGHUP and cleared == [True]
     assert signal.getsignal(signal.SIGHUP) is before
