@@ -1,5 +1,4 @@
-"""Cells of a Slurm job, in processes and in a container for each task of srun, have the digits of one machine: from random
-and from pretrained weights."""
+"""Cells of a Slurm job, in processes and in a container for each task of srun, have the digits of one machine."""
 
 import os
 from dataclasses import replace
