@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.images import engine as module
-from benchmarks.images.engine import HOST, engine
+from benchmarks.images.engine import HOST, answers, engine
 from benchmarks.launching.containers.containers import command
 from benchmarks.rig import own_engine
-from benchmarks.rig.own_engine import OwnEngine
 
 USE = """
 import sys, time
@@ -29,35 +28,32 @@ with engine.engine() as client:
 """
 
 
-def runs(own: OwnEngine) -> bool:
-    try:
-        os.kill(int(own.pid_file.read_text()), 0)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def test_it_is_started_where_none_runs_and_stopped_afterwards_also_that_of_a_killed_process(
+def test_it_is_started_where_none_runs_and_ends_with_its_process_even_a_killed_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Our own is in a folder of the test, with a name that is short enough for its sockets."""
     monkeypatch.setattr(module, "find_running", lambda: None)
     with tempfile.TemporaryDirectory(prefix="own") as folder:
         monkeypatch.setattr(own_engine, "cache_folder", lambda: Path(folder))
-        own, earlier = OwnEngine(Path(folder) / "engine"), os.environ.get(HOST)
+        address, earlier = f"unix://{folder}/engine/docker.sock", os.environ.get(HOST)
         with engine() as client:
-            assert client.ping() and runs(own)
-            assert os.environ[HOST] == f"unix://{own.socket}"
+            assert client.ping() and os.environ[HOST] == address
             line = [*command("docker"), "images", "--quiet"]
             assert subprocess.check_output(line, text=True) == ""
-        assert not runs(own) and os.environ.get(HOST) == earlier
+            with engine() as same:
+                assert same.ping()
+            assert client.ping(), "it is stopped by the one that started it"
+        assert not answers(address) and os.environ.get(HOST) == earlier
         with subprocess.Popen([sys.executable, "-c", USE, folder], stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None and other.stdout.readline().strip()
+            assert answers(address)
             other.send_signal(signal.SIGKILL)
-        assert runs(own)
+        deadline = time.monotonic() + 20
+        while Path(folder, "engine/docker.pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not answers(address)
         with engine() as client:
             assert client.ping()
-        assert not runs(own)
 
 
 def test_a_command_has_the_engine_while_it_runs() -> None:

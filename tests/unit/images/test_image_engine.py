@@ -2,10 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +12,6 @@ from urllib3.exceptions import ProtocolError
 from benchmarks.images import engine as module
 from benchmarks.images import image_command as cli
 from benchmarks.images.engine import engine
-from benchmarks.rig import own_engine
-from benchmarks.rig.own_engine import OwnEngine
 from resireduce.errors import ConfigError
 
 
@@ -29,25 +24,6 @@ def test_an_address_that_nobody_answers_at_is_told_before_anything_is_started(mo
     monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="only root can start one"), engine():
         pass
-
-
-def left_engine(folder: Path, number: int) -> OwnEngine:
-    (folder / "docker.pid").write_text(str(number))
-    return OwnEngine(folder)
-
-
-def test_the_number_of_a_killed_engine_is_nobody_elses(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    own = left_engine(tmp_path, os.getpid())
-    own_engine._stop(own)  # this process, if it were taken for the engine
-    assert time.monotonic() - begun < 1
-    line = [sys.executable, "-c", "import time; time.sleep(60)", str(own.pid_file)]
-    with subprocess.Popen(line) as process:
-        left_engine(tmp_path, process.pid)
-        while str(own.pid_file).encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
-            time.sleep(0.01)
-        assert own_engine._process(own.pid_file, own.pid_file) == process.pid
-        os.kill(process.pid, signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
