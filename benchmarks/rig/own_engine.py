@@ -1,4 +1,4 @@
-"""A Docker Engine of our own: dockerd with its store in the user's cache, which ends with the process that starts it."""
+"""A Docker Engine of our own: dockerd with its store in the user's cache, which ends with what started it."""
 
 import subprocess
 import sys
