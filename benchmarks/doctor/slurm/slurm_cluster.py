@@ -1,4 +1,4 @@
-"""The cluster as Slurm's programs describe it."""
+"""The cluster as sinfo describes it."""
 
 import math
 import re
@@ -9,22 +9,15 @@ from dataclasses import dataclass
 from benchmarks.launching.slurm.queue import seconds_left
 
 Ask = Callable[[Sequence[str]], str]
-"""How checks run one of Slurm's programs: `queue.ask`, or a stand-in. Raises ConfigError if it does not answer."""
-
-FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")
-"""NAME=value; a value may contain spaces, as that of OS does."""
+"""How one of Slurm's programs is run: `queue.ask`, or a stand-in. Raises ConfigError if it does not answer."""
+FORMAT = "%P|%a|%l|%s|%N|%c|%m|%Z|%T|%G"
+"""Partition, whether it is up, most time and nodes of a job; node, its CPUs, MB, threads of a core, state and gres."""
 GRES = re.compile(r"^gpu(?::(?P<type>[^:]+))??(?::no_consume)?(?::(?P<count>\d+))?$")
-
-
-def records(text: str) -> list[dict[str, str]]:
-    """Return the fields of each line of `scontrol --oneliner show ...`; the first one of a name counts."""
-    return [dict(reversed(FIELD.findall(line))) for line in text.splitlines() if "=" in line]
-
-
-def number(text: str | None) -> int | None:
-    """Return the number that a text begins with, as in `300 sec`; None for UNLIMITED, N/A and the like."""
-    match = re.match(r"\d+", text or "")
-    return int(match[0]) if match else None
+UNUSABLE = {
+    *("down", "drain", "drained", "draining", "fail", "failing", "error", "future", "unknown", "inval", "maint"),
+    *("powering_down", "reboot", "reboot_issued"),
+}
+"""States of a node in which no job starts on it now. A node switched off to save power is switched on again."""
 
 
 def gpus(gres: str) -> dict[str, int]:
@@ -39,23 +32,12 @@ def gpus(gres: str) -> dict[str, int]:
     return {kind: count for kind, count in found.items() if count}
 
 
-# --- partitions and nodes, by scontrol ---
-
-
-UNUSABLE = {
-    *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "FUTURE", "UNKNOWN", "INVAL", "INVALID_REG"),
-    *("MAINT", "NOT_RESPONDING", "POWERING_DOWN", "REBOOT", "REBOOT_ISSUED"),
-}
-"""Words in a node's state for which no job starts on it now. A node switched off to save power is switched on again."""
-
-
 @dataclass(frozen=True)
 class Node:
     """One node."""
 
     name: str
     cpus: int
-    """CPUs available to jobs."""
     memory_mb: int
     gpus: Mapping[str, int]
     """Number of GPUs of each type; the type may be an empty text."""
@@ -65,7 +47,7 @@ class Node:
     @property
     def is_usable(self) -> bool:
         """Whether jobs can start on it, now or once others have ended."""
-        return not self.state.endswith("*") and not UNUSABLE & set(self.state.rstrip("~#!%$@^-").split("+"))
+        return not self.state.endswith("*") and self.state.rstrip("~#!%$@^-") not in UNUSABLE
 
 
 @dataclass(frozen=True)
@@ -87,23 +69,21 @@ class Partition:
 
     name: str
     is_default: bool
-    state: str
+    is_up: bool
     max_minutes: float
     """Infinite if there is no limit."""
-    max_nodes: int | None
-    max_memory_mb: int | None
-    """Most memory that a job may use on one node."""
-    nodes: tuple[Node, ...]
+    max_nodes: float
+    nodes: list[Node]
 
     @property
-    def usable(self) -> tuple[Node, ...]:
+    def usable(self) -> list[Node]:
         """Nodes on which jobs can start."""
-        return tuple(node for node in self.nodes if node.is_usable)
+        return [node for node in self.nodes if node.is_usable]
 
     @property
-    def gpu_types(self) -> tuple[str, ...]:
+    def gpu_types(self) -> list[str]:
         """Types of GPUs on its nodes."""
-        return tuple(sorted({kind for node in self.nodes for kind in node.gpus}))
+        return sorted({kind for node in self.nodes for kind in node.gpus})
 
     def shape(self) -> Shape | None:
         """Return the shape of its usable nodes; None if there are none. Nodes with GPUs take precedence."""
@@ -112,43 +92,24 @@ class Partition:
         alike = [node for node in self.usable if node.gpus.get(kind, 0) == gpu_count]
         if not alike:
             return None
-        memory = min(node.memory_mb for node in alike)
-        memory = min(memory, self.max_memory_mb or memory)
-        threads = max(node.threads_per_core for node in alike)
-        return Shape(kind, gpu_count, min(node.cpus for node in alike), memory, len(alike), threads)
+        cpus, memory = min(node.cpus for node in alike), min(node.memory_mb for node in alike)
+        return Shape(kind, gpu_count, cpus, memory, len(alike), max(node.threads_per_core for node in alike))
 
 
 def look(ask: Ask) -> list[Partition]:
-    """Return the partitions that scontrol shows. Raises ConfigError if it does not answer."""
-    nodes = records(ask(["scontrol", "--oneliner", "show", "node"]))
-    known = [(_node(fields), fields.get("Partitions", "").split(",")) for fields in nodes]
-    found = []
-    for fields in records(ask(["scontrol", "--oneliner", "show", "partition"])):
-        name = fields.get("PartitionName", "")
-        found.append(_partition(fields, tuple(node for node, where in known if name in where)))
-    return found
-
-
-def _node(fields: Mapping[str, str]) -> Node:
-    return Node(
-        name=fields.get("NodeName", ""),
-        # Since 22.05: without CPUs that Slurm reserves for itself.
-        cpus=number(fields.get("CPUEfctv")) or number(fields.get("CPUTot")) or 1,
-        memory_mb=(number(fields.get("RealMemory")) or 1) - (number(fields.get("MemSpecLimit")) or 0),
-        gpus=gpus(fields.get("Gres", "")),
-        state=fields.get("State", "UNKNOWN"),
-        threads_per_core=number(fields.get("ThreadsPerCore")) or 1,
-    )
-
-
-def _partition(fields: Mapping[str, str], nodes: tuple[Node, ...]) -> Partition:
-    seconds = seconds_left(fields.get("MaxTime", "UNLIMITED"))
-    return Partition(
-        name=fields.get("PartitionName", ""),
-        is_default=fields.get("Default") == "YES",
-        state=fields.get("State", "UP"),
-        max_minutes=seconds if math.isinf(seconds) else seconds // 60,
-        max_nodes=number(fields.get("MaxNodes")),
-        max_memory_mb=number(fields.get("MaxMemPerNode")),
-        nodes=nodes,
-    )
+    """Return the partitions that sinfo shows. Raises ConfigError if it does not answer."""
+    found: dict[str, Partition] = {}
+    for line in ask(["sinfo", "--noheader", "--Node", f"--format={FORMAT}"]).splitlines():
+        partition, up, limit, sizes, name, cpus, memory, threads, state, gres = line.split("|")
+        most = sizes.rpartition("-")[2]
+        own = Partition(
+            name=partition.rstrip("*"),
+            is_default=partition.endswith("*"),
+            is_up=up == "up",
+            max_minutes=seconds_left(limit) / 60,
+            max_nodes=int(most) if most.isdecimal() else math.inf,
+            nodes=[],
+        )
+        node = Node(name, int(cpus), int(memory), gpus(gres), state, int(threads))
+        found.setdefault(own.name, own).nodes.append(node)
+    return list(found.values())

@@ -64,14 +64,12 @@ def limits(partition: Partition) -> dict[str, Any]:
     usable, found = partition.usable, dict[str, Any]()
     if math.isfinite(partition.max_minutes):
         found["max_runtime"] = int(partition.max_minutes)
-    found["max_nodes"] = min(len(usable), partition.max_nodes or len(usable))
+    found["max_nodes"] = int(min(len(usable), partition.max_nodes))
     if gpus := max((count for node in usable for count in node.gpus.values()), default=0):
         found["max_gpu"] = gpus
     if kinds := [kind for kind in partition.gpu_types if kind]:
         found["available_gpu_models"] = kinds
-    memory = max(node.memory_mb for node in usable)
-    found["max_mem_mb"] = min(memory, partition.max_memory_mb or memory)
-    return found
+    return found | {"max_mem_mb": max(node.memory_mb for node in usable)}
 
 
 def _site(shape: Shape, several_types: bool) -> dict[str, Any]:
@@ -109,8 +107,9 @@ def fill(before: Mapping[str, Any], partitions: Mapping[str, Any], site: Mapping
 def try_partition(partition: Partition, shape: Shape | None, account: str | None, ask: Ask) -> Finding:
     """Say whether sbatch would take a job on one node of a partition with all its GPUs. Nothing is submitted."""
     name = f"partition {partition.name}"
-    if partition.state != "UP" or shape is None:
-        return not_run("job", f"{name}: its state is {partition.state}, {len(partition.usable)} nodes can be used")
+    if not partition.is_up or shape is None:
+        state = "up" if partition.is_up else "not up"
+        return not_run("job", f"{name}: it is {state}, {len(partition.usable)} of its nodes can be used")
     options = [f"--partition={partition.name}", "--nodes=1", "--time=1"]
     options += [f"--gres=gpu:{shape.gpu_type}{':' * bool(shape.gpu_type)}{shape.gpus}"] if shape.gpus else []
     options += [f"--account={account}"] if account else []

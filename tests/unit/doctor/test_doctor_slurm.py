@@ -22,12 +22,12 @@ from resireduce.errors import ConfigError
 from tests.slurm_outputs import CPUS, MIXED, SMALL, shipped_site
 
 
-def tried(outputs: dict[str, str], *names: str) -> list[tuple[Any, Any]]:
-    found = look(lambda command: outputs[command[-1]] + "\n")
+def tried(output: str, *names: str) -> list[tuple[Any, Any]]:
+    found = look(lambda command: output + "\n")
     return [(one, one.shape()) for one in found if one.name in names or not names]
 
 
-# --- what scontrol says ---
+# --- what sinfo says ---
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,16 @@ def test_gpus_of_a_node(gres, found):
 
 def test_partitions_nodes_and_limits_are_found():
     ((one, shape),) = tried(SMALL)
-    assert (one.is_default, one.max_nodes, len(one.usable)) == (True, None, 4)
+    assert (one.is_default, one.max_nodes, len(one.usable)) == (True, math.inf, 4)
     assert shape == Shape("a100", 2, 8, 32000, 4)
-    assert [it.max_minutes for it, _ in tried(MIXED)] == [7 * 1440, 1440, 120, math.inf]
+    assert {it.name: (it.is_up, it.max_minutes) for it, _ in tried(MIXED)} == {
+        "gpu": (True, 1440), "cpu": (True, 7 * 1440), "old": (True, 120), "broken": (False, math.inf)
+    }  # fmt: skip
     ((gpu, shape),) = tried(MIXED, "gpu")
-    assert [node.name for node in gpu.usable] == ["g1", "g2", "g3", "g4"], "sleeping ones too, and none that is down"
-    # One node has more than the others: what most have counts, without the CPUs and the memory that Slurm keeps.
-    assert shape == Shape("a100", 4, 126, 400000, 3, 2)
+    assert (gpu.is_default, gpu.max_nodes) == (False, 4)
+    assert [node.name for node in gpu.usable] == ["g1", "g2", "g3", "g4"], "none that is down"
+    assert shape == Shape("a100", 4, 126, 514000, 3, 2), "what most have counts, though one has more"
+    assert len(tried(MIXED, "cpu")[0][0].usable) == 2, "sleeping ones too"
 
 
 # --- the site file ---
@@ -66,8 +69,8 @@ def test_partitions_nodes_and_limits_are_found():
         (SMALL, ["gpu"], {"gpus_per_node": 2, "gres": "gpu", "cpus_per_rank": 3, "memory_mb_per_rank": 3040}),
         (
             MIXED,
-            ["cpu", "gpu", "old"],
-            {"gpus_per_node": 4, "gres": "gpu:a100", "cpus_per_rank": 16, "memory_mb_per_rank": 19000},
+            ["gpu", "cpu", "old"],
+            {"gpus_per_node": 4, "gres": "gpu:a100", "cpus_per_rank": 16, "memory_mb_per_rank": 24415},
         ),
         (CPUS, ["batch"], {"gpus_per_node": 0, "ranks_per_node": 4, "cpus_per_rank": 1, "longest_minutes": 30}),
     ],
@@ -102,10 +105,10 @@ def doctor(monkeypatch, capsys) -> Callable[..., tuple[int, dict[str, list[str]]
     Returns the exit status, the statuses of each check, and the lines, the command lines of sbatch first.
     """
 
-    def run(outputs: dict[str, str], taken: Sequence[str], *options: str) -> tuple[int, dict[str, list[str]], str]:
+    def run(output: str, taken: Sequence[str], *options: str) -> tuple[int, dict[str, list[str]], str]:
         def ask(line: Sequence[str], timeout_seconds: float) -> str:
-            if line[0] == "scontrol":
-                return outputs[line[-1]]
+            if line[0] == "sinfo":
+                return output
             asked.append(" ".join(line))
             if not any(f"--partition={name}" in line for name in taken):
                 raise ConfigError("sbatch: Invalid account")
@@ -140,7 +143,7 @@ def test_the_file_is_written_only_where_that_is_asked_for_and_with_the_account_o
 def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(doctor, tmp_path):
     code, found, said = doctor(MIXED, ["gpu"], "--write", str(tmp_path / "partitions.yaml"))
     assert code == 0 and sorted(found["job"]) == [NOT_RUN, NOT_RUN, NOT_RUN, OK]
-    assert "Invalid account" in said and "its state is DOWN" in said
+    assert "Invalid account" in said and "broken: it is not up" in said
     assert list(yaml.safe_load((tmp_path / "partitions.yaml").read_text())["partitions"]) == ["gpu"]
     code, found, said = doctor(MIXED, ["gpu"], "--partition", "old")
     assert code == 1 and found["job"] == [NOT_RUN] and found["site"] == [FAILED] and "sacctmgr show user" in said
@@ -148,8 +151,8 @@ def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(doctor, t
 
 
 def test_a_controller_that_is_silent_is_said(monkeypatch, tmp_path, capsys):
-    (tmp_path / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
-    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert main(["doctor", "--slurm", "--timeout", "0.5"]) == 1
-    assert "scontrol: no answer in 0.5 s -> on a login node scontrol ping" in capsys.readouterr().out
+    assert "sinfo: no answer in 0.5 s -> on a login node scontrol ping" in capsys.readouterr().out
