@@ -15,9 +15,9 @@ from benchmarks.doctor import gpu_checks as gpus
 from benchmarks.doctor import links
 from benchmarks.doctor import machine_checks as machine
 from benchmarks.doctor import rank_checks as ranks
+from benchmarks.doctor import slurm_checks as slurm
 from benchmarks.doctor.finding import FAILED, STATUSES, Finding, failed, not_run, one_line
 from benchmarks.doctor.gpu_checks import Facts, ask
-from benchmarks.doctor.slurm import slurm_command as slurm
 from resireduce.errors import ConfigError, choose
 
 GPU_CHECKS = ("gpu", "nvml", "nccl")

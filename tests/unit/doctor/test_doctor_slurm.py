@@ -13,9 +13,9 @@ from snakemake_executor_plugin_slurm.partitions import read_partition_file
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
+from benchmarks.doctor import slurm_checks as command
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK
-from benchmarks.doctor.slurm import slurm_command as command
-from benchmarks.doctor.slurm.slurm_cluster import Shape, gpus, look
+from benchmarks.doctor.slurm_checks import Shape, gpus, look
 from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import job_resources
 from resireduce.errors import ConfigError
