@@ -1,7 +1,5 @@
 """What a build takes and what it leaves, with an engine that stands in; tests/images has a real one."""
 
-import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from docker.errors import ImageNotFound, NotFound
 
 from benchmarks.__main__ import main
 from benchmarks.images import build_image as build
-from benchmarks.images.build_image import DEFAULT, Base, fetch_toolkit, find_base, follow
+from benchmarks.images.build_image import DEFAULT, Base, find_base, follow
 from resireduce.errors import ConfigError
 from tests.unit.launching.test_image_entry import ENTRY
 
@@ -63,27 +61,6 @@ def test_without_a_registry_the_base_is_made_from_packages() -> None:
     assert find_base(engine) == Base("Debian bookworm from packages", ID, PINNED)
     engine.images.known[DEFAULT] = SimpleNamespace(id=ID, attrs={})
     assert find_base(engine) == Base(DEFAULT, ID, ID), "what the engine has comes first"
-
-
-def test_the_toolkit_is_looked_for_in_the_components_that_its_file_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = []
-
-    def apt_get(self: Any, action: str, *given: str, cwd: Path | None = None) -> None:
-        if cwd is not None:
-            sources.append((cwd / "sources.list").read_text(encoding="utf-8"))
-            (cwd / "x.deb").write_bytes(b"deb")
-
-    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr("benchmarks.rig.debian.Apt._call", apt_get)
-    monkeypatch.setattr("benchmarks.rig.debian.archive", lambda: "http://archive/debian")
-    monkeypatch.setattr("benchmarks.rig.debian.shutil.which", lambda name: name)
-    pin = {"package": "x", "version": "1", "suite": "trixie", "components": "non-free"}
-    lock = tmp_path / "toolkit.deb.json"
-    lock.write_text(json.dumps(pin | {"sha256": hashlib.sha256(b"deb").hexdigest()}))
-    assert (fetch_toolkit(lock) / "x.deb").read_bytes() == b"deb"
-    assert sources[0].endswith("http://archive/debian trixie non-free\n")
 
 
 def test_an_image_that_is_not_built_is_named_with_a_cure(
