@@ -36,7 +36,7 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     # Images for apptainer are exported from an engine.
     build = f"python -m benchmarks image build {entry.name}{_own_file(image)}"
     here = image_content(entry.name)
-    if entry.content != here:
+    if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
         raise ConfigError(
             f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
             f"this checkout ({here}); build it again: {build}"

@@ -31,7 +31,7 @@ class ImageEntry:
     digest: str
     """sha256:..., the engine's ID of the image: the hash of its configuration, which holds the hashes of all layers."""
     content: str
-    """12 hex digits over everything that it is built from: Containerfile, lock files, source code."""
+    """12 hex digits over everything that it is built from: Containerfile, lock files, source code, base."""
     base: str
     base_digest: str
     """sha256:...; of the registry's manifest, or the ID of a base made from packages."""
@@ -141,7 +141,7 @@ def check_locks(name: str, root: Path = ROOT) -> None:
         read_lock(lock)
 
 
-def image_content(name: str, root: Path = ROOT) -> str:
+def image_content(name: str, base: str | None = None, root: Path = ROOT) -> str:
     """Return 12 hex digits over everything that an image is built from, such as Containerfile, locks and code.
 
     README and code that only the host runs are left out. Raises ConfigError for an unknown name or missing files.
@@ -151,7 +151,7 @@ def image_content(name: str, root: Path = ROOT) -> str:
     own = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
     files = [*sorted(own), *(root / "containers" / it for it in SHARED)]
     texts = [f"{file.relative_to(root)}\0{_text(file)}" for file in files]
-    texts += [*(_text(root / name) for name in PROJECTS), content_hash(RUN_INSIDE, root)]
+    texts += [*(_text(root / name) for name in PROJECTS), content_hash(RUN_INSIDE, root), base or ""]
     return text_hash("\0".join(texts))
 
 
