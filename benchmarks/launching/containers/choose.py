@@ -34,7 +34,8 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     """
     entry, beside = _find_entry(image)
     # Images for apptainer are exported from an engine.
-    build = f"python -m benchmarks image build {entry.name}{_own_file(image)}"
+    engine = " --engine podman" if name == "podman" else ""
+    build = f"python -m benchmarks image build {entry.name}{engine}{_own_file(image)}"
     here = image_content(entry.name)
     if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
         raise ConfigError(
