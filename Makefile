@@ -97,7 +97,6 @@ bundle: .venv/installed
 images: .venv/installed
 	@$(MAKE) --no-print-directory run RUN=images-docker CONFIG=benchmarks/config/images.yaml RUNTIME=docker
 	@$(MAKE) --no-print-directory run RUN=images-apptainer CONFIG=benchmarks/config/images.yaml RUNTIME=apptainer
-	@$(BIN)/python -m benchmarks image list
 
 test-images: .venv/installed
 	$(BIN)/python -m benchmarks image engine -- $(BIN)/python -m pytest --timeout 900 tests/images

@@ -46,9 +46,6 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self) -> str:
         return "570.86.15"
 
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        return 12080
-
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
 

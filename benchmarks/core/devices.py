@@ -138,11 +138,6 @@ class Nvml:
         """Return the driver's version."""
         return _ask(self._module, lambda: str(self._module.nvmlSystemGetDriverVersion()))
 
-    def cuda_version(self) -> tuple[int, int] | None:
-        """Return the newest CUDA version that the driver knows, as (major, minor)."""
-        version: int | None = _ask(self._module, self._module.nvmlSystemGetCudaDriverVersion_v2)
-        return None if version is None else (version // 1000, version % 1000 // 10)
-
     def idle(self) -> dict[str, Idle]:
         """Return, by UUID, the state of every GPU and slice that can be seen. Call it before CUDA begins."""
         readings = {device.uuid: device.read() for device in self._devices()}

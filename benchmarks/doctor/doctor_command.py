@@ -15,12 +15,12 @@ from benchmarks.doctor import gpu_checks as gpus
 from benchmarks.doctor import links
 from benchmarks.doctor import machine_checks as machine
 from benchmarks.doctor import rank_checks as ranks
+from benchmarks.doctor import slurm_checks as slurm
 from benchmarks.doctor.finding import FAILED, STATUSES, Finding, failed, not_run, one_line
 from benchmarks.doctor.gpu_checks import Facts, ask
-from benchmarks.doctor.slurm import slurm_command as slurm
 from resireduce.errors import ConfigError, choose
 
-GPU_CHECKS = ("gpu", "driver", "nvml", "nccl")
+GPU_CHECKS = ("gpu", "nvml", "nccl")
 """Checks that concern only GPUs."""
 
 
@@ -47,14 +47,13 @@ class Setting:
 Check = Callable[[Setting], list[Finding]]
 
 CHECKS: dict[str, Check] = {
-    "packages": lambda s: machine.check_packages(s.facts),
-    "home": lambda s: machine.check_home(),
-    "disk": lambda s: machine.check_disk(s.results),
-    "memory": lambda s: machine.check_memory(),
-    "shared-memory": lambda s: machine.check_shared_memory(s.gpus),
+    "packages": lambda s: [machine.check_packages(s.facts)],
+    "folders": lambda s: machine.check_folders(),
+    "disk": lambda s: [machine.check_disk(s.results)],
+    "memory": lambda s: [machine.check_memory()],
+    "shared-memory": lambda s: [machine.check_shared_memory(s.gpus)],
     "gpu": lambda s: gpus.check_gpu(s.facts, s.needs_gpu),
-    "driver": lambda s: gpus.check_driver(s.facts, gpus.look(), s.needs_gpu),
-    "nvml": lambda s: gpus.check_nvml(s.facts, gpus.look(), s.needs_gpu),
+    "nvml": lambda s: gpus.check_nvml(s.facts, s.needs_gpu),
     "nccl": lambda s: ranks.check_nccl(s.facts, s.timeout_seconds, s.needs_gpu),
     "gloo": lambda s: ranks.check_gloo(s.timeout_seconds),
     "horovod": lambda s: ranks.check_horovod(s.timeout_seconds, s.gpus),
@@ -69,8 +68,6 @@ def examine(setting: Setting, names: Sequence[str], checks: dict[str, Check] = C
             continue
         try:
             yield checks[name](setting)
-        except OSError as error:
-            yield [failed(name, one_line(error), "see checks home and disk")]
         except Exception as error:
             said = one_line(f"the check itself failed: {type(error).__name__}: {error}")
             yield [failed(name, said, "this is a bug: report this line")]
@@ -82,8 +79,11 @@ TIMEOUT_SECONDS = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"just these of: {', '.join(CHECKS)}")
-    parser.add_argument("--gpu", action="store_true", help="a GPU is needed: that there is none is a failure")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--only", metavar="NAME[,NAME]", help=f"just these of: {', '.join(CHECKS)}")
+    what.add_argument("--slurm", action="store_true", help="examine the cluster instead; no job is started")
+    text = "measure the links between ranks instead, and write them as a cluster for simulate --cluster FILE"
+    what.add_argument("--links", metavar="FILE", type=Path, help=text)
     parser.add_argument("--json", action="store_true", help="print JSON; the lines go to the error stream")
     results = "where results will be written (default: %(default)s)"
     parser.add_argument("--results", metavar="DIR", type=Path, default=RESULTS, help=results)
@@ -95,39 +95,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print one line for each finding as soon as it is known. Returns 0 if nothing failed, else 1."""
-    slurm.refuse_options(args)
-    links.refuse_options(args)
-    state, screen = slurm.Examination(), sys.stderr if args.json else sys.stdout
-    begin = time.monotonic()
-    for found in slurm.examine(args, state) if args.slurm else _examine_machine(args):
-        state.findings += found
+    if (args.write or args.partition) and not args.slurm:
+        raise ConfigError("slurm: --write and --partition are of no use without --slurm; add it")
+    findings, screen, begin = list[Finding](), sys.stderr if args.json else sys.stdout, time.monotonic()
+    for found in slurm.examine(args) if args.slurm else _examine_machine(args):
+        findings += found
         for finding in found:
             print(line(finding), file=screen, flush=True)
     took = time.monotonic() - begin
-    counts = {status: sum(finding.status == status for finding in state.findings) for status in STATUSES}
-    if text := slurm.proposed(state):
-        print(text, file=screen)
+    counts = {status: sum(finding.status == status for finding in findings) for status in STATUSES}
     print(f"{', '.join(f'{number} {status}' for status, number in counts.items())} ({took:.0f} s)", file=screen)
     if args.json:
-        values = {"findings": [asdict(it) for it in state.findings], "counts": counts, "seconds": round(took, 1)}
-        print(json.dumps(values | (slurm.values(state) if args.slurm else {}), indent=1))
+        values = {"findings": [asdict(it) for it in findings], "counts": counts, "seconds": round(took, 1)}
+        print(json.dumps(values, indent=1))
     return int(counts[FAILED] > 0)
 
 
 def _examine_machine(args: argparse.Namespace) -> Iterator[list[Finding]]:
     if args.links is not None:
         return iter([links.measure(args)])
-    only = [] if args.only is None else [choose("only", name.strip(), CHECKS) for name in args.only.split(",")]
-    names = [name for name in CHECKS if name in only or args.only is None]
-    return examine(make_setting(args.gpu, args.results, seconds("timeout", args.timeout)), names)
-
-
-def make_setting(needs_gpu: bool, results: Path, timeout_seconds: float) -> Setting:
-    """Return the settings, including RESIREDUCE_DEVICE. Raises ConfigError if that forbids a needed GPU."""
+    only = [choose("only", name.strip(), CHECKS) for name in args.only.split(",")] if args.only else CHECKS
     device = wanted_device()
-    if needs_gpu and device == "cpu":
-        raise ConfigError(f"gpu: --gpu is not allowed with {DEVICE_VARIABLE}=cpu; leave out one of them")
-    return Setting(needs_gpu or device == "cuda", device == "cpu", results, timeout_seconds)
+    setting = Setting(device == "cuda", device == "cpu", args.results, seconds("timeout", args.timeout))
+    return examine(setting, [name for name in CHECKS if name in only])
 
 
 def line(finding: Finding) -> str:

@@ -19,12 +19,6 @@ class Finding:
     detail: str
     cure: str | None = None
 
-    def __post_init__(self) -> None:
-        assert self.status in STATUSES, self.status
-        assert self.detail, f"{self.check}: without a detail"
-        assert self.cure or self.status in (OK, NOT_RUN), f"{self.check}: {self.status} without a cure"
-        assert "\n" not in self.detail + (self.cure or ""), f"{self.check}: more than one line"
-
 
 def ok(check: str, detail: str) -> Finding:
     """Return the finding that all is as it should be."""
@@ -64,41 +58,29 @@ def gibibytes(nbytes: float) -> str:
 
 # --- known failures ---
 
-GPU_ACCESS = "docker run --gpus all, podman run --device nvidia.com/gpu=all, apptainer exec --nv"
-MORE_SHARED_MEMORY = "docker or podman run --shm-size=1g, or --ipc=host"
-WRITABLE_HOME = "docker or podman run -e HOME=/tmp, apptainer exec --home /tmp, elsewhere export HOME=FOLDER"
+GPU_ACCESS = "docker run --gpus all, apptainer exec --nv"
+WRITABLE_HOME = "docker run -e HOME=/tmp, apptainer exec --home /tmp, elsewhere export HOME=FOLDER"
+WRITABLE_TEMPORARY = "docker run --tmpfs /tmp, apptainer exec --writable-tmpfs, or export TMPDIR=FOLDER"
+MORE_SHARED_MEMORY = "docker run --shm-size=1g, or --ipc=host"
 LOOPBACK = "ip link set lo up, and let a firewall pass what goes over it (iptables -L)"
 SLOWLY = "--timeout 300, if it is only slow: packages on a network's disk"
 ECHO = re.compile(r"(?i)non-zero (exit|status)|Process name:|Exit code:")
 PREFIX = re.compile(r"^\[\d+\]<std\w+>: ?")
+FAILURES = {
+    r"/\.horovod'": ("HOME cannot be written", WRITABLE_HOME),
+    r"connect to some hosts via ssh": ("localhost is not reached", LOOPBACK),
+    r"/dev/shm|shared memory segment|Bus error": (
+        "too little shared memory",
+        "docker run --shm-size=1g, or --ipc=host",
+    ),
+    r"undefined symbol": ("built for another torch", "build Horovod for this torch: make horovod, or the image"),
+}
+"""Failures that words in an output show and do not explain: each with its meaning and cure."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """A failure that is recognised by words in the output."""
-
-    pattern: str
-    meaning: str
-    cure: str
-
-
-FAILURES = (
-    Known(r"/\.horovod'", "HOME cannot be written", WRITABLE_HOME),
-    Known(r"connect to some hosts via ssh", "localhost is not reached", LOOPBACK),
-    Known(r"/dev/shm|shared memory segment|Bus error", "too little shared memory", MORE_SHARED_MEMORY),
-    Known(r"undefined symbol", "built for another torch", "build Horovod for this torch: make horovod, or the image"),
-    Known(r"driver version is insufficient", "the driver is too old", "see check driver"),
-    Known(r"no kernel image is available", "torch has no kernels for it", "another GPU, or a torch for it"),
-    Known(r"Duplicate GPU detected", "two ranks on one GPU", "one rank per GPU: set CUDA_VISIBLE_DEVICES for each"),
-    Known(r"Permission denied|Read-only file system", "a folder cannot be written", WRITABLE_HOME),
-    Known(r"No space left on device", "a disk is full", "see checks disk and shared-memory"),
-    Known(r"Insufficient Permissions", "not allowed", "name the slice of the GPU: CUDA_VISIBLE_DEVICES=MIG-..."),
-)
-
-
-def explain(output: str) -> Known | None:
-    """Return the known failure that an output shows."""
-    return next((known for known in FAILURES if re.search(known.pattern, output)), None)
+def explain(output: str) -> tuple[str, str] | None:
+    """Return meaning and cure of the known failure that an output shows."""
+    return next((known for words, known in FAILURES.items() if re.search(words, output)), None)
 
 
 def last_words(output: str) -> str:

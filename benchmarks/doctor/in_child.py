@@ -1,6 +1,5 @@
 """The processes that checks start, each of which reports once: `python -m benchmarks.doctor.in_child WAY ...`."""
 
-import ctypes
 import os
 import sys
 import time
@@ -29,14 +28,11 @@ RANK_FACTS = "benchmarks.training.measure.rank_facts"
 
 def facts() -> dict[str, Any]:
     """Return the values of `Facts`."""
-    found: dict[str, Any] = {"libcuda": False}
-    with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1")
-        found["libcuda"] = True
+    found: dict[str, Any] = {}
     nvml: Nvml | None = None
     try:
         nvml = Nvml.load()
-        found |= {"driver": nvml.driver_version(), "driver_cuda": nvml.cuda_version()}
+        found["driver"] = nvml.driver_version()
     except NvmlUnavailable as error:
         found["nvml_error"] = one_line(error)
     try:
@@ -68,8 +64,8 @@ def _gpu(torch: ModuleType, nvml: Nvml | None, index: int) -> dict[str, Any]:
     try:
         reading = nvml.device(str(properties.uuid), index, os.environ.get("CUDA_VISIBLE_DEVICES")).read()
     except NvmlUnavailable as error:
-        return found | {"nvml_error": one_line(error)}
-    return found | {"device_reason": reading.device_reason, "process_reason": reading.process_reason}
+        return found | {"nvml_reason": one_line(error)}
+    return found | {"nvml_reason": reading.device_reason or reading.process_reason}
 
 
 def _multiply(torch: ModuleType, device: Any) -> str | None:
@@ -84,26 +80,19 @@ def _multiply(torch: ModuleType, device: Any) -> str | None:
 # --- what the one-GPU check records of its device ---
 
 
+KEPT = ("device", "device_memory_bytes", "driver", "cuda", "cudnn", "nccl", "tf32")
+
+
 def device_facts() -> dict[str, Any]:
     """Return versions and the properties of the first GPU, which are None without one."""
     import torch
 
-    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": "cpu", "uuid": None}
-    facts |= {"driver": None, "nccl": None, "cudnn": torch.backends.cudnn.version()}
-    if not torch.cuda.is_available():
-        return facts
-    properties = torch.cuda.get_device_properties(0)
+    driver = None
     with suppress(NvmlUnavailable):  # the check works without it
-        facts["driver"] = Nvml.load().driver_version()
-    return facts | {
-        "device": properties.name,
-        "uuid": load(f"{RANK_FACTS}:gpu_uuid")(torch.device("cuda", 0)),
-        "device_memory_bytes": properties.total_memory,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "nccl": load(f"{RANK_FACTS}:nccl_version")(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-    }
+        driver = Nvml.load().driver_version()
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    facts = load(f"{RANK_FACTS}:rank_facts")(device, None, driver)
+    return {name: facts[name] for name in KEPT} | {"uuid": facts["gpu_uuid"], "torch": torch.__version__}
 
 
 # --- one of some ranks that add up a vector ---

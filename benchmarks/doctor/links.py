@@ -6,7 +6,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ import numpy as np
 import yaml
 
 from benchmarks.analysis.statistics import median_interval
-from benchmarks.core.checks import allow, integer, seconds
+from benchmarks.core.checks import integer, seconds
 from benchmarks.core.devices import wanted_device
 from benchmarks.core.files import save_text, writable
 from benchmarks.core.provenance import provenance
-from benchmarks.doctor.child import own_environment
 from benchmarks.doctor.finding import Finding, failed, last_words, not_run, ok
+from benchmarks.doctor.rank_checks import own_environment
 from benchmarks.launching.processes import Job, Run, run_together
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import line_through
@@ -79,12 +78,12 @@ def cluster_of(ranks: Sequence[Mapping[str, Any]], ranks_per_node: int) -> dict[
 
 NAME = "links"
 RANKS = 2
-CURE = "start it as cells will be started: srun -N2 -n4 python -m benchmarks doctor --links FILE, or by torchrun"
+CURE = "start it as cells will be started: srun -N2 -n4 python -m benchmarks doctor --links FILE"
 
 
 @dataclass(frozen=True)
 class Place:
-    """This process's place among a launcher's ranks."""
+    """A rank's place among the others."""
 
     rank: int
     size: int
@@ -94,56 +93,28 @@ class Place:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    group = parser.add_argument_group("links")
-    text = "measure the links between ranks instead, and write them as a cluster for simulate --cluster FILE"
-    group.add_argument("--links", metavar="FILE", type=Path, help=text)
-    text = "ranks that are started on this machine, where no launcher has started several (default: %(default)s)"
-    group.add_argument("--ranks", type=int, default=RANKS, help=text)
-
-
-def refuse_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError, with one line, for options that conflict with --links or need it."""
-    if args.links is None and args.ranks != RANKS:
-        raise ConfigError("ranks: --ranks is not allowed without --links; add it, or leave this out")
-    if args.links is not None:
-        for name, value in (("slurm", args.slurm), ("only", args.only), ("gpu", args.gpu)):
-            if value:
-                raise ConfigError(f"{name}: --{name} is not allowed with --links; leave it out")
-        if args.links.suffix not in (".yaml", ".yml"):
-            raise ConfigError(f"links: {args.links} is not allowed; give a file that ends with .yaml")
+    text = "ranks that --links starts on this machine, where srun has not started several (default: %(default)s)"
+    parser.add_argument("--ranks", type=int, default=RANKS, help=text)
 
 
 def place_of(environment: Mapping[str, str], folder: Path) -> Place | None:
-    """Return this process's place among the ranks of torchrun or of a Slurm step; None if it is alone.
+    """Return this process's place among the ranks of a Slurm step; None if it is alone.
 
-    folder: where ranks of a Slurm step meet; all nodes must see it. Raises ConfigError if nodes have unequal numbers of
-    ranks, if a node's ranks are not consecutive, or if a variable is missing or is not a number.
+    folder: where the ranks meet; all nodes must see it. Raises ConfigError if nodes have unequal numbers of ranks, or a
+    node's ranks are not consecutive.
     """
-    number = partial(_number, environment)
-    if "MASTER_ADDR" in environment and "LOCAL_WORLD_SIZE" in environment:
-        rank, size, local = number("RANK"), number("WORLD_SIZE"), number("LOCAL_WORLD_SIZE")
-        node = number("GROUP_RANK") if "GROUP_RANK" in environment else rank // max(local, 1)
-        meeting_place = "env://"
-    elif environment.get("SLURM_STEP_NUM_TASKS", "1") != "1" and "SLURM_PROCID" in environment:
-        rank, size = number("SLURM_PROCID"), number("SLURM_STEP_NUM_TASKS")
-        nodes, node = max(number("SLURM_STEP_NUM_NODES"), 1), number("SLURM_NODEID")
-        local = size // nodes if size % nodes == 0 else 0
-        step = f"{number('SLURM_JOB_ID')}.{number('SLURM_STEP_ID')}"
-        meeting_place = f"file://{folder.resolve()}/.doctor-links-{step}"
-    else:
+    if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1" or "SLURM_PROCID" not in environment:
         return None
-    if not local or size % local or node != rank // local:
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NODEID")
+    rank, size, nodes, node = (int(environment[name]) for name in names)
+    local = size // nodes
+    if size % nodes or node != rank // local:
         raise ConfigError(
             f"links: the {size} ranks are not spread over nodes evenly, one node after the other; give each node as "
             "many, and srun --distribution=block"
         )
-    return Place(rank, size, local, meeting_place) if size > 1 else None
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    given = environment.get(name, "")
-    allow(name, given, given.isdecimal(), "a whole number, as torchrun and srun set it, or unset what they set")
-    return int(given)
+    step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+    return Place(rank, size, local, f"file://{folder.resolve()}/.doctor-links-{step}")
 
 
 def measure(args: argparse.Namespace, run: Run = run_together) -> list[Finding]:

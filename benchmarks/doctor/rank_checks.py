@@ -2,14 +2,75 @@
 
 import os
 import sys
+import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Any
 
 from benchmarks.core.interfaces import check_name
-from benchmarks.doctor.child import all_reports, judge_ranks, own_environment, run_torch_ranks
-from benchmarks.doctor.finding import LOOPBACK, Finding, absent, failed, not_run, ok, warning
+from benchmarks.doctor.finding import (
+    LOOPBACK,
+    SLOWLY,
+    Finding,
+    absent,
+    explain,
+    failed,
+    last_words,
+    not_run,
+    ok,
+    warning,
+)
 from benchmarks.doctor.gpu_checks import CUDA_BUILD, Facts
-from benchmarks.launching.processes import Job, Run, run_together
+from benchmarks.launching.processes import Ended, Job, Run, run_together
 from resireduce.errors import ConfigError
+
+LAUNCHERS = ("SLURM_", "PMIX_", "PMI_", "OMPI_", "PRTE_", "HOROVOD_")
+"""Prefixes of the variables by which a launcher tells a rank its place."""
+
+
+def own_environment(**more: str) -> dict[str, str]:
+    """Return this process's environment without a launcher's variables, plus `more`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)} | more
+
+
+def run_torch_ranks(backend: str, ranks: int, timeout_seconds: float, run: Run, **more: str) -> list[Ended]:
+    """Have `ranks` processes sum a vector over torch.distributed, with `more` in their environments."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "benchmarks.doctor.in_child", "torch", backend, os.path.join(folder, "meet")]
+        places = ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks))
+        return run([Job(line, own_environment(**more, **place)) for place in places], timeout_seconds)
+
+
+def judge_ranks(check: str, what: str, ended: Sequence[Ended], world_size: int, cure: str) -> Finding | None:
+    """Return the failure of ranks that should have summed their vectors; None if all is right.
+
+    Args:
+        check: name of the check.
+        what: what was tried, for the screen.
+        ended: the processes; one of them may have started several ranks.
+        world_size: expected number of ranks.
+        cure: given if no known failure explains it.
+    """
+    reports = [report for one in ended for report in one.reports()]
+    problem = _problem(reports, ended, world_size)
+    if problem is None:
+        return None
+    if known := explain("\n".join(one.output for one in ended)):
+        problem, cure = f"{known[0]}: {problem}", known[1]
+    return failed(check, f"{what}: {problem}", cure)
+
+
+def _problem(reports: Sequence[dict[str, Any]], ended: Sequence[Ended], world_size: int) -> str | None:
+    if broken := [one.output for one in ended if one.code]:
+        return last_words("\n".join(broken))
+    ranks, sizes = sorted(report["rank"] for report in reports), {report["size"] for report in reports}
+    if any(one.code is None for one in ended):
+        return f"not done in time, {len(ranks)} of {world_size} ranks came to the end; {SLOWLY}"
+    if ranks != list(range(world_size)) or sizes != {world_size}:
+        return f"ranks {ranks} met, of worlds of {sorted(sizes)}, and not {world_size} ranks"
+    wrong = [report["rank"] for report in reports if not report["right"]]
+    return f"the sum is wrong on rank {wrong[0]}" if wrong else None
+
 
 # --- gloo ---
 
@@ -51,7 +112,7 @@ def check_horovod(
             said, _, cure = str(error).partition("; ")
             problem = failed("horovod", said, cure)
         return [problem]
-    built = all_reports(ended)[0]["built"]
+    built = ended[0].reports()[0]["built"]
     parts = ", ".join(f"{name} {'yes' if built[key] else 'no'}" for key, name in SHOWN)
     if gpus and not built["nccl"]:
         return [warning("horovod", f"built without NCCL ({parts}): gradients would go by way of the CPU", WITH_NCCL)]

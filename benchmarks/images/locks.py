@@ -5,7 +5,6 @@ in one place. None of them is written into a lock file.
 """
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -77,7 +76,7 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
         options += ["--upgrade"] if upgrade else []
         command = [str(resolver), "pip", "compile", "--quiet", "--no-config", *TARGET, *OUTPUT, *indexes(), *options]
         files = ["--constraints", str(constraints), "--output-file", str(output), str(lock.source)]
-        done = subprocess.run([*command, *files], env=_environment(), stdout=subprocess.DEVNULL, check=False)
+        done = subprocess.run([*command, *files], stdout=subprocess.DEVNULL, check=False)
         if done.returncode:
             raise ConfigError(f"{lock.source.name}: {lock.path} cannot be made; the reason is above")
         pins = read_lock(output)
@@ -86,31 +85,20 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
 
 
 def indexes() -> list[str]:
-    """Return uv's options for the indexes that pip is configured with.
+    """Return uv's options for the indexes that pip is configured with; certificates are uv's own variables.
 
     The main index comes first: others may have just one of a version's files, and the lock would lack the other hashes.
     """
-    options = _pip_options()
-    if options.no_index:
-        found = ["--no-index"]
-    else:
-        urls = [options.index_url, *options.extra_index_urls]
-        found = [f"--index={url}" for url in urls[:-1]] + [f"--default-index={urls[-1]}"]
-    found += [f"--find-links={place}" for place in options.find_links]
-    found += [f"--allow-insecure-host={host}" for host in options.trusted_hosts]
-    return ["--index-strategy=unsafe-first-match", *found]
-
-
-def _environment() -> dict[str, str]:
-    certificates = _pip_options().cert
-    return dict(os.environ) | ({"SSL_CERT_FILE": certificates} if certificates else {})
-
-
-def _pip_options() -> Any:
-    """Return pip's options as set by its files and variables; pip has no public way to ask for all of them."""
+    # pip has no public way to ask for what its files and variables set.
     from pip._internal.commands import create_command
 
-    return create_command("download").parse_args([])[0]
+    options: Any = create_command("download").parse_args([])[0]
+    urls = [options.index_url, *options.extra_index_urls]
+    return [
+        "--index-strategy=unsafe-first-match",
+        *(f"--index={url}" for url in urls[:-1]),
+        f"--default-index={urls[-1]}",
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -135,7 +135,6 @@ TOOLS = {
     "docker": DOCKER,
     "dockerd": DOCKER,
     "mmdebstrap": Tool(("mmdebstrap",)),
-    "skopeo": Tool(("skopeo",)),
     "apptainer": APPTAINER,
 }
 FOLDERS = ("usr/bin", "usr/sbin")

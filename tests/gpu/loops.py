@@ -1,6 +1,5 @@
 """Training loops on a device, of the small network that the tests of the library share."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -61,7 +60,6 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor
 
 def trained(
     device: torch.device,
-    start: nn.Module | None = None,
     autocast: torch.dtype | None = None,
     scaler: resireduce.GradScaler | None = None,
     compiled: str | None = None,
@@ -69,8 +67,8 @@ def trained(
     communicator: Communicator | None = None,
     **options: object,
 ) -> nn.Module:
-    """Return a copy of the network after some steps of training; options are those of `distributed`."""
-    model = copy.deepcopy(start) if start is not None else net(device)
+    """Return the network after some steps of training; options are those of `distributed`."""
+    model = net(device)
     optimizer = distributed(model, communicator, grad_scaler=scaler, **options)
     called = model if compiled is None else torch.compile(model, backend=compiled)
     for x, y in batches(device, 0 if communicator is None else communicator.rank, steps):

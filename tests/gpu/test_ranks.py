@@ -31,17 +31,6 @@ def _share_messages(device: torch.device) -> None:
         assert all(same(made[0], other) for other in made) and all_alike(made[0]), compressor
 
 
-def _share_by_nodes(device: torch.device) -> None:
-    """Two nodes of two ranks: streamed as kept, bit for bit, and all ranks alike."""
-    for compressor, scheme in (("topk", "w+2d"), ("threshold", "baseline"), ("none", "none")):
-        options = {"compressor": compressor, "scheme": scheme, "hierarchy": [[0, 1], [2, 3]]}
-        pair = [
-            trained(device, steps=3, communicator=TorchCommunicator(), gradients=one, **options)
-            for one in ("kept", "streamed")
-        ]
-        assert same(*pair) and not same(pair[0], net(device)) and all_alike(pair[0]), compressor
-
-
 def _ways(device: torch.device) -> None:
     """Without compression, however averages come back and are used."""
 
@@ -49,21 +38,13 @@ def _ways(device: torch.device) -> None:
         return trained(device, communicator=TorchCommunicator(), steps=3, **options)  # type: ignore[arg-type]
 
     usual = train(compressor="none", scheme="none")
-    ways: tuple[dict[str, object], ...] = (
-        {"gradients": "kept"},
-        {"update": "in_backward"},
-    )
-    for way in ways:
+    for way in ({"gradients": "kept"}, {"update": "in_backward"}):
         assert same(train(compressor="none", scheme="none", **way), usual), way
     assert same(train(warm_up_steps=3), usual) and all_alike(usual)
 
 
 def test_ranks_share_the_device_over_gloo_and_merge_messages(device: torch.device) -> None:
     on_ranks(2, "gloo", device, _share, _share_messages, _ways)
-
-
-def test_two_nodes_share_the_device_over_gloo(device: torch.device) -> None:
-    on_ranks(4, "gloo", device, _share_by_nodes)
 
 
 def test_one_rank_over_nccl(device: torch.device) -> None:

@@ -6,74 +6,54 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.images import engine as module
-from benchmarks.images.engine import HOST, engine
+from benchmarks.images.engine import HOST, answers, engine
 from benchmarks.launching.containers.containers import command
 from benchmarks.rig import own_engine
-from benchmarks.rig.own_engine import OwnEngine
 
 USE = """
 import sys, time
 from pathlib import Path
 from benchmarks.images import engine
 from benchmarks.rig import own_engine
-engine.find_running = lambda kind: None
+engine.find_running = lambda: None
 own_engine.cache_folder = lambda: Path(sys.argv[1])
 with engine.engine() as client:
     print(client.version()["Version"], flush=True)
-    time.sleep(float(sys.argv[2]))
+    time.sleep(600)
 """
 
 
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnEngine]:
-    """None runs, and our own is in a folder of the test, with a name that is short enough for its sockets."""
+def test_it_is_started_where_none_runs_and_ends_with_its_process_even_a_killed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Our own is in a folder of the test, with a name that is short enough for its sockets."""
+    monkeypatch.setattr(module, "find_running", lambda: None)
     with tempfile.TemporaryDirectory(prefix="own") as folder:
-        monkeypatch.setattr(module, "find_running", lambda kind: None)
         monkeypatch.setattr(own_engine, "cache_folder", lambda: Path(folder))
-        yield OwnEngine(Path(folder) / "engine")
-
-
-def use(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    """Another process that uses the engine in folder for a while; it has it when this returns."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", USE, str(folder), str(seconds)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline().strip()
-    return process
-
-
-def runs(own: OwnEngine) -> bool:
-    try:
-        os.kill(int(own.pid_file.read_text()), 0)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def test_it_is_started_where_none_runs_and_stopped_afterwards(own: OwnEngine) -> None:
-    earlier = os.environ.get(HOST)
-    with engine() as client:
-        assert client.ping() and runs(own)
-        assert os.environ[HOST] == f"unix://{own.socket}"
-        listed = subprocess.run([*command("docker"), "images", "--quiet"], capture_output=True, text=True, check=True)
-        assert listed.stdout == ""
-    assert not runs(own) and os.environ.get(HOST) == earlier
-
-
-def test_the_engine_of_a_process_that_was_killed_is_stopped_by_the_next(own: OwnEngine) -> None:
-    other = use(own.folder.parent, 600)
-    other.send_signal(signal.SIGKILL)
-    other.wait()
-    assert runs(own)
-    with engine() as client:
-        assert client.ping()
-    assert not runs(own)
+        address, earlier = f"unix://{folder}/engine/docker.sock", os.environ.get(HOST)
+        with engine() as client:
+            assert client.ping() and os.environ[HOST] == address
+            line = [*command("docker"), "images", "--quiet"]
+            assert subprocess.check_output(line, text=True) == ""
+            with engine() as same:
+                assert same.ping()
+            assert client.ping(), "it is stopped by the one that started it"
+        assert not answers(address) and os.environ.get(HOST) == earlier
+        with subprocess.Popen([sys.executable, "-c", USE, folder], stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None and other.stdout.readline().strip()
+            assert answers(address)
+            other.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while Path(folder, "engine/docker.pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not answers(address)
+        with engine() as client:
+            assert client.ping()
 
 
 def test_a_command_has_the_engine_while_it_runs() -> None:

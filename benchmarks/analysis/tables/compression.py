@@ -1,4 +1,4 @@
-"""The table of compression times, for `benchmarks measure micro` and the one-GPU check."""
+"""The table of compression times, for `benchmarks measure micro`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -12,8 +12,8 @@ from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import writable
 from benchmarks.doctor.gpu.steps import GROUPS, list_steps
-from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, disagreement
-from benchmarks.doctor.gpu.summary import merge
+from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch
+from benchmarks.doctor.gpu.summary import summarise
 from benchmarks.launching.processes import Job, run_together
 from resireduce.errors import ConfigError, choose
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--everything", action="store_true", help="all steps that are not done yet, the next stretch of")
     what.add_argument("--only", metavar="GROUP", nargs="+", help=f"those of some groups: {', '.join(GROUPS)}")
-    text = f"merge what stretches left in these folders into OUTPUT/<device> (default there: {REFERENCE}), with tables"
-    what.add_argument("--summary", metavar="DIR", nargs="+", type=Path, help=text)
+    text = f"copy what stretches left in a folder to OUTPUT/<device> (default there: {REFERENCE}), with a summary"
+    what.add_argument("--summary", metavar="DIR", type=Path, help=text)
     limit = f"how long a stretch may take (default: {LIMIT_SECONDS:g})"
     parser.add_argument("--seconds", metavar="S", default=LIMIT_SECONDS, help=limit)
     parser.add_argument("--device", default="cuda", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do the steps of a stretch, list them, or merge results. Returns 0 even if steps failed: the files show that."""
+    """Do the steps of a stretch, list them, or copy results. Returns 0 even if steps failed: the files show that."""
     if args.summary is not None:
-        for text in merge(args.summary, args.output or REFERENCE):
-            print(text, end="")
+        for path in summarise(args.summary, args.output or REFERENCE):
+            print(path)
         return 0
     choose("device", args.device, DEVICES)
     limit = seconds("seconds", args.seconds)
@@ -59,7 +59,10 @@ def main(args: argparse.Namespace) -> int:
     writable("output", folder / f"{groups[0]}.json")
     stretch = Stretch(steps, folder, device, seconds=limit, say=_say)
     stretch.run()
-    _say(_ended(stretch))
+    for name, record in stretch.records.items():
+        if record["reason"]:
+            _say(f"  {name}: {record['reason']}")
+    _say(f"{folder}: {len(stretch.records)} of {len(steps)} steps, {len(stretch.todo())} for the next stretch")
     return 0
 
 
@@ -82,12 +85,3 @@ def find_device(device: str) -> dict[str, Any]:
         )
     os.environ |= chosen
     return facts
-
-
-def _ended(stretch: Stretch) -> str:
-    """Return what results exist now, in one or more lines."""
-    records = list(stretch.records.values())
-    wrong = {record["name"]: record["reason"] or disagreement(record) for record in records}
-    again = len(stretch.todo())
-    head = f"{stretch.folder}: {len(records)} of {len(stretch.steps)} steps, {again} for the next stretch"
-    return "\n".join([head, *(f"  {name}: {said}" for name, said in wrong.items() if said)])

@@ -72,6 +72,8 @@ CASES = ("torch.topk", "GRACE's form", "topk, *", "dgc, baseline", "randomk, bas
 MORE = {"micro": ["--sizes", *(str(mebi << 20) for mebi in (1, 25, 100)), "--cases", *CASES]}
 """Further arguments of a group at full size: a GPU does in a millisecond what a CPU does in a second."""
 CONTRACTS = Path("tests/gpu")
+PYTEST = ("pytest", "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60")
+"""Runs a file of tests; what it says last names those that failed, that are running, or that have hung for a minute."""
 TINY_MODEL = "resnet20"
 SIZES = (("256", "4096"), ("64",))
 """Mebibytes of known allocations, and those of a trial run."""
@@ -107,9 +109,8 @@ def list_steps(device: str, tiny: bool = False) -> list[Step]:
     paced = ("--ranks", "1", "--pairs", "every", "--rounds", rounds, "--steps", steps)
     found = [measure(f"known.{size}-mib", "known", "allocation", "--mebibytes", size) for size in SIZES[tiny]]
     for file in files:
-        line = ["benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT]
-        name = f"contracts.{file.stem.removeprefix('test_')}"
-        found.append(Step(name, "contracts", command=(*line, *["--tiny"] * tiny)))
+        command = (*PYTEST, (CONTRACTS / file.name).as_posix())
+        found.append(Step(f"contracts.{file.stem.removeprefix('test_')}", "contracts", command=command))
     found += [*(Step(cell.name, "memory", cell=cell) for cell in cells), module("micro")]
     for model in (TINY_MODEL,) if tiny else MODELS:
         found.append(measure(f"throughput.{model}", "throughput", "pace", "--models", model, *paced))

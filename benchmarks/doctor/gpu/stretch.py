@@ -25,63 +25,6 @@ from benchmarks.launching.processes import Job, run_together
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 
-# --- the bytes that a cell measured, beside its plan ---
-
-
-STATES = ("parameters", "gradients", "residuals", "optimizer_states", "total")
-"""States that must be as planned, to the byte."""
-BESIDE = ("peak_states", "allocated")
-"""Figures that are also compared, with a tolerance."""
-ALLOCATED = "allocated"
-"""The rung of the ladder that is read at a step boundary, including gradients."""
-KNOWN = ("states", "buffers", "workspaces", "rounding")
-"""The parts of allocated bytes."""
-ALLOCATED_TOLERANCE = 0.01
-PEAK_TOLERANCE = 0.05
-
-
-def disagreement(record: dict[str, Any]) -> str | None:
-    """Return where a cell's memory is not as planned, measured of expected; None if all is, or nothing was compared."""
-    found = []
-    for agreement in record.get("agreement", ()):
-        compared = agreement["states"] | {name: one for name, one in agreement.items() if name in BESIDE}
-        wrong = {name: one for name, one in compared.items() if not one["agrees"]}
-        found += [f"{name} {one['measured']} of {one['expected']}" for name, one in wrong.items()]
-    return f"NOT as planned: {', '.join(found)}" if found else None
-
-
-def compare(outcome: dict[str, Any], planned: dict[str, int | float]) -> dict[str, Any]:
-    """Return the agreement of one rank's outcome by name: measured, expected, ratio, and whether they agree.
-
-    `states`: each as planned, to the byte. `peak_states`: at the fullest moment of a step. `allocated`: bytes that the
-    allocator has handed out at a step boundary since before the model was built, against the sum of the tensors known
-    to be there: the model states on the device, the model's buffers, cuBLAS's workspaces, and the allocator's rounding,
-    from its own snapshot. Missing without a GPU.
-    """
-    memory = outcome["memory"]
-    states = {name: _compared(memory[f"{name}_bytes"], planned[name], 0.0) for name in STATES}
-    peak = _compared(memory["peak_states_bytes"], planned["peak_states"], PEAK_TOLERANCE)
-    found: dict[str, Any] = {"states": states, "peak_states": peak}
-    allocated, known = rung_bytes(memory, ALLOCATED), memory.get("difference")
-    if allocated is not None and known:
-        expected = sum(known[f"{name}_bytes"] for name in KNOWN)
-        found["allocated"] = _compared(allocated - known["baseline_bytes"], expected, ALLOCATED_TOLERANCE)
-    every = [*states.values(), *(found[name] for name in BESIDE if name in found)]
-    return found | {"agrees": all(one["agrees"] for one in every)}
-
-
-def rung_bytes(memory: dict[str, Any], name: str) -> int | None:
-    """Return the bytes of one rung of a rank's ladder; None if it is missing."""
-    rungs = (rung for rung in memory.get("ladder") or () if rung.get("name") == name)
-    return next((rung.get("bytes") for rung in rungs), None)
-
-
-def _compared(measured: float, expected: float, tolerance: float) -> dict[str, Any]:
-    ratio = measured / expected if expected else None
-    agrees = measured == expected or (ratio is not None and abs(ratio - 1) <= tolerance)
-    return {"measured": measured, "expected": expected, "ratio": ratio, "agrees": agrees}
-
-
 # --- one step ---
 
 
@@ -114,18 +57,15 @@ def without_folders(value: Any) -> Any:
 
 
 def _train(step: Step, folder: Path, seconds: float) -> dict[str, Any]:
-    """Train and measure a cell, and compare it with its plan."""
+    """Train and measure a cell; return what its ranks left, and its plan."""
     assert step.cell is not None
     outcomes = launch(step.cell, folder, None, find_root(), seconds)
     said = overall(outcomes)
     ranks = [outcome.to_dict() for outcome in outcomes]
     for rank in ranks:  # the totals suffice here, at a hundredth of the size
         rank.get("memory", {}).pop("moments", None)
-    record: dict[str, Any] = {"status": said.status, "reason": said.reason, "ranks": ranks}
-    if said.status == "ok":
-        planned = load("benchmarks.training.plan_of_cell:plan_of")(step.cell)
-        record |= {"planned": planned, "agreement": [compare(rank, planned) for rank in ranks]}
-    return record
+    planned = load("benchmarks.training.plan_of_cell:plan_of")(step.cell) if said.status == "ok" else None
+    return {"status": said.status, "reason": said.reason, "ranks": ranks, "planned": planned}
 
 
 def _command(step: Step, folder: Path, seconds: float) -> dict[str, Any]:
@@ -133,28 +73,32 @@ def _command(step: Step, folder: Path, seconds: float) -> dict[str, Any]:
     output = folder / "result.json"
     line = [str(output) if part == OUTPUT else part for part in step.command]
     (ended,) = run_together([Job([sys.executable, "-m", *line], os.environ, ROOT)], seconds)
-    record: dict[str, Any] = {"result": load_json(output) if output.exists() else None}
+    text = ended.output.strip()[-LOG_CHARACTERS:]
+    last = text.splitlines()[-1] if text else "nothing"
+    record: dict[str, Any] = {"result": load_json(output) if output.exists() else None, "said": last}
     if ended.code == 0:
         return record | {"status": "ok", "reason": None}
-    text = ended.output.strip()[-LOG_CHARACTERS:]
-    last = text.splitlines()[-1] if text else f"exit status {ended.code}, and nothing printed"
-    timeout = {"status": "timeout", "reason": f"not done after {seconds:.0f} s; last it said: {last}"}
-    return record | (timeout if ended.code is None else {"status": "failed", "reason": last}) | {"log": text}
+    late = f"not done after {seconds:.0f} s; last it said: {last}"
+    status, reason = ("timeout", late) if ended.code is None else ("failed", last)
+    return record | {"status": status, "reason": reason, "log": text}
 
 
 def line(record: dict[str, Any]) -> str:
     """Return one line for the screen."""
     head = f"{record['name']}: {record['status']}, {record['wall_seconds']:.0f} s"
-    if record["status"] != "ok" or not record.get("agreement"):
-        return f"{head}: {record['reason']}" if record["reason"] else head
-    total_bytes = record["ranks"][0]["memory"]["total_bytes"]
-    return f"{head}: model states {total_bytes / 2**20:.1f} MiB, {disagreement(record) or 'as planned'}"
+    if record.get("planned"):
+        held, planned = record["ranks"][0]["memory"]["total_bytes"], record["planned"]["total"]
+        return f"{head}: model states {held:,} bytes, by plan {planned:,}"
+    said = record["reason"] or record.get("said")
+    return f"{head}: {said}" if said else head
 
 
 TIMING = tuple(f"benchmarks/micro/{name}.py" for name in ("micro_command", "pace", "train_on_nodes"))
 LIMIT_SECONDS = 540.0
 FINISHED = ("ok", "oom", "diverged")
 """Statuses that say something about the step; others are worth another try."""
+DONE = 3
+"""The turn of a step that needs no other try."""
 MARGIN_SECONDS = 10.0
 """Reserved at the end of a stretch to stop its last step and write its results."""
 STEP_SECONDS = 360.0
@@ -197,16 +141,15 @@ class Stretch:
 
     def todo(self) -> list[Step]:
         """Return the steps to do, in the order of this stretch."""
-        found: tuple[list[Step], ...] = ([], [], [])
-        for step in self.steps:
-            record = self.records.get(step.name)
-            if record is None:
-                found[0].append(step)
-            elif record["status"] not in FINISHED:
-                found[1].append(step)
-            elif record["code"] != self._codes[step.group]:
-                found[2].append(step)
-        return [step for part in found for step in part]
+        return sorted((step for step in self.steps if self._turn(step) < DONE), key=self._turn)
+
+    def _turn(self, step: Step) -> int:
+        record = self.records.get(step.name)
+        if record is None:
+            return 0
+        if record["status"] not in FINISHED:
+            return 1
+        return DONE if record["code"] == self._codes[step.group] else 2
 
     def run(self) -> None:
         """Do all steps that there is time for."""
@@ -218,21 +161,15 @@ class Stretch:
                 return
             self.say(f"{step.name}: {number} of {len(todo)}; {left:.0f} s are left")
             record = do(step, min(left, most))
-            self._keep(step, record)
+            record |= {"device": self.device.get("uuid"), "code": self._codes[step.group]}
+            record |= {"commit": self.source.get("commit")}
+            if record["status"] in FINISHED or self._turn(step) < 2:  # a result of other code is better than none
+                self.records[step.name] = record
+            self._save(step.group)
             self.say(line(record))
             # A signal ended it: the launcher does not raise then, and the remaining steps are not wanted.
             if any(rank.get("failure", {}).get("interrupted") for rank in record.get("ranks", ())):
                 return
-
-    def _keep(self, step: Step, record: dict[str, Any]) -> None:
-        earlier = self.records.get(step.name, {})
-        record |= {"device": self.device.get("uuid"), "code": self._codes[step.group]}
-        record |= {"commit": self.source.get("commit"), "tries": earlier.get("tries", 0) + 1}
-        if record["status"] in FINISHED or earlier.get("status") not in FINISHED:
-            self.records[step.name] = record
-        else:  # keep a result from other code rather than none
-            self.records[step.name] = earlier | {"failed_since": {key: record[key] for key in ("reason", "code")}}
-        self._save(step.group)
 
     def _save(self, group: str) -> None:
         names = [step.name for step in self.steps if step.group == group]
@@ -247,15 +184,13 @@ class Stretch:
 
 def read_files(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the files of groups in a folder. Raises ConfigError, with one line, for an unreadable file."""
-    for group in GROUPS:
-        path = folder / f"{group}.json"
+    for path in (folder / f"{group}.json" for group in GROUPS):
         try:
             values = load_json(path)
-            known = {"name", "status", "code", "reason", "date"}
-            if values["group"] != group or not all(known <= record.keys() for record in values["cases"]):
+            if not all({"name", "status", "code", "reason"} <= record.keys() for record in values["cases"]):
                 raise ValueError("it is of another kind")
-            yield values
         except FileNotFoundError:
             continue
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ConfigError(f"output: {path} cannot be read ({error}); move it away") from None
+        yield values

@@ -117,8 +117,6 @@ def _read(path: Path) -> Any:
 
 
 IMAGES = ("cpu", "cuda12")
-NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda12": 35 * 10**9}
-"""Free disk space that a build from scratch needs: packages, context, layers of the builder, the image."""
 SHARED = ("build_horovod.sh", "build-tools.lock", "horovod.lock", "check_image.py")
 """Files of `containers` that every image is built with."""
 SUITE = ("pyproject.toml", "README.md", "LICENSE", "resireduce", "benchmarks")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.doctor import rank_checks as checks
-from benchmarks.doctor.child import judge_ranks
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, explain, last_words
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, last_words
 from benchmarks.doctor.gpu_checks import Facts, Gpu
+from benchmarks.doctor.rank_checks import judge_ranks
 from benchmarks.launching.processes import MARK, Ended, Job, run_together
 from tests.findings import only
 
@@ -26,7 +26,7 @@ def reports(*values: tuple[int, int, bool], **more: Any) -> str:
     return "".join(f"[0]<stdout>:{MARK}{json.dumps(line)}\n" for line in lines)
 
 
-MET = reports((1, 2, True), (0, 2, True), through="libmpi.so.40")
+MET = reports((1, 2, True), (0, 2, True))
 
 
 def python(code: str) -> Job:
@@ -59,45 +59,31 @@ def test_a_process_that_hangs_ends_with_all_that_it_started_once_another_has_fai
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
+CRASH = "[1]<stderr>:Traceback (most recent call last):\n[1]<stderr>:ImportError: libmpi.so.40: cannot open\n"
+CRASH += "Process 1 exit with status code 1.\n"
+CRASH += "RuntimeError: Horovod detected that one or more processes exited with non-zero status\n"
+
+
 @pytest.mark.parametrize(
     ("ended", "words"),
     [
-        ([Ended(0, reports((0, 1, True), (0, 1, True)))], "ranks see a world of 1, not of 2 (2 ranks 0)"),
+        ([Ended(0, reports((0, 1, True), (0, 1, True)))], "ranks [0, 0] met, of worlds of [1], and not 2 ranks"),
         ([Ended(0, reports((0, 2, True), (1, 2, False)))], "the sum is wrong on rank 1"),
-        ([Ended(0, f'{reports((0, 2, True))}a warning: {MARK}{{"rank": 1, "si')], "1 of 2 ranks came to the end"),
-        ([Ended(None, reports((0, 2, True)))], "not done in time: 1 of 2 ranks came to the end"),
+        ([Ended(0, f'{reports((0, 2, True))}a warning: {MARK}{{"rank": 1, "si')], "ranks [0] met"),
+        ([Ended(None, reports((0, 2, True)))], "not done in time, 1 of 2 ranks came to the end; --timeout"),
         ([Ended(1, MET + "ValueError: at the end\n")], "ValueError: at the end"),
         ([Ended(None, ""), Ended(1, "RuntimeError: Connection refused\n")], "RuntimeError: Connection refused"),
+        ([Ended(1, CRASH)], "what: ImportError: libmpi.so.40: cannot open -> a cure"),
+        (
+            [Ended(1, "NCCL WARN Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes")],
+            "too little shared memory: NCCL WARN Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes -> "
+            "docker run --shm-size=1g",
+        ),
     ],
 )
 def test_ranks_that_did_not_meet_say_how(ended, words):
     finding = judge_ranks("x", "what", ended, 2, "a cure")
-    assert finding is not None and finding.status == FAILED and "a cure" in finding.cure
-    assert finding.detail.startswith("what: ") and words in finding.detail
-
-
-@pytest.mark.parametrize(
-    ("output", "meaning"),
-    [
-        ("NCCL WARN Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes", "too little shared memory"),
-        ("ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10", "built for another torch"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/home/me/.horovod'", "HOME cannot be written"),
-        ("RuntimeError: could not connect to some hosts via ssh", "localhost is not reached"),
-        ("RuntimeError: CUDA error: no kernel image is available for execution", "torch has no kernels for it"),
-    ],
-)
-def test_known_failures_are_explained(output, meaning):
-    known = explain(f"some line\n{output}\nanother")
-    assert known is not None and known.meaning == meaning
-    finding = judge_ranks("x", "what", [Ended(1, output)], 2, "a cure")
-    assert finding is not None and meaning in finding.detail and finding.cure == known.cure
-
-
-def test_last_words_are_those_of_the_rank_not_of_its_launcher():
-    said = "[1]<stderr>:Traceback (most recent call last):\n[1]<stderr>:ImportError: libmpi.so.40: cannot open\n"
-    said += "Process 1 exit with status code 1.\n"
-    said += "RuntimeError: Horovod detected that one or more processes exited with non-zero status\n"
-    assert last_words(said) == "ImportError: libmpi.so.40: cannot open"
+    assert finding is not None and words in only([finding], FAILED)
     assert last_words("starting\nsrun: error: Unable to allocate\nbye\n") == "srun: error: Unable to allocate"
 
 
@@ -107,7 +93,6 @@ def test_gloo_adds_up_here_and_is_a_failure_where_it_does_not():
     run = answers(closed, closed)
     assert "Unable to find address for: lo -> ip link set lo up" in only(checks.check_gloo(SECONDS, run), FAILED)
     assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
-    assert all(job.environment["CUDA_VISIBLE_DEVICES"] == "" for job in run.jobs)
 
 
 @pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
@@ -117,19 +102,14 @@ def test_horovod_adds_up_here():
 
 def test_horovod_says_what_it_was_built_with_and_that_the_machine_s_name_has_no_address(monkeypatch):
     assert "make horovod" in only(checks.check_horovod(SECONDS, installed=False), NOT_RUN)
-    for nccl, gpus, status, words in (
-        (22705, 2, OK, "MPI yes, Gloo yes, NCCL yes"),
-        (0, 0, OK, "NCCL no"),
-        (0, 2, WARNING, "HOROVOD_GPU_OPERATIONS=NCCL"),
-    ):
+    for nccl, gpus, status, words in ((22705, 2, OK, "MPI yes, Gloo yes, NCCL yes"), (0, 2, WARNING, "without NCCL")):
         built = {"mpi": True, "gloo": True, "nccl": nccl}
         run = answers(Ended(0, reports((0, 2, True), (1, 2, True), built=built)))
         assert words in only(checks.check_horovod(SECONDS, gpus, True, run), status)
     crashed = Ended(1, "RuntimeError: Horovod detected that one or more processes exited\n")
-    for name in ("nosuch.invalid", "123"):  # 0.0.0.123, which nobody has
-        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
-        text = only(checks.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
-        assert f"{name}, has no address" in text and f"--add-host {name}:127.0.0.1" in text
+    monkeypatch.setattr("socket.gethostname", lambda: "nosuch.invalid")
+    text = only(checks.check_horovod(SECONDS, 0, True, answers(crashed)), FAILED)
+    assert "nosuch.invalid, has no address" in text and "--add-host nosuch.invalid:127.0.0.1" in text
 
 
 def test_an_all_reduce_runs_on_two_gpus_or_on_the_only_one_and_is_needed_only_if_asked_for():
@@ -141,7 +121,5 @@ def test_an_all_reduce_runs_on_two_gpus_or_on_the_only_one_and_is_needed_only_if
     assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
     one = replace(built, gpus=(gpu,))
     assert "over 1 GPU is" in only(checks.check_nccl(one, 9, run=answers(Ended(0, reports((0, 1, True))))), OK)
-    fails = answers(Ended(1, "RuntimeError: x\n"))
-    assert "RuntimeError: x -> NCCL_DEBUG=INFO" in only(checks.check_nccl(one, 9, run=fails), FAILED)
     only(checks.check_nccl(built, 9, run=answers()), NOT_RUN)
     only(checks.check_nccl(built, 9, needed=True, run=answers()), FAILED)

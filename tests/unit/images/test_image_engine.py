@@ -1,11 +1,8 @@
+"""Which engine is taken, and what becomes of one that goes away; tests/images has a real one."""
+
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,16 +12,7 @@ from urllib3.exceptions import ProtocolError
 from benchmarks.images import engine as module
 from benchmarks.images import image_command as cli
 from benchmarks.images.engine import engine
-from benchmarks.rig import own_engine
-from benchmarks.rig.own_engine import OwnEngine
 from resireduce.errors import ConfigError
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A short one: names of sockets have 107 characters at most, and pytest has a folder for each of its processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def test_an_address_that_nobody_answers_at_is_told_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,35 +20,10 @@ def test_an_address_that_nobody_answers_at_is_told_before_anything_is_started(mo
         monkeypatch.setenv("DOCKER_HOST", address)
         with pytest.raises(ConfigError, match=f"DOCKER_HOST: no engine answers at '{address}'"), engine():
             pass
-
-
-def test_without_an_engine_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PODMAN_HOST", "unix:///nosuch.sock")
-    with pytest.raises(ConfigError, match="'podman' does not answer; start its service"), engine("podman"):
-        pass
-    monkeypatch.setattr(module, "find_running", lambda kind: None)
+    monkeypatch.setattr(module, "find_running", lambda: None)
     monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="only root can start one"), engine():
         pass
-
-
-def left_engine(folder: Path, number: int) -> OwnEngine:
-    (folder / "docker.pid").write_text(str(number))
-    return OwnEngine(folder)
-
-
-def test_the_number_of_a_killed_engine_is_nobody_elses(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    own = left_engine(tmp_path, os.getpid())
-    own_engine._stop(own)  # this process, if it were taken for the engine
-    assert time.monotonic() - begun < 1
-    line = [sys.executable, "-c", "import time; time.sleep(60)", str(own.pid_file)]
-    with subprocess.Popen(line) as process:
-        left_engine(tmp_path, process.pid)
-        while str(own.pid_file).encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
-            time.sleep(0.01)
-        assert own_engine._process(own.pid_file, own.pid_file) == process.pid
-        os.kill(process.pid, signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +34,8 @@ def test_the_number_of_a_killed_engine_is_nobody_elses(tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_that_goes_away_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
-    monkeypatch.setattr(module, "find_running", lambda kind: "unix:///nosuch.sock")
-    monkeypatch.setattr(own_engine.docker, "DockerClient", lambda **_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(module, "find_running", lambda: "unix:///nosuch.sock")
+    monkeypatch.setattr(module.docker, "DockerClient", lambda **_: SimpleNamespace(close=lambda: None))
     with pytest.raises(ConfigError, match=f"^engine: .*{said}.*look at its log") as raised, engine():
         raise error
     assert "\n" not in str(raised.value) and "http+docker" not in str(raised.value)
@@ -90,8 +53,8 @@ def test_asked_to_end_a_command_clears_away_what_is_its_own(monkeypatch: pytest.
         return 0
 
     before = signal.getsignal(signal.SIGHUP)
-    monkeypatch.setitem(cli.ACTIONS, "list", act)
+    monkeypatch.setitem(cli.ACTIONS, "build", act)
     with pytest.raises(SystemExit) as ended:
-        cli.main(SimpleNamespace(action="list"))  # type: ignore[arg-type]
+        cli.main(SimpleNamespace(action="build"))  # type: ignore[arg-type]
     assert ended.value.code == 128 + signal.SIGHUP and cleared == [True]
     assert signal.getsignal(signal.SIGHUP) is before

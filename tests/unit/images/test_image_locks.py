@@ -121,43 +121,30 @@ def test_every_import_of_a_cell_is_locked() -> None:
 # --- making them ---
 
 STAND_IN = """#!/bin/sh
-for last; do :; done
-echo "$@" > "{log}"
+echo "$@" > "{folder}/log"
 while [ "$1" != --output-file ]; do shift; done
-{act}
+cp "{folder}/made" "$2"
 """
 
 
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> Path:
-    """Put a program in uv's place that does `act` to the output "$2", and return the file with its arguments."""
-    uv, log = tmp_path / "bin/uv", tmp_path / "log"
-    uv.parent.mkdir()
-    uv.write_text(STAND_IN.format(log=log, act=act), encoding="utf-8")
-    uv.chmod(0o755)
-    monkeypatch.setattr("benchmarks.images.locks.TOOLS", uv.parent)
-    monkeypatch.setattr(locks, "FOLDER", tmp_path)
-    (tmp_path / "some.in").write_text("numpy\n", encoding="utf-8")
-    return log
-
-
-def test_a_lock_is_made_with_hashes_and_without_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = stand_in(tmp_path, monkeypatch, f'echo "numpy==2.4.6 --hash=sha256:{A}" > "$2"')
-    for name, value in (("INDEX_URL", "https://main.example"), ("EXTRA_INDEX_URL", "https://other.example")):
-        monkeypatch.setenv(f"PIP_{name}", value)
-    monkeypatch.setenv("PIP_FIND_LINKS", "/srv/wheels")
-    assert compile_lock(locks.Lock("some", suite=True, dependencies=False), upgrade=True) == 1
-    given = log.read_text(encoding="utf-8")
-    assert "--index=https://main.example --default-index=https://other.example --find-links=/srv/wheels" in given
-    for option in ("--generate-hashes", "--no-emit-index-url", "--no-deps", "--upgrade", "--python-version=3.11"):
-        assert option in given
-    assert read_lock(tmp_path / "some.lock")[0].name == "numpy"
-
-
-def test_a_lock_without_hashes_is_not_put_in_the_place_of_the_one_before(
+def test_a_lock_is_made_with_hashes_and_without_indexes_or_the_one_before_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in(tmp_path, monkeypatch, 'echo "numpy==2.4.6" > "$2"')
-    (tmp_path / "some.lock").write_text(GOOD, encoding="utf-8")
+    uv = tmp_path / "uv"
+    uv.write_text(STAND_IN.format(folder=tmp_path), encoding="utf-8")
+    uv.chmod(0o755)
+    monkeypatch.setattr("benchmarks.images.locks.TOOLS", tmp_path)
+    monkeypatch.setattr(locks, "FOLDER", tmp_path)
+    (tmp_path / "some.in").write_text("numpy\n", encoding="utf-8")
+    for name, value in (("INDEX_URL", "https://main.example"), ("EXTRA_INDEX_URL", "https://other.example")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    (tmp_path / "made").write_text(GOOD, encoding="utf-8")
+    assert compile_lock(locks.Lock("some", suite=True, dependencies=False), upgrade=True) == 1
+    given = (tmp_path / "log").read_text(encoding="utf-8")
+    assert "--index=https://main.example --default-index=https://other.example" in given
+    for option in ("--generate-hashes", "--no-emit-index-url", "--no-deps", "--upgrade", "--python-version=3.11"):
+        assert option in given
+    (tmp_path / "made").write_text("numpy==2.4.6", encoding="utf-8")
     with pytest.raises(ConfigError):
         compile_lock(locks.Lock("some"), upgrade=False)
     assert (tmp_path / "some.lock").read_text(encoding="utf-8") == GOOD

@@ -1,1 +1,0 @@
-"""`python -m benchmarks doctor --slurm`: what works on this cluster, without a job. No torch."""
