@@ -10,14 +10,11 @@ from benchmarks.simulation.model_layers import layers_of
 PAGE = Path(__file__).parent / "simulate.md"
 RECORD = Path(__file__).parents[1] / "results/reference/beside-measured.json"
 BEGIN, END = "<!-- simulated: measured -->\n", "<!-- simulated: end -->"
-MISSING = "The testbed has not been measured on a machine that did nothing else yet.\n"
 
 
-def block(record: Path = RECORD) -> str:
+def block() -> str:
     """Return what stands in the block: rows of two merging rules, and how many of all steps are near."""
-    if not record.exists():
-        return MISSING
-    found = read_measured(record)
+    found = read_measured(RECORD)
     table = measured_table(found, layers_of(found["model"]))
     lines = [line for line in to_markdown(table, []).splitlines() if line.startswith("|")]
     rows = "".join(f"{line}\n" for line in lines if line.split("|")[4].strip(" -") in ("Merged", "", "none", "one"))
@@ -27,10 +24,10 @@ def block(record: Path = RECORD) -> str:
     return f"{rows}\n{sentence(shares(table.records))} {where}\n"
 
 
-def page(text: str, record: Path = RECORD) -> str:
+def page(text: str) -> str:
     """Return the `text` of the page with its block made anew."""
     before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + block(record) + END + rest.partition(END)[2]
+    return before + BEGIN + block() + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

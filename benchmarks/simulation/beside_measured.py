@@ -15,7 +15,7 @@ from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.rules import RULES, Rule, size
 from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
-from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Key, Work, works
+from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Work, works
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import Array, line_through
 
@@ -101,27 +101,16 @@ class Measured:
         return share if share >= 1 else 0.0
 
     def cluster(self) -> Cluster:
-        """Return the cluster of these nodes, with the links of a ring that takes the measured time."""
-        between = self._link("between" if self.ranks_per_node > 1 else "flat", self.nodes)
-        in_node = self._link("in_node", self.ranks_per_node) if self.ranks_per_node > 1 else None
+        """Return the cluster of these nodes, whose operations and links do not matter, as all is measured."""
+        link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
         copied = float(self.values["copied_bytes_per_second"])
-        # Operations and memory do not matter, as passes are measured.
-        device = Device(name="measured", flops_per_second=1.0, memory_bytes_per_second=copied, memory_bytes=1.0)
-        name = f"{self.nodes} x {self.ranks_per_node}, {self.rate}"
         return Cluster(
-            name=name,
+            name=f"{self.nodes} x {self.ranks_per_node}, {self.rate}",
             nodes=self.nodes,
             ranks_per_node=self.ranks_per_node,
-            device=device,
-            in_node=in_node,
-            between_nodes=between,
-        )
-
-    def _link(self, level: str, ranks: int) -> Link:
-        cost, sharing = self.sending(level, REDUCE).in_turn, self.ranks_per_node if level == "between" else 1
-        return Link(
-            latency_seconds=cost.latency / (2 * (ranks - 1)),
-            bandwidth_bytes_per_second=sharing * 2 * (ranks - 1) / ranks / max(cost.per_byte, 1e-15),
+            device=Device(name="measured", flops_per_second=1.0, memory_bytes_per_second=copied, memory_bytes=1.0),
+            in_node=link,
+            between_nodes=link,
         )
 
 
@@ -136,86 +125,55 @@ def read_measured(path: Path) -> Mapping[str, Any]:
     return found
 
 
-# --- Rows of cases from these parts ---
+# --- The rows of a case from these parts ---
 
 
-def measured_rows(rows: Rows, cases: Sequence[Case], settings: Settings, known: Any, measured: Measured) -> Rows:
-    """Return `rows` of `cases`, all of one setting of a testbed, with the measured values put in.
+def measured_rows(rows: Rows, case: Case, work: Work, layers: Layers, measured: Measured) -> Rows:
+    """Return the `rows` of one case of a testbed, with the measured values put in; `work`: the data that it sends.
 
-    `known` has the data sent, by key. Raises ConfigError for values that were not measured.
+    Raises ConfigError for values that were not measured.
     """
-    passes = [measured.passes(settings.layers, case.hierarchy) for case in cases]
-    forward, backward, rest = map(np.array, zip(*passes, strict=True))
-    found = [_of_case(case, known[_key(case)], measured) for case in cases]
-    curves: Any = {name: Curve.together([one.pop(name) for one in found]) for name in ("compress", "sending")}
-    numbers: Any = {name: np.stack([one[name] for one in found]) for name in found[0]}
-    return replace(
-        rows,
-        forward=forward,
-        backward=backward,
-        update=rest,
-        more=np.zeros_like(rows.more),
-        **curves,
-        **numbers,
-    )
-
-
-def _key(case: Case) -> Key:
-    return case.cluster.device, case.compressor, case.density, case.scheme
-
-
-def _of_case(case: Case, work: Work, measured: Measured) -> dict[str, Any]:
-    """Return the row fields that depend on the data that one case sends."""
-    place, by_node = paths(case.cluster, case.ranks, case.hierarchy), case.hierarchy == "node"
     if work.ragged:
         raise ConfigError(f"measured: {case.compressor!r} sends payloads of unequal sizes, which are not measured")
+    place, by_node = paths(case.cluster, case.ranks, case.hierarchy), case.hierarchy == "node"
     level = "between" if by_node else "flat"
-    dense = measured.sending(level, REDUCE)
-    own = dense
+    dense = own = measured.sending(level, REDUCE)
+    compress = unpack = Curve.line(0.0, 0.0)
     if work.lossy:
         own = measured.sending(level, GATHER if work.gathered else REDUCE_HALF)
-    compress, unpack = _compression(case, work, place.peers, measured)
+        peers = place.peers if work.gathered else 1
+        compress, unpack = measured.compression(case.compressor, case.density, peers)
     payload, beside = work.payload / place.slices, work.dense_bytes / place.slices
-    bucket = dense.curve(beside[None])[0]
-    return {
-        "compress": compress,
-        "unpack": unpack(work.elements / place.slices) * work.lossy,
+    bucket, is_sent = dense.curve(beside[None])[0], payload > 0
+    busy = measured.busy_share * (own.processor.per_byte * payload + _whole(dense.processor, beside))
+    forward, backward, rest = measured.passes(layers, case.hierarchy)
+    fields: dict[str, Any] = {
+        "forward": forward,
+        "backward": backward,
+        "update": rest,
+        "more": np.zeros_like(payload),
+        "unpack": unpack((work.elements / place.slices)[None])[0] * work.lossy,
         "payload": payload,
         "nbytes": payload + beside,
         "beside": bucket,
-        "latency": own.at_once.latency * (payload > 0),
-        "sending": own.curve,
+        "latency": own.at_once.latency * is_sent,
         "transfer": own.at_once.per_byte * payload + bucket,
         "trailing": own.trailing,
-        "busy_latency": measured.busy_share * own.processor.latency * (payload > 0),
-        "busy_transfer": measured.busy_share * (own.processor.per_byte * payload + _whole(dense.processor, beside)),
-        **_in_node(work, place.slices, measured if by_node else None),
-        "settle": measured.sending("flat", REDUCE).in_turn.latency
-        + (measured.sending("in_node", REDUCE).in_turn.latency if by_node else 0.0),
+        "busy_latency": measured.busy_share * own.processor.latency * is_sent,
+        "busy_transfer": busy,
+        "settle": measured.sending("flat", REDUCE).in_turn.latency,
+        "in_node_busy": np.zeros_like(payload),
     }
-
-
-def _compression(case: Case, work: Work, peers: int, measured: Measured) -> tuple[Curve, Curve]:
-    """Return the times of compression and of decompression of what `peers` have sent; zero without compression."""
-    if not work.lossy:
-        return Curve.line(0.0, 0.0), Curve.line(0.0, 0.0)
-    return measured.compression(case.compressor, case.density, peers if work.gathered else 1)
-
-
-def _in_node(work: Work, slices: int, measured: Measured | None) -> dict[str, Any]:
-    """Return the time and the delay of summing and gathering within a node; zero without `measured`."""
-    moved = np.where(work.elements > 0, 4 * work.elements, work.dense_bytes)
-    if measured is None:
-        nothing = dict.fromkeys(("in_node_latency", "in_node_per_byte", "gather_latency", "gather_per_byte"), 0.0)
-        return nothing | {"in_node_busy": np.zeros_like(moved)}
-    summing, gathering = (measured.sending("in_node", kind) for kind in (REDUCE, GATHER))
-    return {
-        "in_node_latency": summing.in_turn.latency,
-        "in_node_per_byte": summing.in_turn.per_byte,
-        "gather_latency": gathering.in_turn.latency,
-        "gather_per_byte": gathering.in_turn.per_byte / slices,
-        "in_node_busy": measured.busy_share * _whole(summing.processor, moved),
-    }
+    if by_node:
+        summing, gathering = (measured.sending("in_node", kind) for kind in (REDUCE, GATHER))
+        moved = np.where(work.elements > 0, 4 * work.elements, work.dense_bytes)
+        fields["in_node_busy"] = measured.busy_share * _whole(summing.processor, moved)
+        fields["settle"] += summing.in_turn.latency
+        fields |= {"in_node_latency": summing.in_turn.latency, "in_node_per_byte": summing.in_turn.per_byte}
+        fields["gather_latency"] = gathering.in_turn.latency
+        fields["gather_per_byte"] = gathering.in_turn.per_byte / place.slices
+    arrays: dict[str, Any] = {name: np.array(value)[None] for name, value in fields.items()}
+    return replace(rows, compress=compress, sending=own.curve, **arrays)
 
 
 def _whole(cost: Cost, nbytes: Array) -> Array:
@@ -256,7 +214,8 @@ def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dic
         density = row["density"] if row["compressor"] != LOSSLESS else 1.0
         case = Case(cluster, cluster.ranks, row["compressor"], density, hierarchy=row["hierarchy"])
         known = works([case], layers, ())
-        rows = measured_rows(rows_of([case], settings, known), [case], settings, known, measured)
+        (work,) = known.values()
+        rows = measured_rows(rows_of([case], settings, known), case, work, layers, measured)
         rule = rule_of(row["merge"])
         step = float(timed(rows, merged(rows, rule), rule).step[0]) + meeting
         own = {name: row[name] for name in ("compressor", "density", "hierarchy", "merge", "median", "low", "high")}

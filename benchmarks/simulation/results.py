@@ -80,9 +80,9 @@ def espresso(case: Case, settings: Settings) -> Rows:
 
 def _after_pause(options: Rows, choices: np.ndarray) -> np.ndarray:
     """Return which tensors are sent after the last pause of the link."""
-    begin, end = (times[0] for times in _stepped(mixed(options, choices)).busy["communicate"])
-    pauses = np.flatnonzero(begin > np.concatenate(([-np.inf], end[:-1])) + ROUNDING_SECONDS)
-    return np.arange(len(begin)) >= pauses[-1]
+    times = _stepped(mixed(options, choices))
+    pauses = np.flatnonzero(times.begun[0] > np.concatenate(([-np.inf], times.sent[0, :-1])) + ROUNDING_SECONDS)
+    return np.arange(choices.shape[1]) >= pauses[-1]
 
 
 def hipress(case: Case, settings: Settings) -> Rows:
@@ -184,8 +184,3 @@ def _steps(cases: Sequence[Case], settings: Settings) -> tuple[Rows, Timed]:
 def fastest_first(results: Iterable[Result]) -> list[Result]:
     """Return `results` ordered by step time; equal ones, to a millionth, by number of messages."""
     return sorted(results, key=lambda one: (float(f"{one.step_seconds:.6e}"), one.messages))
-
-
-def one_step(case: Case, settings: Settings) -> Timed:
-    """Return the step of one case, with the busy times of its streams."""
-    return _steps([case], settings)[1]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,6 @@ class Settings:
     """Rows of `make micro`'s record; without them, compression takes the time of its memory bytes."""
     compute_seconds: float | None = None
     """Measured time of forward and backward pass; None: computed from operations."""
-    ragged_largest: float = 1.0
-    """Largest payload of the ranks / the planned one, if payloads differ in size, as all ranks wait for the largest."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]
     lossy = _each(lambda one: one.lossy, work)[:, None] > 0
     whole = np.stack([one.elements for one in work])
     passes: Any = _passes(cases, settings)
-    messages: Any = _messages(cases, work, places, settings.ragged_largest)
+    messages: Any = _messages(cases, work, places)
     return Rows(
         **passes,
         compressed=np.where(lossy, whole / slices, 0.0),
@@ -131,12 +128,10 @@ def _passes(cases: Sequence[Case], settings: Settings) -> dict[str, Array]:
     }
 
 
-def _messages(
-    cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], ragged_largest: float
-) -> dict[str, Array]:
+def _messages(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths]) -> dict[str, Array]:
     """Return the cost of sending each tensor, and of what follows it; for dense buckets all of it is in their transfer.
 
-    A gather of unequal sizes is two collectives: of the sizes, then of the payloads, for the largest of which all wait.
+    A gather of unequal sizes is two collectives: of the sizes, then of the payloads.
     """
     reduce, gather = (
         np.array([(cost.latency, cost.per_byte) for cost in costs])
@@ -145,7 +140,7 @@ def _messages(
     gathered = _each(lambda one: one.gathered, work)[:, None] > 0
     ragged = _each(lambda one: one.ragged, work)[:, None]
     dense, whole = (np.stack([getattr(one, name) for one in work]) for name in ("dense_bytes", "elements"))
-    payload = np.stack([one.payload for one in work]) * np.where(ragged > 0, ragged_largest, 1.0)
+    payload = np.stack([one.payload for one in work])
     own = np.where(gathered, gather, reduce)
     beside = np.where(dense > 0, reduce[:, :1] + reduce[:, 1:] * dense, 0.0)
     memory = _each(lambda case: case.cluster.device.bytes_per_second, cases)[:, None]
@@ -177,21 +172,16 @@ def _unpack(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths]
 # --- One step: tensors pass from stream to stream, and each stream serves one message at a time ---
 
 
-COMPUTING = ("backward", "next forward")
-"""Streams that compute, whose time need not be hidden; compression delays the backward pass, and is part of it."""
-
-
 @dataclass(frozen=True)
 class Timed:
     """One step of each case, in seconds; time 0 is the start of the backward pass. Shape (cases,) unless noted."""
 
     ends: Ends
     """(cases, tensors): where messages end."""
-    busy: Mapping[str, tuple[Array, Array]]
-    """By stream, in the order in which messages pass through them: when it begins and ends with the message that ends
-    at each tensor, (cases, tensors)."""
-    computed: Array
-    """End of the backward pass, including the compression that delays it."""
+    begun: Array
+    """(cases, tensors): when the link begins with the message that ends at each tensor."""
+    sent: Array
+    """(cases, tensors): when it is done with it."""
     step: Array
     """From the start of one forward pass to that of the next."""
     exposed: Array
@@ -216,7 +206,7 @@ def in_message(values: Array, ends: Ends) -> Array:
 def merged(rows: Rows, rule: Rule) -> Ends:
     """Return where messages end under a `rule`, given when each tensor could be sent by itself."""
     alone = np.ones(rows.backward.shape, dtype=bool)
-    ready = _sendable(rows, alone, False)[0]
+    ready, _ = _sendable(rows, alone, False)
     arrivals = Arrivals(
         np.maximum.accumulate(ready, axis=-1),
         rows.transfer,
@@ -236,18 +226,15 @@ def _compression(rows: Rows, ends: Ends, whole: bool) -> Array:
     return np.maximum(rows.compress(rows.compressed) + rows.more, 0.0)
 
 
-def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array, dict[str, tuple[Array, Array]]]:
-    """Return when messages can be sent, the end of the backward pass, and the busy times of streams until then.
+def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array]:
+    """Return when messages can be sent, and the end of the backward pass and the compression that delays it.
 
     Sums within a node are not merged: each tensor, and each bucket of small ones, has its own.
     """
     computing = rows.backward + _compression(rows, ends, whole) + _delays(rows, ends)
     backward = np.cumsum(computing, axis=-1)
-    begun = backward - in_message(computing, ends)
     summing = _around(rows.in_node_latency, rows.in_node_per_byte, rows.moved)
-    summed = served(backward + rows.late[:, None], summing)
-    busy = {"backward": (begun, backward), "sum in node": (summed - in_message(summing, ends), summed)}
-    return summed, backward[:, -1], busy
+    return served(backward + rows.late[:, None], summing), backward[:, -1]
 
 
 def _delays(rows: Rows, ends: Ends) -> Array:
@@ -268,20 +255,21 @@ def _around(latency: Array, per_byte: Array, moved: Array) -> Array:
 
 def timed(rows: Rows, ends: Ends, rule: Rule = RULES["none"]) -> Timed:
     """Return the steps of cases whose messages end at `ends` and are sent as under `rule`."""
-    ready, computed, busy = _sendable(rows, ends, rule.compresses_messages)
+    ready, computed = _sendable(rows, ends, rule.compresses_messages)
     if rule.cycle_seconds:
         ready = np.ceil(ready / rule.cycle_seconds) * rule.cycle_seconds
     several = in_message((rows.nbytes > 0).astype(float), ends) > 1
     copying = np.where(several, in_message(rows.copied, ends), 0.0)
     sending = _sending(rows, ends) + copying
     if rule.in_halves:
-        return _in_halves(rows, ends, ready, sending, computed, busy)
+        return _in_halves(rows, ends, ready, sending, computed)
     sent = served(ready, sending)
-    back = _brought_back(rows, ends, sent + np.where(sending > 0, rows.trailing[:, None], 0.0), computed)
-    busy |= {"communicate": (sent - sending, sent), **back}
-    finish = np.maximum(back["gather in node"][1][:, -1], computed) + rows.settle
-    step = rows.forward + finish + rows.update
-    return Timed(ends, MappingProxyType(busy), computed, step, finish - computed)
+    come = sent + np.where(sending > 0, rows.trailing[:, None], 0.0)
+    # In the library the thread that ended the backward pass decompresses and gathers, tensor after tensor.
+    gathering = _around(rows.gather_latency, rows.gather_per_byte, rows.moved)
+    averaged = served(np.maximum(come, computed[:, None]), in_message(rows.unpack, ends) + in_message(gathering, ends))
+    finish = np.maximum(averaged[:, -1], computed) + rows.settle
+    return Timed(ends, sent - sending, sent, rows.forward + finish + rows.update, finish - computed)
 
 
 def _sending(rows: Rows, ends: Ends) -> Array:
@@ -291,27 +279,13 @@ def _sending(rows: Rows, ends: Ends) -> Array:
     return rows.sending(in_message(rows.payload, ends)) + in_message(rows.beside, ends)
 
 
-def _brought_back(rows: Rows, ends: Ends, come: Array, computed: Array) -> dict[str, tuple[Array, Array]]:
-    """Return when messages that have `come` are decompressed, and their averages gathered within the node.
-
-    In the library the thread that ended the backward pass does both, tensor after tensor.
-    """
-    unpacking = in_message(rows.unpack, ends)
-    gathering = in_message(_around(rows.gather_latency, rows.gather_per_byte, rows.moved), ends)
-    gathered = served(np.maximum(come, computed[:, None]), unpacking + gathering)
-    unpacked = gathered - gathering
-    return {"decompress": (unpacked - unpacking, unpacked), "gather in node": (unpacked, gathered)}
-
-
 def _slowest(latency: Array, ends: Ends) -> Array:
     """Return the latency of each message where it ends; all tensors of a case with a latency have the same one."""
     each = latency.max(axis=-1, keepdims=True)
     return np.where(in_message((latency > 0).astype(float), ends) > 0, each, 0.0)
 
 
-def _in_halves(
-    rows: Rows, ends: Ends, ready: Array, sending: Array, computed: Array, busy: dict[str, tuple[Array, Array]]
-) -> Timed:
+def _in_halves(rows: Rows, ends: Ends, ready: Array, sending: Array, computed: Array) -> Timed:
     """Return steps whose all-reduces are cut in two (Zhang et al., "DeAR", ICDCS 2023).
 
     The reduce-scatters take half of the time, during the backward pass. When all have ended, the all-gathers follow in
@@ -326,8 +300,5 @@ def _in_halves(
     weight = rows.moved / rows.moved.sum(axis=-1, keepdims=True)
     layers = in_message(rows.forward[:, None] * share + rows.update[:, None] * weight, ends)
     # A message's layers are consecutive, and the first of them is where the message ends in backward order.
-    forward = served(np.where(ends[:, order], gathered, begin), layers[:, order])
-    step, gathered, forward = forward[:, -1], gathered[:, order], forward[:, order]
-    later = {"communicate": (scattered - half, scattered), "all-gather": (gathered - half, gathered)}
-    busy = busy | later | {"next forward": (forward - layers, forward)}
-    return Timed(ends, MappingProxyType(busy), computed, step, step - computed - rows.forward - rows.update)
+    step = served(np.where(ends[:, order], gathered, begin), layers[:, order])[:, -1]
+    return Timed(ends, scattered - half, scattered, step, step - computed - rows.forward - rows.update)

@@ -1,24 +1,20 @@
 """Answers from a simulation: the fastest, the fastest that fits, and how far compression pays."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from benchmarks.analysis.labels import TIMES
-from benchmarks.core.record import CellResult, try_load
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.results import Result, fastest_first, simulate
 from benchmarks.simulation.step_time import Settings
 from benchmarks.simulation.views import fastest_dense, name_of
 from benchmarks.simulation.wire import LOSSLESS, Case, grid, payload_of
-from resireduce.errors import ConfigError
 from resireduce.merging.rules import Array
 from resireduce.scheme import COMPRESSORS, load
 
@@ -106,11 +102,9 @@ def _with_bandwidth(cluster: Cluster, ranks: int, factor: float) -> Cluster:
     return replace(cluster, name=f"{cluster.name} x {factor:.6g}", **{level: link})
 
 
-# --- What fits in the device's memory, and whose accuracy records support ---
+# --- What fits in the device's memory ---
 
 
-Key = tuple[str, float, str]
-"""Compressor, density and scheme."""
 PLANNED_RANKS = 64
 """Up to this many ranks the plan is exact; more would take longer."""
 PLANNED = {"bert-adam": "adamw"}
@@ -160,53 +154,21 @@ def fastest_that_fits(results: Sequence[Result], needed: Callable[[Result], int]
     return None
 
 
-def supported(records: Iterable[CellResult], model: str, most_lost: float) -> set[Key]:
-    """Return the combinations that, by finished `records` of `model`, lose at most the share `most_lost` of the metric
-    of training without compression, in the mean over all records. Raises ConfigError if there is nothing to compare
-    with."""
-    metrics: dict[Key, list[float]] = {}
-    higher = True
-    for record in records:
-        cell = record.cell
-        if cell.model == model and record.status == "ok" and record.metric is not None:
-            metrics.setdefault((cell.compressor, cell.density, cell.scheme), []).append(float(record.metric))
-            higher = bool(record.higher_is_better)
-    dense = metrics.get((LOSSLESS, 1.0, "none"))
-    if dense is None:
-        raise ConfigError(f"records: none is of {model!r} without compression; give a run that has such a cell")
-    worst = mean(dense) * (1 - most_lost if higher else 1 + most_lost)
-    return {key for key, its in metrics.items() if (mean(its) >= worst if higher else mean(its) <= worst)}
-
-
-def is_supported(result: Result, keys: set[Key]) -> bool:
-    """Return whether records support the combination of `result`."""
-    case = result.case
-    return (case.compressor, case.density, "none" if case.compressor == LOSSLESS else case.scheme) in keys
-
-
-def records_in(folder: Path) -> list[CellResult]:
-    """Return the records of cells in a run's folder. Raises ConfigError if it has none."""
-    found = [record for path in sorted((folder / "cells").glob("*.json")) if (record := try_load(path))]
-    if not found:
-        raise ConfigError(f"records: {folder} has no records of cells; give a run's folder, such as results/runs/smoke")
-    return found
-
-
 # --- Answers ---
 
 
-def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Settings, gradients: str) -> dict[str, Any]:
+def answers(results: Sequence[Result], settings: Settings, gradients: str) -> dict[str, Any]:
     """Return plain values: what was simulated, and `answers` for each cluster and number of ranks.
 
-    fastest: of the results `chosen`. fastest_that_fits: of those that fit on the device with `gradients` kept or
-    streamed, as planned, with its needed_bytes; None if none fits. speed_up: of the latter over the fastest of all
-    `results` without compression. break_even: density and bandwidth up to which the fastest compressor pays.
+    fastest_that_fits: of those that fit on the device with `gradients` kept or streamed, as planned, with its
+    needed_bytes; None if none fits. speed_up: of it over the fastest without compression. break_even: density and
+    bandwidth up to which the fastest compressor pays.
     """
     needed = needed_bytes(settings.layers, gradients)
     dense = fastest_dense(results)
     found = []
-    for name, ranks in dict.fromkeys((one.case.cluster.name, one.case.ranks) for one in chosen):
-        here = [one for one in chosen if (one.case.cluster.name, one.case.ranks) == (name, ranks)]
+    for name, ranks in dict.fromkeys((one.case.cluster.name, one.case.ranks) for one in results):
+        here = [one for one in results if (one.case.cluster.name, one.case.ranks) == (name, ranks)]
         best, needs = fastest_that_fits(here, needed) or (None, None)
         plain = dense.get((name, ranks))
         found.append(

@@ -127,10 +127,6 @@ class Curve:
             np.concatenate([wide(curve.slopes) for curve in curves]),
         )
 
-    def taken(self, places: np.ndarray) -> "Curve":
-        """Return the cases at `places`."""
-        return Curve(self.start[places], self.knots[places], self.slopes[places])
-
     def __call__(self, elements: Array) -> Array:
         """Return the seconds for `elements`, (cases,) or (cases, anything); 0 for no elements."""
         more = (slice(None), *[None] * (elements.ndim - 1))
@@ -177,15 +173,13 @@ class Compression:
 def read_micro(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a record of `make micro`. Raises ConfigError for any other file."""
     try:
-        rows = load_json(path)["rows"]
-        fit = all({"case", "elements", "density", "least_seconds"} <= row.keys() for row in rows)
+        rows = list(load_json(path)["rows"])
+        if not all({"case", "elements", "density", "least_seconds"} <= row.keys() for row in rows):
+            raise ValueError("it is no record of speeds")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"micro: {path} cannot be read: {error}; make it with: python -m benchmarks measure micro"
-        ) from None
-    if not fit or not rows:
-        raise ConfigError(f"micro: {path} is no record of speeds; make one with: python -m benchmarks measure micro")
-    return list(rows)
+        cure = "make it with: python -m benchmarks measure micro"
+        raise ConfigError(f"micro: {path} cannot be read: {error}; {cure}") from None
+    return rows
 
 
 def compression(

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
 from benchmarks.simulation import simulate_command
-from benchmarks.simulation.beside_measured import Measured, beside, measured_table, sentence, shares
+from benchmarks.simulation.beside_measured import beside, measured_table, sentence, shares
 from resireduce.errors import ConfigError
 from tests.simulated import make_layers
 
@@ -168,47 +168,6 @@ def test_what_cannot_be_compared_is_said() -> None:
         beside({"steps": STEPS, "settings": [setting_of(compressor="gaussian")]}, LAYERS)
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (
-            ["--output", "folder"],
-            "output: --output is not allowed with --measured, whose record says all; leave it out",
-        ),
-        (["--compute-seconds", "1"], "compute_seconds: --compute-seconds is not allowed with --measured"),
-        (["--ranks", "4"], "ranks: --ranks is not allowed with --measured"),
-        (["--published"], "measured: --measured is not allowed with --published; give one of them"),
-    ],
-)
-def test_options_that_mean_nothing_beside_a_record_are_refused(
-    option: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["simulate", "--measured", "testbed.json", *option]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
-@pytest.mark.parametrize("text", ["{", "{}", "[]"])
-def test_what_is_no_record_of_a_testbed_is_one_line(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bad.json").write_text(text)
-    for path in (tmp_path / "bad.json", tmp_path / "none.json"):
-        assert main(["simulate", "--measured", str(path)]) == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert said.startswith("error: measured: ") and "make it with: python -m benchmarks measure testbed" in said
-
-
-def test_the_links_of_a_setting_are_those_of_a_ring_that_takes_as_long() -> None:
-    setting = deepcopy(setting_of())
-    cluster = Measured(2, 2, "1gbit", setting["inputs"]).cluster()
-    between, within = cluster.between_nodes, cluster.in_node
-    assert between is not None and within is not None
-    assert between.latency_seconds == pytest.approx(0.3 / 2)
-    assert between.bandwidth_bytes_per_second == pytest.approx(2e6), "that of a node, whose ranks send at once"
-    assert within.latency_seconds == pytest.approx(0.01) and within.bandwidth_bytes_per_second == pytest.approx(1e7)
-
-
 # --- Damaged records ---
 
 
@@ -216,30 +175,19 @@ DROP = object()
 INPUTS = ("settings", 0, "inputs")
 
 
-@pytest.fixture
-def record() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "results/reference/beside-measured.json").read_text())
-    return found
-
-
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
         (("steps",), DROP, "steps: missing"),
         (("settings", 0, "nodes"), None, "the record lacks or has a wrong "),
-        (("settings", 1, "rate"), DROP, "the record lacks or has a wrong 'rate'"),
         ((*INPUTS, "messages", "in_node all_gather"), DROP, "a wrong 'in_node all_gather'"),
         ((*INPUTS, "compression", 0, "elements"), float("inf"), "not strict JSON"),
     ],
 )
 def test_what_is_missing_or_damaged_is_named(
-    record: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    path: tuple[Any, ...],
-    value: Any,
-    said: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: tuple[Any, ...], value: Any, said: str
 ) -> None:
+    record = json.loads((ROOT / "results/reference/beside-measured.json").read_text())
     place: Any = record
     for key in path[:-1]:
         place = place[key]
@@ -257,23 +205,8 @@ def test_what_is_missing_or_damaged_is_named(
 # --- The page ---
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def test_the_page_has_what_its_record_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
-    return importlib.import_module("build_measured")
-
-
-def test_the_page_has_what_its_record_says(script) -> None:  # type: ignore[no-untyped-def]
+    script = importlib.import_module("build_measured")
     text = script.PAGE.read_text(encoding="utf-8")
     assert text == script.page(text), "python docs/build_measured.py writes it anew"
-
-
-def test_the_block_is_the_table_and_the_shares(script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    machine = {"cpu": "a processor", "cores": 2, "date": "2026-11-23T20:00:00+00:00"}
-    found = {"model": "made", "rounds": 5, "steps": 2, "settings": [setting_of(), setting_of("one", "topk")]}
-    (tmp_path / "record.json").write_text(json.dumps(found | {"measured": machine}))
-    monkeypatch.setattr(script, "layers_of", lambda model: LAYERS)
-    text = script.page(f"before\n{script.BEGIN}old\n{script.END}\nafter\n", tmp_path / "record.json")
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert text.count("| 2 x 2 ") == 2 and "Measured on a processor, 2 cores, 2026-11-23." in text
-    assert script.block(tmp_path / "none.json") == script.MISSING
