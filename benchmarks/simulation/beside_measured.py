@@ -14,7 +14,7 @@ from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.rules import RULES, Rule, size
-from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
+from benchmarks.simulation.step_time import Passes, Rows, merged, row_of, stacked, timed
 from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Work, works
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import Array, line_through
@@ -52,7 +52,7 @@ class Measured:
     values: Mapping[str, Any]
     """Plain values, as saved."""
 
-    def passes(self, layers: Layers, hierarchy: str) -> tuple[float, Array, float]:
+    def passes(self, layers: Layers, hierarchy: str) -> Passes:
         """Return the forward pass, the backward pass before each gradient of `layers`, and the rest of a step.
 
         hierarchy: flat or node; includes the library's work for it apart from messages and compression. Raises
@@ -125,11 +125,11 @@ def read_measured(path: Path) -> Mapping[str, Any]:
     return found
 
 
-# --- The rows of a case from these parts ---
+# --- The row of a case from these parts ---
 
 
-def measured_rows(rows: Rows, case: Case, work: Work, layers: Layers, measured: Measured) -> Rows:
-    """Return the `rows` of one case of a testbed, with the measured values put in; `work`: the data that it sends.
+def measured_row(case: Case, work: Work, layers: Layers, measured: Measured) -> Rows:
+    """Return the row of one case of a testbed, with the measured values put in; `work`: the data that it sends.
 
     Raises ConfigError for values that were not measured.
     """
@@ -146,11 +146,9 @@ def measured_rows(rows: Rows, case: Case, work: Work, layers: Layers, measured: 
     payload, beside = work.payload / place.slices, work.dense_bytes / place.slices
     bucket, is_sent = dense.curve(beside[None])[0], payload > 0
     busy = measured.busy_share * (own.processor.per_byte * payload + _whole(dense.processor, beside))
-    forward, backward, rest = measured.passes(layers, case.hierarchy)
     fields: dict[str, Any] = {
-        "forward": forward,
-        "backward": backward,
-        "update": rest,
+        "compress": compress,
+        "sending": own.curve,
         "more": np.zeros_like(payload),
         "unpack": unpack((work.elements / place.slices)[None])[0] * work.lossy,
         "payload": payload,
@@ -162,7 +160,6 @@ def measured_rows(rows: Rows, case: Case, work: Work, layers: Layers, measured: 
         "busy_latency": measured.busy_share * own.processor.latency * is_sent,
         "busy_transfer": busy,
         "settle": measured.sending("flat", REDUCE).in_turn.latency,
-        "in_node_busy": np.zeros_like(payload),
     }
     if by_node:
         summing, gathering = (measured.sending("in_node", kind) for kind in (REDUCE, GATHER))
@@ -172,8 +169,7 @@ def measured_rows(rows: Rows, case: Case, work: Work, layers: Layers, measured: 
         fields |= {"in_node_latency": summing.in_turn.latency, "in_node_per_byte": summing.in_turn.per_byte}
         fields["gather_latency"] = gathering.in_turn.latency
         fields["gather_per_byte"] = gathering.in_turn.per_byte / place.slices
-    arrays: dict[str, Any] = {name: np.array(value)[None] for name, value in fields.items()}
-    return replace(rows, compress=compress, sending=own.curve, **arrays)
+    return stacked([row_of(case, work, measured.passes(layers, case.hierarchy)) | fields])
 
 
 def _whole(cost: Cost, nbytes: Array) -> Array:
@@ -207,15 +203,13 @@ def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
 
 def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dict[str, Any]]:
     measured = Measured(setting["nodes"], setting["ranks_per_node"], setting["rate"], setting["inputs"])
-    # Placeholder passes: measured ones replace them.
-    cluster, settings, records = measured.cluster(), Settings(layers, compute_seconds=1.0), []
+    cluster, records = measured.cluster(), []
     meeting = measured.sending("flat", REDUCE).in_turn.latency / steps  # a round ends when all ranks have met
     for row in setting["rows"]:
         density = row["density"] if row["compressor"] != LOSSLESS else 1.0
         case = Case(cluster, cluster.ranks, row["compressor"], density, hierarchy=row["hierarchy"])
-        known = works([case], layers, ())
-        (work,) = known.values()
-        rows = measured_rows(rows_of([case], settings, known), case, work, layers, measured)
+        (work,) = works([case], layers, ()).values()
+        rows = measured_row(case, work, layers, measured)
         rule = rule_of(row["merge"])
         step = float(timed(rows, merged(rows, rule), rule).step[0]) + meeting
         own = {name: row[name] for name in ("compressor", "density", "hierarchy", "merge", "median", "low", "high")}

@@ -165,9 +165,9 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
             messages = (in_message(rows.nbytes, times.ends) > 0).sum(axis=-1)  # those that are not empty
             for number, place in enumerate(chosen):
                 case = cases[place]
-                work = known[case.cluster.device, case.compressor, case.density, case.scheme]
                 step, exposed = float(times.step[number]), float(times.exposed[number])
-                found[place] = Result(case, step, exposed, int(messages[number]), float(sent[number]), work.basis)
+                basis = known[case.key].basis
+                found[place] = Result(case, step, exposed, int(messages[number]), float(sent[number]), basis)
     return [found[place] for place in range(len(cases))]
 
 

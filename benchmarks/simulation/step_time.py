@@ -1,13 +1,13 @@
 """The time of training steps, many cases at once: arrays of cases, streams that serve messages, and results."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from benchmarks.simulation.cluster import Paths, paths
+from benchmarks.simulation.cluster import Device, paths
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.rules import RULES, Rule
 from benchmarks.simulation.wire import FLOAT_BYTES, Case, Curve, Key, Work
@@ -16,7 +16,8 @@ from resireduce.merging.rules import Array, Arrivals, Ends
 # --- Cases as arrays: one row per case, one column per tensor, in the order of gradients ---
 
 
-MEMORY = ("bytes_per_second", "launch_seconds")
+Passes = tuple[float, Array, float]
+"""Seconds of the forward pass, of the backward pass before each gradient, and of the update."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Settings:
     """Rows of `make micro`'s record; without them, compression takes the time of its memory bytes."""
     compute_seconds: float | None = None
     """Measured time of forward and backward pass; None: computed from operations."""
+
+    def passes(self, device: Device) -> Passes:
+        """Return what a rank computes on a device. Raises ConfigError if too little is known of the model."""
+        return *self.layers.seconds(device, self.compute_seconds), self.layers.update_seconds(device)
 
 
 @dataclass(frozen=True)
@@ -73,100 +78,70 @@ class Rows:
     """Seconds by which summing each tensor within a node delays concurrent computing, if processors are shared."""
     beside: Array
     """Seconds of the bucket of small tensors that ends with each tensor; included in its transfer."""
-    sending: Curve | None
-    """Measured seconds of a message by its bytes, without buckets; None: from latency and transfer."""
     settle: Array
     """(cases,): seconds of the small collectives with which ranks end a step."""
+    sending: Curve | None = None
+    """Measured seconds of a message by its bytes, without buckets; None: from latency and transfer."""
 
 
 def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]) -> Rows:
     """Return the rows of `cases`, with the data to send from `known`. Raises ConfigError if too little is known of the
     model."""
-    work = [known[case.cluster.device, case.compressor, case.density, case.scheme] for case in cases]
-    place_of = cache(paths)
-    places = [place_of(case.cluster, case.ranks, case.hierarchy) for case in cases]
-    slices = _each(lambda one: one.slices, places)[:, None]
-    lossy = _each(lambda one: one.lossy, work)[:, None] > 0
-    whole = np.stack([one.elements for one in work])
-    passes: Any = _passes(cases, settings)
-    messages: Any = _messages(cases, work, places)
-    return Rows(
-        **passes,
-        compressed=np.where(lossy, whole / slices, 0.0),
-        compress=Curve.together([one.curve for one in work]),
-        more=np.stack([one.more for one in work]) / slices,
-        in_node_latency=_each(lambda one: one.in_node.latency, places),
-        in_node_per_byte=_each(lambda one: one.in_node.per_byte, places),
-        gather_latency=_each(lambda one: one.in_node.latency, places),
-        gather_per_byte=_each(lambda one: one.in_node.per_byte, places),
-        **messages,
-        # What only a testbed's measurements fill.
-        busy_latency=np.zeros_like(whole),
-        busy_transfer=np.zeros_like(whole),
-        in_node_busy=np.zeros_like(whole),
-        trailing=np.zeros(len(whole)),
-        settle=np.zeros(len(whole)),
-        sending=None,
-    )
+    passes = cache(settings.passes)
+    return stacked([row_of(case, known[case.key], passes(case.cluster.device)) for case in cases])
 
 
-def _each(read: Callable[[Any], float], of: Sequence[Any]) -> Array:
-    return np.array([read(one) for one in of], dtype=float)
+def stacked(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return the rows of single cases, by field, as one."""
+    found: dict[str, Any] = {}
+    for name in rows[0]:
+        join = Curve.together if name in ("compress", "sending") else np.stack
+        found[name] = join([row[name] for row in rows])
+    return Rows(**found)
 
 
-def _passes(cases: Sequence[Case], settings: Settings) -> dict[str, Array]:
-    """Return the passes that ranks compute, and how late ranks are."""
-    times = cache(lambda device: settings.layers.seconds(device, settings.compute_seconds))
-    update = cache(settings.layers.update_seconds)
-    devices = [case.cluster.device for case in cases]
-    return {
-        "forward": _each(lambda device: times(device)[0], devices),
-        "update": _each(update, devices),
-        # The mean of the largest of N exponentially distributed delays, N being the number of ranks.
-        "late": _each(lambda one: one.cluster.jitter_seconds * (1 / np.arange(1, one.ranks + 1)).sum(), cases),
-        "backward": np.stack([times(device)[1] for device in devices]),
-    }
+def row_of(case: Case, work: Work, passes: Passes) -> dict[str, Any]:
+    """Return the row of one case, by field: of the `work` that it does, and the `passes` that a rank computes.
 
-
-def _messages(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths]) -> dict[str, Array]:
-    """Return the cost of sending each tensor, and of what follows it; for dense buckets all of it is in their transfer.
-
-    A gather of unequal sizes is two collectives: of the sizes, then of the payloads.
+    A gather of unequal sizes is two collectives: of the sizes, then of the payloads. Dense buckets are wholly in what
+    is transferred. To decompress takes a launch for each received payload, and all data are read and added.
     """
-    reduce, gather = (
-        np.array([(cost.latency, cost.per_byte) for cost in costs])
-        for costs in ([one.reduce for one in places], [one.gather for one in places])
-    )
-    gathered = _each(lambda one: one.gathered, work)[:, None] > 0
-    ragged = _each(lambda one: one.ragged, work)[:, None]
-    dense, whole = (np.stack([getattr(one, name) for one in work]) for name in ("dense_bytes", "elements"))
-    payload = np.stack([one.payload for one in work])
-    own = np.where(gathered, gather, reduce)
-    beside = np.where(dense > 0, reduce[:, :1] + reduce[:, 1:] * dense, 0.0)
-    memory = _each(lambda case: case.cluster.device.bytes_per_second, cases)[:, None]
+    device, place = case.cluster.device, paths(case.cluster, case.ranks, case.hierarchy)
+    forward, backward, update = passes
+    memory, reduce, dense = device.bytes_per_second, place.reduce, work.dense_bytes
+    own, peers = (place.gather, place.peers) if work.gathered else (reduce, 1)
+    beside = np.where(dense > 0, reduce.latency + reduce.per_byte * dense, 0.0)
+    nbytes, nothing = work.payload + dense, np.zeros_like(dense)
+    touched = work.payload + 2 * FLOAT_BYTES * work.touched
+    unpack = device.launch_seconds * peers + (FLOAT_BYTES * work.elements + peers * touched) / place.slices / memory
     return {
-        "moved": np.where(whole > 0, FLOAT_BYTES * whole, dense),
-        "latency": own[:, :1] * (1 + ragged) * (payload > 0),
-        "transfer": own[:, 1:] * payload + beside,
+        "forward": forward,
+        "update": update,
+        # The mean of the largest of N exponentially distributed delays, N being the number of ranks.
+        "late": case.cluster.jitter_seconds * (1 / np.arange(1, case.ranks + 1)).sum(),
+        "backward": backward,
+        "compressed": work.elements / place.slices * work.lossy,
+        "compress": work.curve,
+        "more": work.more / place.slices,
+        "moved": np.where(work.elements > 0, FLOAT_BYTES * work.elements, dense),
+        "in_node_latency": place.in_node.latency,
+        "in_node_per_byte": place.in_node.per_byte,
+        "gather_latency": place.in_node.latency,
+        "gather_per_byte": place.in_node.per_byte,
+        "latency": own.latency * (1 + work.ragged) * (work.payload > 0),
+        "transfer": own.per_byte * work.payload + beside,
         "beside": beside,
-        "payload": payload,
-        "nbytes": payload + dense,
-        "copied": np.where(gathered, 2, 4) * (payload + dense) / memory,
-        "unpack": _unpack(cases, work, places, payload),
+        "payload": work.payload,
+        "nbytes": nbytes,
+        "copied": (2 if work.gathered else 4) * nbytes / memory,
+        "unpack": np.where(work.elements > 0, unpack, 0.0) * work.lossy,
+        # What only a testbed's measurements fill.
+        "busy_latency": nothing,
+        "busy_transfer": nothing,
+        "in_node_busy": nothing,
+        "trailing": 0.0,
+        "settle": 0.0,
     }
-
-
-def _unpack(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], payload: Array) -> Array:
-    """Return the seconds to decompress: a launch for each received payload, and all data read and added."""
-    peers = [one.peers if its.gathered else 1 for one, its in zip(places, work, strict=True)]
-    received, slices = np.array(peers, dtype=float)[:, None], _each(lambda one: one.slices, places)[:, None]
-    devices = [case.cluster.device for case in cases]
-    memory, launch = (np.array([getattr(one, name) for one in devices])[:, None] for name in MEMORY)
-    whole = np.stack([one.elements for one in work])
-    touched = payload + 2 * FLOAT_BYTES * np.stack([one.touched for one in work])
-    seconds = launch * received + (FLOAT_BYTES * whole + received * touched) / slices / memory
-    lossy = _each(lambda one: one.lossy, work)[:, None] > 0
-    return np.where(lossy & (whole > 0), seconds, 0.0)
 
 
 # --- One step: tensors pass from stream to stream, and each stream serves one message at a time ---

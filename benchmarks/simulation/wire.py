@@ -38,6 +38,11 @@ class Case:
     hierarchy: str = "flat"
 
     @property
+    def key(self) -> "Key":
+        """What its work depends on."""
+        return self.cluster.device, self.compressor, self.density, self.scheme
+
+    @property
     def makes_sense(self) -> bool:
         """Whether the combination can be built and does not repeat another one.
 
@@ -285,7 +290,7 @@ class Work:
 
 def works(cases: Sequence[Case], layers: Layers, micro: Sequence[Mapping[str, Any]]) -> dict[Key, Work]:
     """Return the work of each combination in `cases`; `micro`: rows of `make micro`'s record."""
-    keys = {(case.cluster.device, case.compressor, case.density, case.scheme): None for case in cases}
+    keys = dict.fromkeys(case.key for case in cases)
     return {key: _work(key, layers, micro, payload_of(key[1], key[2], layers.shapes)) for key in keys}
 
 
