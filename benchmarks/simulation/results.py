@@ -12,6 +12,7 @@ from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import Rows, Settings, Timed, in_message, merged, rows_of, timed
 from benchmarks.simulation.wire import FLOAT_BYTES, LOSSLESS, Case, Curve, works
 from resireduce.merging.rules import Array
+from resireduce.scheme import COMPRESSORS
 
 # --- Planners: systems that choose for each tensor whether and how it is compressed; each tensor has a message ---
 
@@ -184,3 +185,27 @@ def _steps(cases: Sequence[Case], settings: Settings) -> tuple[Rows, Timed]:
 def fastest_first(results: Iterable[Result]) -> list[Result]:
     """Return `results` ordered by step time; equal ones, to a millionth, by number of messages."""
     return sorted(results, key=lambda one: (float(f"{one.step_seconds:.6e}"), one.messages))
+
+
+def fastest_dense(results: Sequence[Result]) -> dict[tuple[str, int], float]:
+    """Return the shortest step without compression, by cluster and ranks."""
+    found: dict[tuple[str, int], float] = {}
+    for one in results:
+        if one.case.compressor == LOSSLESS:
+            place = one.case.cluster.name, one.case.ranks
+            found[place] = min(found.get(place, np.inf), one.step_seconds)
+    return found
+
+
+def name_of(case: Case) -> str:
+    """Return the name of a case among others of its cluster: compressor, density, scheme, rule and levels."""
+    how = "merged" if case.rule in RULES else "planned by"
+    return ", ".join([compressor_of(case), f"{how} {case.rule}", *(["by node"] * (case.hierarchy == "node"))])
+
+
+def compressor_of(case: Case) -> str:
+    """Return the name of a case's compressor, with its density and scheme."""
+    if case.compressor == LOSSLESS:
+        return "no compression"
+    scheme = "" if case.scheme == "baseline" else f" ({case.scheme})"
+    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme

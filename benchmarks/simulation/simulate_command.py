@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis.labels import TIMES
+from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_markdown, to_screen
 from benchmarks.core.checks import allow, first_twice, integer
 from benchmarks.core.files import finite, load_json
@@ -14,10 +16,9 @@ from benchmarks.simulation.beside_measured import measured_table, read_measured,
 from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster, find_cluster
 from benchmarks.simulation.model_layers import layers_of
-from benchmarks.simulation.results import PLANNERS, fastest_first, simulate
+from benchmarks.simulation.results import PLANNERS, Result, compressor_of, fastest_dense, fastest_first, simulate
 from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import Settings
-from benchmarks.simulation.views import best_merged, table
 from benchmarks.simulation.what_pays import answers, sentences
 from benchmarks.simulation.wire import HIERARCHIES, Case, grid, read_micro
 from resireduce.errors import ConfigError, check_share, choose
@@ -121,3 +122,46 @@ def _cases(args: argparse.Namespace, clusters: Sequence[Cluster]) -> list[Case]:
     names = ("compressors", "densities", "rules", "levels", "schemes")
     ranks = list(dict.fromkeys(args.ranks)) if args.ranks else None
     return list(grid(clusters, ranks, *(list(dict.fromkeys(getattr(args, name))) for name in names)))
+
+
+# --- The table ---
+
+
+READING = (
+    "Simulated, not measured: a step from the start of one forward pass to that of the next. Exposed: what of it is "
+    "neither forward, backward pass nor update. Speed-up: beside the fastest without compression on as many ranks of "
+    "the same cluster. Compression: as make micro measured it, or by the bytes of memory that it moves, which is the "
+    "least that it can take."
+)
+HEAD = ["Cluster", "Compressor", "Merged", "Levels", "Ranks", "Step, ms", "Exposed, ms", "Speed-up", "Messages"]
+HEAD += ["Sent, MiB", "Compression"]
+
+
+def table(results: Sequence[Result], all_results: Sequence[Result]) -> Table:
+    """Return the table of `results`, compared with those without compression in `all_results`."""
+    dense = fastest_dense(all_results)
+    body = [[*_names(one), *_numbers(one, dense.get((one.case.cluster.name, one.case.ranks)))] for one in results]
+    records = [one.as_dict() for one in results]
+    return Table("simulated", "Simulated steps", READING, records, HEAD, body, text_columns=4)
+
+
+def best_merged(ordered: Sequence[Result]) -> list[Result]:
+    """Return the first of the `ordered` results for each cluster, ranks, compressor, density, scheme and levels, and
+    for each planner."""
+    found: dict[tuple[Any, ...], Result] = {}
+    for one in ordered:
+        case = one.case
+        planner = None if case.rule in RULES else case.rule
+        key = (case.cluster.name, case.ranks, compressor_of(case), case.hierarchy, planner)
+        found.setdefault(key, one)
+    return list(found.values())
+
+
+def _names(one: Result) -> list[str]:
+    return [one.case.cluster.name, compressor_of(one.case), one.case.rule, one.case.hierarchy]
+
+
+def _numbers(one: Result, dense: float | None) -> list[str]:
+    faster = "" if dense is None else f"{dense / one.step_seconds:.2f} {TIMES}"
+    times = [f"{1000 * seconds:.2f}" for seconds in (one.step_seconds, one.exposed_seconds)]
+    return [str(one.case.ranks), *times, faster, str(one.messages), f"{one.sent_bytes / 2**20:.2f}", one.basis]

@@ -22,7 +22,6 @@ from benchmarks.simulation.wire import (
     Case,
     Curve,
     buckets,
-    compression,
     grid,
     read_micro,
     works,
@@ -98,43 +97,24 @@ def test_a_curve_goes_through_its_points_and_on() -> None:
     assert both(np.array([150.0, 4.0])).tolist() == [2.5, 3.0]
 
 
-def micro_rows(**seconds: float) -> list[dict[str, object]]:
-    return [
-        {"case": case.replace("_", ", "), "elements": elements, "density": density, "least_seconds": each * elements}
-        for case, each in seconds.items()
-        for elements in (1000, 10**6)
-        for density in (0.01, 0.1)
-    ]
-
-
-def test_what_was_measured_counts_and_else_the_bytes_that_must_be_moved() -> None:
-    rows = micro_rows(topk_baseline=2e-9, topk_w=3e-9, dgc_baseline=5e-9)
-    found = compression("dgc", "w", 0.03, FAST, rows)
-    assert found.basis == MEASURED and found.curve(np.array([2000.0]))[0] == pytest.approx(1e-5)
-    assert found.more == pytest.approx({"grouped": 1e-9, "specific": 0.0, "other": 0.0}), "what it adds to top-k"
-    bytes_alone = compression("qsgd", "baseline", 1.0, FAST, rows)
-    assert bytes_alone.basis == BY_BYTES
-    assert bytes_alone.curve(np.array([1e6]))[0] == pytest.approx(5e-6 + 12e6 / 1e12), "a launch, and three passes"
-    assert compression("qsgd", "w", 1.0, FAST, rows).more["grouped"] == pytest.approx(4 / 1e12)
-
-
-def test_what_a_scheme_adds_is_that_of_the_largest_size_that_was_measured() -> None:
-    rows = micro_rows(topk_baseline=2e-9, topk_w=3e-9)
-    rows = [
-        row | {"least_seconds": 1e-3} if row["elements"] == 1000 and "w" in str(row["case"]) else row for row in rows
-    ]
-    assert compression("topk", "w", 0.01, FAST, rows).more["grouped"] == pytest.approx(1e-9)
-
-
-def test_between_two_densities_seconds_lie_on_a_line_over_their_logarithm() -> None:
+def test_what_was_measured_counts_and_else_the_bytes_that_must_be_moved(tmp_path: Path) -> None:
+    """Between two densities, seconds lie on a line over their logarithm."""
     rows = [
         {"case": "topk, baseline", "elements": size, "density": density, "least_seconds": size * each}
         for size in (100, 1000)
         for density, each in ((0.01, 1.0), (0.1, 3.0))
     ]
+    (tmp_path / "micro.json").write_text(json.dumps({"rows": rows}))
+    layers = make_layers([(100, 200), (10, 30)])
     for density, each in ((0.001, 1.0), (0.01, 1.0), (10**-1.5, 2.0), (0.1, 3.0), (0.5, 3.0)):
-        curve = compression("topk", "baseline", density, FAST, rows).curve
-        assert curve(np.array([500.0]))[0] == pytest.approx(500 * each)
+        cases = [Case(make_cluster(), 4, "topk", density)]
+        (work,) = works(cases, layers, read_micro(tmp_path / "micro.json")).values()
+        assert work.basis == MEASURED and work.curve(np.array([500.0]))[0] == pytest.approx(500 * each)
+    layers = replace(layers, kinds=("grouped", "other"))
+    (work,) = works([Case(make_cluster(), 4, "qsgd", scheme="w")], layers, rows).values()
+    assert work.basis == BY_BYTES
+    assert work.curve(np.array([1e6]))[0] == pytest.approx(5e-6 + 12e6 / 1e12), "a launch, and three passes"
+    assert work.more == pytest.approx([4 * 20_000 / 1e12, 0])
 
 
 def test_every_compressor_is_simulated_or_has_no_plan() -> None:
@@ -223,12 +203,6 @@ def test_what_is_needed_is_the_plan_and_what_the_forward_pass_saves() -> None:
     many = [replace(result, case=replace(result.case, ranks=ranks)) for ranks in (64, 100)]
     exact, at_most = map(needed_bytes(layers, "kept"), many)
     assert at_most - exact == 36 * max(payload_of("topk", 0.01, layers.shapes)["bytes"])
-
-
-def test_a_record_of_micro_is_read(tmp_path: Path) -> None:
-    rows = micro_rows(topk_baseline=1e-9)
-    (tmp_path / "micro.json").write_text(json.dumps({"rows": rows}))
-    assert read_micro(tmp_path / "micro.json") == rows
 
 
 def test_presets_say_where_their_figures_are_from() -> None:
