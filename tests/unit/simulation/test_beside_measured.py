@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
 from benchmarks.simulation import simulate_command
 from benchmarks.simulation.beside_measured import beside, measured_table, sentence, shares
+from benchmarks.simulation.model_layers import Layers
 from resireduce.errors import ConfigError
 from tests.simulated import make_layers
 
@@ -103,35 +103,6 @@ def test_by_nodes_each_rank_sends_a_slice_and_each_tensor_is_gathered_in_turn() 
     assert step_of(setting_of("one", "topk", "node")) == pytest.approx(expected, abs=2e-3)
 
 
-def test_a_gather_within_a_node_is_of_slices() -> None:
-    """Each of two ranks gives its half of 40,000 averages of 4 bytes: 80,000 bytes of a rank in two collectives."""
-    plain = setting_of("one", "topk", "node")
-    dear = deepcopy(plain)
-    dear["inputs"]["messages"]["in_node all_gather"] = line(0.03, 0.01, 1e-6)
-    assert step_of(dear) - step_of(plain) == pytest.approx(0.08)
-
-
-def test_what_is_summed_takes_a_sum_of_half_the_bytes_and_is_decompressed_once() -> None:
-    """40,000 elements of 2 bytes each."""
-
-    def step(per_byte: float, average: float) -> float:
-        own = setting_of("one", "fp16")
-        own["inputs"]["messages"]["flat all_reduce_half"] = line(0.3, 0.1, per_byte)
-        seconds = {"compress_seconds": 0.01, "average_seconds": {"1": 10_000 * average, "4": 100.0}}
-        own["inputs"]["compression"] = [{"compressor": "fp16", "density": 0.01, "elements": 10_000, **seconds}]
-        return step_of(own)
-
-    assert step(2e-6, 1e-6) - step(1e-6, 1e-6) == pytest.approx(0.08)
-    assert step(1e-6, 2e-6) - step(1e-6, 1e-6) == pytest.approx(0.04)
-
-
-def test_messages_of_a_size_end_where_it_is_reached() -> None:
-    alone, together = step_of(setting_of(100, "topk")), step_of(setting_of(10**6, "topk"))
-    assert alone == step_of(setting_of("none", "topk")) and together == pytest.approx(
-        step_of(setting_of("one", "topk"))
-    )
-
-
 def test_shares_count_steps_that_are_near_and_pairs_of_one_setting_in_the_right_order() -> None:
     place = {"nodes": 2, "ranks_per_node": 2, "rate": "1gbit"}
     found = [
@@ -158,14 +129,17 @@ def test_the_command_prints_the_table_and_the_shares(
     assert "| 2 x 2" in text and "32,768 bytes" in text and "0 of 2 steps are simulated within 15 %" in text
 
 
-def test_what_cannot_be_compared_is_said() -> None:
-    other = make_layers([(100, 100)])
-    with pytest.raises(ConfigError, match="measured: 'layer1' is not in both the record and made; make it with"):
-        beside({"steps": STEPS, "settings": [setting_of()]}, other)
-    with pytest.raises(ConfigError, match=r"measured: compressor 'fp16' at 0.01 is not in the record"):
-        beside({"steps": STEPS, "settings": [setting_of(compressor="fp16")]}, LAYERS)
-    with pytest.raises(ConfigError, match="measured: 'gaussian' sends payloads of unequal sizes, which are not"):
-        beside({"steps": STEPS, "settings": [setting_of(compressor="gaussian")]}, LAYERS)
+@pytest.mark.parametrize(
+    ("compressor", "layers", "said"),
+    [
+        ("none", make_layers([(100, 100)]), "'layer1' is not in both the record and made; make it with"),
+        ("fp16", LAYERS, "compressor 'fp16' at 0.01 is not in the record"),
+        ("gaussian", LAYERS, "'gaussian' sends payloads of unequal sizes, which are not"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(compressor: str, layers: Layers, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"measured: {said}"):
+        beside({"steps": STEPS, "settings": [setting_of(compressor=compressor)]}, layers)
 
 
 # --- Damaged records ---
