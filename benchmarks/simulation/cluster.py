@@ -236,27 +236,14 @@ def paths(cluster: Cluster, ranks: int, hierarchy: str) -> Paths:
     nodes, over the node's one link; then each node gathers the averages, dense.
     """
     in_node = min(ranks, cluster.ranks_per_node)
-    nodes = ranks // in_node
-    inner, outer = cluster.in_node, cluster.between_nodes
-    message = Cost(cluster.message_seconds, 0.0)
+    inner, outer, message = cluster.in_node, cluster.between_nodes, Cost(cluster.message_seconds, 0.0)
+    used = [link for link, count in ((inner, in_node), (outer, ranks // in_node)) if link is not None and count > 1]
     if hierarchy == "flat":
-        link = _slowest([one for one in (inner if in_node > 1 else None, outer if nodes > 1 else None) if one])
-        if link is None:
-            return Paths(message, message, FREE, 1, 1)
-        gather = message + all_gather(ranks, link)
-        return Paths(gather, message + all_reduce(ranks, link), FREE, ranks, 1)
-    scatter = FREE if inner is None or in_node == 1 else message + reduce_scatter(in_node, inner)
-    if outer is None or nodes == 1:
-        return Paths(FREE, FREE, scatter, 1, in_node)
-    gather = message + all_gather(nodes, outer)
-    return Paths(gather, message + all_reduce(nodes, outer), scatter, nodes, in_node)
-
-
-def _slowest(links: list[Link]) -> Link | None:
-    """Return a link with the slowest latency and the slowest bandwidth of the links; None if there are none."""
-    if not links:
-        return None
-    return Link(
-        latency_seconds=max(link.latency_seconds for link in links),
-        bandwidth_bytes_per_second=min(link.bandwidth_bytes_per_second for link in links),
-    )
+        link = Link(
+            latency_seconds=max(one.latency_seconds for one in used),
+            bandwidth_bytes_per_second=min(one.bandwidth_bytes_per_second for one in used),
+        )
+        return Paths(message + all_gather(ranks, link), message + all_reduce(ranks, link), FREE, ranks, 1)
+    (inner, outer), nodes = used, ranks // in_node
+    gather, reduce = message + all_gather(nodes, outer), message + all_reduce(nodes, outer)
+    return Paths(gather, reduce, message + reduce_scatter(in_node, inner), nodes, in_node)

@@ -2,10 +2,6 @@
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +12,6 @@ from benchmarks.core.prepared import open_prepared
 from benchmarks.core.registry import DATASETS
 from benchmarks.data.dataset import Dataset, SourceFile
 from benchmarks.data.squad import SQUAD
-from resireduce.errors import ConfigError
 from resireduce.scheme import load
 from tests.published import squad, unpublished, write
 
@@ -185,38 +180,3 @@ def test_an_error_leaves_what_was_there(small, tmp_path, capsys, monkeypatch):
     assert "squad: question 'q0': the context does not have" in refused(capsys, "prepare", "squad", "--from", bad)
     assert open_prepared("squad", small).hash == hash_before
     assert [path.name for path in small.iterdir()] == ["squad"]
-
-
-STUCK = """
-import sys, time
-from dataclasses import replace
-import benchmarks.data.squad as module
-from benchmarks.data.dataset import prepare
-from pathlib import Path
-from tests.published import unpublished
-
-class Stuck(module.Squad):
-    def prepare(self, source, target, root, report):
-        notes = super().prepare(source, target, root, report)
-        print("written", flush=True)
-        time.sleep(60)
-        return notes
-
-small = unpublished(module.SQUAD)
-stuck = Stuck(**{name: getattr(small, name) for name in small.__dataclass_fields__})
-prepare("squad", stuck, Path(sys.argv[1]), Path(sys.argv[2]), lambda line: None)
-"""
-
-
-def test_a_killed_prepare_leaves_nothing_that_cells_would_read(small, tmp_path):
-    source = write(tmp_path / "from", FILES)
-    command = [sys.executable, "-c", STUCK, str(source), str(small)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-        os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(ConfigError, match="'squad' is not prepared"):
-        open_prepared("squad", small)
-    assert data("check") == 0
-    assert data("prepare", "squad", "--from", source) == 0
-    assert [path.name for path in small.glob("[!.]*")] == ["squad"], "what the killed one left is hidden"

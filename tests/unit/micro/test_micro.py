@@ -12,11 +12,13 @@ from benchmarks.micro.micro_command import compared
 from benchmarks.training.compress_speed import list_cases
 
 
-def test_chosen_cases_are_timed_and_shown_beside_a_copy_and_the_naive_form(tmp_path: Path) -> None:
+def test_chosen_cases_are_timed_and_shown_beside_a_copy_and_the_naive_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "micro.json"
     options = ["--tiny", "--threads", "3", "--cases", "topk, w*", "dgc, *", "--output", str(output)]
     assert main(["measure", "micro", *options]) == 0
-    found, text = json.loads(output.read_text()), output.with_suffix(".md").read_text()
+    found, text = json.loads(output.read_text()), capsys.readouterr().out
     assert [row["case"] for row in found["rows"]] == ["copy", "naive", "topk, w", "topk, w+2d", "dgc, baseline"]
     assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in found["rows"])
     assert found["threads"] == 3 and all(f"| {row['case']} |" in text for row in found["rows"])
