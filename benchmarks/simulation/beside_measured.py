@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.analysis.table import Table
 from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths
-from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.model_layers import Layers, layers_of
 from benchmarks.simulation.rules import RULES, Rule, size
 from benchmarks.simulation.step_time import Passes, Rows, merged, row_of, stacked, timed
 from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Work, works
@@ -114,17 +114,6 @@ class Measured:
         )
 
 
-def read_measured(path: Path) -> Mapping[str, Any]:
-    """Return a record of `python -m benchmarks measure testbed`. Raises ConfigError, one line, for another file."""
-    try:
-        found: Mapping[str, Any] = load_json(path)
-        if missing := {"model", "rounds", "steps", "settings"} - found.keys():
-            raise ConfigError(f"measured: {path}: {min(missing)}: missing; {MAKE}")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"measured: {path} cannot be read: {error}; {MAKE}") from None
-    return found
-
-
 # --- The row of a case from these parts ---
 
 
@@ -195,10 +184,7 @@ def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
 
     Raises ConfigError if a part of a step was not measured, and for `layers` of another model.
     """
-    try:
-        return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise ConfigError(f"measured: the record lacks or has a wrong {error}; {MAKE}") from None
+    return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
 
 
 def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dict[str, Any]]:
@@ -247,9 +233,15 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(high > low * (1 + APART))
 
 
-def measured_table(found: Mapping[str, Any], layers: Layers) -> Table:
-    """Return the table of all steps of a testbed's record, measured beside simulated."""
-    records = beside(found, layers)
+def measured_table(path: Path) -> Table:
+    """Return the table of all steps in a testbed's record. Raises ConfigError for another file."""
+    try:
+        found = load_json(path)
+        records = beside(found, layers_of(found["model"]))
+    except ConfigError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"measured: {path} cannot be read: {error!r}; {MAKE}") from None
     body = [_texts(one) for one in records]
     reading = READING.format(**found)
     return Table("measured", "Steps: measured beside simulated", reading, records, HEAD, body, text_columns=5)

@@ -11,8 +11,7 @@ from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_markdown, to_screen
 from benchmarks.core.checks import allow, first_twice, integer
 from benchmarks.core.files import finite, load_json
-from benchmarks.core.workloads import WORKLOADS
-from benchmarks.simulation.beside_measured import measured_table, read_measured, sentence, shares
+from benchmarks.simulation.beside_measured import measured_table, sentence, shares
 from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster, find_cluster
 from benchmarks.simulation.model_layers import layers_of
@@ -92,8 +91,7 @@ def main(args: argparse.Namespace) -> int:
         found = published_table()
         return _printed(args, {"simulated": True, "beside_published": found.records}, to_markdown(found, []))
     if args.measured:
-        record = read_measured(args.measured)
-        found = measured_table(record, layers_of(choose("model", record.get("model"), WORKLOADS)))
+        found = measured_table(args.measured)
         counted = shares(found.records)
         plain = {"beside_measured": found.records, "shares": counted}
         return _printed(args, plain, f"{to_markdown(found, [])}\n{sentence(counted)}")

@@ -1,8 +1,5 @@
 """Steps of a testbed beside their simulation: the record, the composition, and the page."""
 
-import importlib
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +7,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
-from benchmarks.simulation import simulate_command
-from benchmarks.simulation.beside_measured import beside, measured_table, sentence, shares
+from benchmarks.simulation.beside_measured import beside, sentence, shares
 from benchmarks.simulation.model_layers import Layers
 from resireduce.errors import ConfigError
 from tests.simulated import make_layers
@@ -114,21 +110,6 @@ def test_shares_count_steps_that_are_near_and_pairs_of_one_setting_in_the_right_
     assert "4 of 5 steps" in sentence(counted) and "of 5 pairs" in sentence(counted)
 
 
-def test_the_command_prints_the_table_and_the_shares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {"model": "gpt2-bytes", "rounds": 5, "steps": 2, "settings": [setting_of(), setting_of(32_768, "topk")]}
-    (tmp_path / "testbed.json").write_text(json.dumps(found))
-    monkeypatch.setattr(simulate_command, "layers_of", lambda model: LAYERS)
-    assert main(["simulate", "--measured", str(tmp_path / "testbed.json"), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["beside_measured"] == measured_table(found, LAYERS).records
-    assert printed["shares"]["combinations"] == 2
-    assert main(["simulate", "--measured", str(tmp_path / "testbed.json")]) == 0
-    text = capsys.readouterr().out
-    assert "| 2 x 2" in text and "32,768 bytes" in text and "0 of 2 steps are simulated within 15 %" in text
-
-
 @pytest.mark.parametrize(
     ("compressor", "layers", "said"),
     [
@@ -142,45 +123,20 @@ def test_what_cannot_be_compared_is_said(compressor: str, layers: Layers, said: 
         beside({"steps": STEPS, "settings": [setting_of(compressor=compressor)]}, layers)
 
 
-# --- Damaged records ---
+@pytest.mark.parametrize("text", ["{", "[]", '{"model": "gpt2-bytes", "settings": [{}], "steps": 2}'])
+def test_what_is_no_record_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    assert main(["simulate", "--measured", str(tmp_path / "bad.json")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: measured: ") and "make it with: python -m benchmarks measure testbed" in said
 
 
-DROP = object()
-INPUTS = ("settings", 0, "inputs")
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        (("steps",), DROP, "steps: missing"),
-        (("settings", 0, "nodes"), None, "the record lacks or has a wrong "),
-        ((*INPUTS, "messages", "in_node all_gather"), DROP, "a wrong 'in_node all_gather'"),
-        ((*INPUTS, "compression", 0, "elements"), float("inf"), "not strict JSON"),
-    ],
-)
-def test_what_is_missing_or_damaged_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: tuple[Any, ...], value: Any, said: str
-) -> None:
-    record = json.loads((ROOT / "results/reference/beside-measured.json").read_text())
-    place: Any = record
-    for key in path[:-1]:
-        place = place[key]
-    if value is DROP:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    assert main(["simulate", "--measured", str(tmp_path / "record.json")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: measured: ") and said in line
-    assert line.endswith("make it with: python -m benchmarks measure testbed")
-
-
-# --- The page ---
-
-
-def test_the_page_has_what_its_record_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
-    script = importlib.import_module("build_measured")
-    text = script.PAGE.read_text(encoding="utf-8")
-    assert text == script.page(text), "python docs/build_measured.py writes it anew"
+def test_the_page_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines of two merging rules, and how many of all steps are near."""
+    assert main(["simulate", "--measured", str(ROOT / "results/reference/beside-measured.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    page = (ROOT / "docs/simulate.md").read_text(encoding="utf-8").partition("<!-- simulated: measured -->\n")[2]
+    *table, _, said = page.partition("<!-- simulated: end -->")[0].splitlines()
+    assert said.startswith(lines[-1])
+    other = ("mg-wfbp", "omgs", "rgmerge-style", "optimal", "hybrid", "bytes")
+    assert table == [line for line in lines if line.startswith("|") and not any(name in line for name in other)]
