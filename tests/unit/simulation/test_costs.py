@@ -125,17 +125,13 @@ def test_every_compressor_is_simulated_or_has_no_plan() -> None:
     assert all(0 < one.step_seconds < 10 for one in found)
 
 
-def test_of_unequal_sizes_a_message_more_tells() -> None:
-    layers, cases = drawn_layers(1, 5), [Case(make_cluster(), 4, name, 0.01) for name in ("topk", "gaussian")]
+def test_of_unequal_sizes_a_message_more_tells_and_of_what_is_summed_a_rank_decompresses_one_sum() -> None:
+    layers, others = drawn_layers(1, 5), (("topk", 4), ("gaussian", 4), ("fp16", 2), ("fp16", 4))
+    cases = [Case(make_cluster(), ranks, name, 0.01) for name, ranks in others]
     rows = rows_of(cases, Settings(layers, compute_seconds=1.0), works(cases, layers, ()))
     assert rows.latency[1] == pytest.approx(2 * rows.latency[0])
     assert rows.payload.tolist() == [payload_of(case.compressor, 0.01, layers.shapes)["bytes"] for case in cases]
-
-
-def test_of_what_is_summed_a_rank_decompresses_one_sum() -> None:
-    layers, cases = drawn_layers(1, 5), [Case(make_cluster(), ranks, "fp16") for ranks in (2, 4)]
-    few, many = rows_of(cases, Settings(layers, compute_seconds=1.0), works(cases, layers, ())).unpack
-    assert few.tolist() == many.tolist() and few.min() > 0
+    assert rows.unpack[2].tolist() == rows.unpack[3].tolist() and rows.unpack[2].min() > 0
 
 
 def test_a_rank_decompresses_its_slice_alone() -> None:
@@ -182,16 +178,13 @@ def test_a_model_of_text_can_be_traced() -> None:
 
 
 def test_passes_take_as_long_as_they_were_measured() -> None:
+    """Without a recipe, a third of it is the forward pass, and the rest is shared by elements."""
     layers = layers_of("resnet-digits")
     forward, backward = layers.seconds(FAST, 0.5)
     assert forward + backward.sum() == pytest.approx(0.5)
     alone = layers.seconds(FAST)
     assert forward / backward.sum() == pytest.approx(alone[0] / alone[1].sum())
-
-
-def test_without_a_recipe_a_third_of_the_passes_is_forward_and_the_rest_is_shared_by_elements() -> None:
-    layers = replace(make_layers([(10, 30), (10, 10)]), batch=0)
-    forward, backward = layers.seconds(FAST, 3.0)
+    forward, backward = make_layers([(10, 30), (10, 10)]).seconds(FAST, 3.0)
     assert forward == 1.0 and backward == pytest.approx([1.5, 0.5])
 
 
