@@ -30,8 +30,6 @@ ALLOWED = {
 class Cifar(Dataset):
     """One of the two data sets, from its archive for Python."""
 
-    folder: str
-    """The folder in the archive."""
     train: tuple[str, ...]
     """Names of the archive's files with training images, in order."""
     test: tuple[str, ...]
@@ -40,16 +38,18 @@ class Cifar(Dataset):
 
     def prepare(self, source: Path, target: Path, root: Path, report: Report) -> dict[str, Any]:
         """Write images and labels."""
-        counts = {}
+        values, counts = {}, {}
         with tarfile.open(source / self.files[0].name, "r:gz") as archive:
-            for part, names in (("train", self.train), ("test", self.test)):
-                members = [archive.extractfile(f"{self.folder}/{name}") for name in names]
-                parts = [read_pickle(one.read()) for one in members if one is not None]
-                images = np.concatenate([values[b"data"] for values in parts]).reshape(-1, 3, SIDE, SIDE)
-                labels = np.concatenate([np.array(values[self.labels], dtype=np.int64) for values in parts])
-                np.save(target / f"{part}_images.npy", images)
-                np.save(target / f"{part}_labels.npy", labels)
-                counts[f"{part}_count"] = len(labels)
+            for member in archive:
+                name = member.name.rpartition("/")[2]
+                if name in (*self.train, *self.test):
+                    values[name] = read_pickle(archive.extractfile(member).read())  # type: ignore[union-attr]
+        for part, names in (("train", self.train), ("test", self.test)):
+            images = np.concatenate([values[name][b"data"] for name in names]).reshape(-1, 3, SIDE, SIDE)
+            labels = np.concatenate([np.array(values[name][self.labels], dtype=np.int64) for name in names])
+            np.save(target / f"{part}_images.npy", images)
+            np.save(target / f"{part}_labels.npy", labels)
+            counts[f"{part}_count"] = len(labels)
         return counts
 
 
@@ -75,7 +75,6 @@ CIFAR10 = Cifar(
     terms=TERMS,
     address=ADDRESS,
     files=files_of("cifar-10-python.tar.gz 170_498_071 md5:c58f30108f718f92721af3b95e74349a"),
-    folder="cifar-10-batches-py",
     train=tuple(f"data_batch_{number}" for number in range(1, 6)),
     test=("test_batch",),
     labels=b"labels",
@@ -86,7 +85,6 @@ CIFAR100 = Cifar(
     terms=TERMS,
     address=ADDRESS,
     files=files_of("cifar-100-python.tar.gz 169_001_437 md5:eb9058c3a382ffc7106e4002c42a8d85"),
-    folder="cifar-100-python",
     train=("train",),
     test=("test",),
     labels=b"fine_labels",

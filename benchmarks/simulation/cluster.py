@@ -151,7 +151,9 @@ def find_cluster(given: str) -> Cluster:
 
 def _cluster(given: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> Cluster:
     """Return the cluster from plain values; `known` has the devices and links that it may name."""
-    parts = {key: _part(key, given[key], kind, known[listed]) for key, kind, listed in PARTS if given.get(key)}
+    parts = {
+        key: _part(key, given[key], kind, known[listed]) for key, kind, listed in PARTS if given.get(key) is not None
+    }
     found: Cluster = _made(Cluster, {"name": name, **given, **parts})
     return found
 

@@ -85,17 +85,10 @@ def layers_of(model: str, batch: int | None = None) -> Layers:
         raise ConfigError(f"batch: {model!r} cannot take {batch or 'its own'}: {reason}; give another") from None
     if batch is not None and not traced["batch"]:
         raise ConfigError(f"batch: {batch} means nothing to {model!r}, which has no recipe; leave it out")
-    return Layers(
-        model=traced["model"],
-        batch=traced["batch"],
-        names=tuple(traced["names"]),
-        shapes=tuple(map(tuple, traced["shapes"])),
-        kinds=tuple(traced["kinds"]),
-        optimizer=traced["optimizer"],
-        forward=_operations(traced["forward"]),
-        backward=tuple(map(_operations, traced["backward"])),
-        activations_bytes=traced["activations_bytes"],
-    )
+    traced["names"], traced["kinds"] = tuple(traced["names"]), tuple(traced["kinds"])
+    traced["shapes"] = tuple(map(tuple, traced["shapes"]))
+    traced["forward"], traced["backward"] = _operations(traced["forward"]), tuple(map(_operations, traced["backward"]))
+    return Layers(**traced)
 
 
 def _operations(listed: Any) -> Array:
