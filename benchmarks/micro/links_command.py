@@ -82,8 +82,9 @@ def main(args: argparse.Namespace) -> int:
         cells = make_cells(model, SETS[args.forms], nodes, ranks_per_node)
     writable("output", args.output)
     timed, _ = time_on_nodes(cells, args.rate, nodes, rounds, steps)
-    for row in timed["rows"]:
-        print(f"{_words(row)}: {row['median']:.4f} s ({row['low']:.4f} to {row['high']:.4f})", flush=True)
+    for cell, row in zip(cells, timed["rows"], strict=True):
+        seconds = f"{row['median']:.4f} s ({row['low']:.4f} to {row['high']:.4f})"
+        print(f"{cell.name} ({row['messages']} messages): {seconds}", flush=True)
     forms = [str(file) for file in args.config] if args.config else args.forms
     setting = {"model": args.model, "forms": forms, "nodes": nodes, "ranks_per_node": ranks_per_node}
     setting |= {"rate": args.rate, "rounds": rounds, "steps": steps}
@@ -110,15 +111,6 @@ def time_on_nodes(
         row = {name: getattr(cell, name) for name in NAMES} | merged
         rows.append(row | {"median": median, "low": low, "high": high, "step_seconds": each})
     return {"load_before": load, "rows": rows}, found
-
-
-def _words(row: dict[str, Any]) -> str:
-    density = f" {row['density']}" if row["compressor"] == "topk" else ""
-    residual = "" if row["scheme"] in ("none", "baseline") else f" {row['scheme']}"
-    residual += "".join(f" {row[name]}" for name in ("residual_dtype", "optimizer") if row[name])
-    return (
-        f"{row['compressor']}{density}{residual}, {row['hierarchy']}, merge {row['merge']} ({row['messages']} messages)"
-    )
 
 
 # --- Nodes on one machine, joined by slow links ---
