@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.table import Table
 from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths
@@ -42,99 +43,74 @@ class Sending:
         return max(self.in_turn.latency - self.at_once.latency, 0.0)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One setting's inputs. Ranks shared their processors while these were measured, as in the steps."""
+Inputs = Mapping[str, Any]
+"""One setting's inputs, as saved. Ranks shared their processors while these were measured, as in the steps."""
 
-    nodes: int
-    ranks_per_node: int
-    rate: str
-    values: Mapping[str, Any]
-    """Plain values, as saved."""
 
-    def passes(self, layers: Layers, hierarchy: str) -> Passes:
-        """Return the forward pass, the backward pass before each gradient of `layers`, and the rest of a step.
+def passes_of(inputs: Inputs, layers: Layers, hierarchy: str) -> Passes:
+    """Return the forward pass, the backward pass before each gradient of `layers`, and the rest of a step.
 
-        hierarchy: flat or node; includes the library's work for it apart from messages and compression. Raises
-        ConfigError if the record is of another model.
-        """
-        measured = self.values["passes"][hierarchy]
-        arrived = measured["arrived_seconds"]
-        if missing := set(layers.names) ^ set(arrived):
-            raise ConfigError(f"measured: {min(missing)!r} is not in both the record and {layers.model}; {MAKE}")
-        ready = np.maximum.accumulate([arrived[name] for name in layers.names])
-        forward = float(measured["forward_seconds"])
-        backward = np.maximum(np.diff(ready, prepend=forward), 0.0)
-        return forward, backward, float(measured["step_seconds"]) - float(ready[-1])
+    hierarchy: flat or node; includes the library's work for it apart from messages and compression. Raises ConfigError
+    if the record is of another model.
+    """
+    measured = inputs["passes"][hierarchy]
+    arrived = measured["arrived_seconds"]
+    if missing := set(layers.names) ^ set(arrived):
+        raise ConfigError(f"measured: {min(missing)!r} is not in both the record and {layers.model}; {MAKE}")
+    ready = np.maximum.accumulate([arrived[name] for name in layers.names])
+    forward = float(measured["forward_seconds"])
+    backward = np.maximum(np.diff(ready, prepend=forward), 0.0)
+    return forward, backward, float(measured["step_seconds"]) - float(ready[-1])
 
-    def compression(self, compressor: str, density: float, peers: int) -> tuple[Curve, Curve]:
-        """Return the seconds, by elements, to compress a tensor and to average what `peers` ranks have sent of it.
 
-        Raises ConfigError for a compressor that was not measured.
-        """
-        rows = [
-            row for row in self.values["compression"] if (row["compressor"], row["density"]) == (compressor, density)
-        ]
-        if not rows:
-            raise ConfigError(f"measured: compressor {compressor!r} at {density:g} is not in the record; {MAKE}")
-        sizes = [row["elements"] for row in rows]
-        averaging = [row["average_seconds"].get(str(peers), row["average_seconds"].get("1")) for row in rows]
-        return Curve.through(sizes, [row["compress_seconds"] for row in rows]), Curve.through(sizes, averaging)
+def compression_of(inputs: Inputs, case: Case, peers: int) -> tuple[Curve, Curve]:
+    """Return the seconds, by elements, to compress a tensor and to average what `peers` ranks have sent of it.
 
-    def sending(self, level: str, kind: str) -> Sending:
-        """Return the cost of collectives of a `kind` on a `level` (flat, between or in_node), per byte of a rank."""
-        rows = self.values["messages"][f"{level} {kind}"]
-        sizes = np.array([row["bytes"] for row in rows], dtype=float)
-        seconds = {key: np.array([row[key] for row in rows]) for key in ("in_turn", "at_once", "processor")}
-        in_turn, at_once, processor = (Cost(*line_through(sizes, one)) for one in seconds.values())
-        rising = np.maximum.accumulate(seconds["at_once"])
-        curve = Curve.through([row["bytes"] for row in rows], [float(one) for one in rising])
-        return Sending(in_turn, at_once, processor, curve)
+    Raises ConfigError for a compressor that was not measured.
+    """
+    wanted = case.compressor, case.density
+    rows = [row for row in inputs["compression"] if (row["compressor"], row["density"]) == wanted]
+    if not rows:
+        raise ConfigError(f"measured: compressor {wanted[0]!r} at {wanted[1]:g} is not in the record; {MAKE}")
+    sizes = [row["elements"] for row in rows]
+    averaging = [row["average_seconds"].get(str(peers), row["average_seconds"].get("1")) for row in rows]
+    return Curve.through(sizes, [row["compress_seconds"] for row in rows]), Curve.through(sizes, averaging)
 
-    @property
-    def busy_share(self) -> float:
-        """Delay of all ranks' computing, in seconds per second of processor time of each rank.
 
-        It is ranks / processors if there are no more processors than ranks, else 0.
-        """
-        share = self.nodes * self.ranks_per_node / self.values["cores"]
-        return share if share >= 1 else 0.0
-
-    def cluster(self) -> Cluster:
-        """Return the cluster of these nodes, whose operations and links do not matter, as all is measured."""
-        link = Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
-        copied = float(self.values["copied_bytes_per_second"])
-        return Cluster(
-            name=f"{self.nodes} x {self.ranks_per_node}, {self.rate}",
-            nodes=self.nodes,
-            ranks_per_node=self.ranks_per_node,
-            device=Device(name="measured", flops_per_second=1.0, memory_bytes_per_second=copied, memory_bytes=1.0),
-            in_node=link,
-            between_nodes=link,
-        )
+def sending_of(inputs: Inputs, level: str, kind: str) -> Sending:
+    """Return the cost of collectives of a `kind` on a `level` (flat, between or in_node), per byte of a rank."""
+    rows = inputs["messages"][f"{level} {kind}"]
+    sizes = np.array([row["bytes"] for row in rows], dtype=float)
+    seconds = {key: np.array([row[key] for row in rows]) for key in ("in_turn", "at_once", "processor")}
+    in_turn, at_once, processor = (Cost(*line_through(sizes, one)) for one in seconds.values())
+    rising = np.maximum.accumulate(seconds["at_once"])
+    curve = Curve.through([row["bytes"] for row in rows], [float(one) for one in rising])
+    return Sending(in_turn, at_once, processor, curve)
 
 
 # --- The row of a case from these parts ---
 
 
-def measured_row(case: Case, work: Work, layers: Layers, measured: Measured) -> Rows:
+def measured_row(case: Case, work: Work, layers: Layers, inputs: Inputs) -> Rows:
     """Return the row of one case of a testbed, with the measured values put in; `work`: the data that it sends.
 
-    Raises ConfigError for values that were not measured.
+    Where there are no more processors than ranks, a second of each rank's processor time delays the computing of all by
+    ranks / processors. Raises ConfigError for values that were not measured.
     """
     if work.ragged:
         raise ConfigError(f"measured: {case.compressor!r} sends payloads of unequal sizes, which are not measured")
     place, by_node = paths(case.cluster, case.ranks, case.hierarchy), case.hierarchy == "node"
     level = "between" if by_node else "flat"
-    dense = own = measured.sending(level, REDUCE)
+    dense = own = sending_of(inputs, level, REDUCE)
+    share = case.ranks / inputs["cores"] if case.ranks >= inputs["cores"] else 0.0
     compress = unpack = Curve.line(0.0, 0.0)
     if work.lossy:
-        own = measured.sending(level, GATHER if work.gathered else REDUCE_HALF)
+        own = sending_of(inputs, level, GATHER if work.gathered else REDUCE_HALF)
         peers = place.peers if work.gathered else 1
-        compress, unpack = measured.compression(case.compressor, case.density, peers)
+        compress, unpack = compression_of(inputs, case, peers)
     payload, beside = work.payload / place.slices, work.dense_bytes / place.slices
     bucket, is_sent = dense.curve(beside[None])[0], payload > 0
-    busy = measured.busy_share * (own.processor.per_byte * payload + _whole(dense.processor, beside))
+    busy = share * (own.processor.per_byte * payload + _whole(dense.processor, beside))
     fields: dict[str, Any] = {
         "compress": compress,
         "sending": own.curve,
@@ -146,19 +122,19 @@ def measured_row(case: Case, work: Work, layers: Layers, measured: Measured) -> 
         "latency": own.at_once.latency * is_sent,
         "transfer": own.at_once.per_byte * payload + bucket,
         "trailing": own.trailing,
-        "busy_latency": measured.busy_share * own.processor.latency * is_sent,
+        "busy_latency": share * own.processor.latency * is_sent,
         "busy_transfer": busy,
-        "settle": measured.sending("flat", REDUCE).in_turn.latency,
+        "settle": sending_of(inputs, "flat", REDUCE).in_turn.latency,
     }
     if by_node:
-        summing, gathering = (measured.sending("in_node", kind) for kind in (REDUCE, GATHER))
+        summing, gathering = (sending_of(inputs, "in_node", kind) for kind in (REDUCE, GATHER))
         moved = np.where(work.elements > 0, 4 * work.elements, work.dense_bytes)
-        fields["in_node_busy"] = measured.busy_share * _whole(summing.processor, moved)
+        fields["in_node_busy"] = share * _whole(summing.processor, moved)
         fields["settle"] += summing.in_turn.latency
         fields |= {"in_node_latency": summing.in_turn.latency, "in_node_per_byte": summing.in_turn.per_byte}
         fields["gather_latency"] = gathering.in_turn.latency
         fields["gather_per_byte"] = gathering.in_turn.per_byte / place.slices
-    return stacked([row_of(case, work, measured.passes(layers, case.hierarchy)) | fields])
+    return stacked([row_of(case, work, passes_of(inputs, layers, case.hierarchy)) | fields])
 
 
 def _whole(cost: Cost, nbytes: Array) -> Array:
@@ -176,6 +152,7 @@ READING = (
     "what is simulated from passes, compression and collectives that were measured apart, in the same run; nothing is "
     "fitted to the steps. Nodes are namespaces of one machine, whose processors all ranks share."
 )
+PLACE = ("nodes", "ranks_per_node", "rate")
 HEAD = ["Nodes x ranks", "Link", "Compressor", "Merged", "Levels", "Measured", "Simulated", "Difference"]
 
 
@@ -188,18 +165,27 @@ def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
 
 
 def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dict[str, Any]]:
-    measured = Measured(setting["nodes"], setting["ranks_per_node"], setting["rate"], setting["inputs"])
-    cluster, records = measured.cluster(), []
-    meeting = measured.sending("flat", REDUCE).in_turn.latency / steps  # a round ends when all ranks have met
+    place = {name: setting[name] for name in PLACE}
+    inputs, records = setting["inputs"], []
+    # Operations and links do not matter, as all is measured.
+    copied, link = float(inputs["copied_bytes_per_second"]), Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
+    device = Device(name="measured", flops_per_second=1.0, memory_bytes_per_second=copied, memory_bytes=1.0)
+    cluster = Cluster(
+        name="measured",
+        nodes=setting["nodes"],
+        ranks_per_node=setting["ranks_per_node"],
+        device=device,
+        in_node=link,
+        between_nodes=link,
+    )
+    meeting = sending_of(inputs, "flat", REDUCE).in_turn.latency / steps  # a round ends when all ranks have met
     for row in setting["rows"]:
         density = row["density"] if row["compressor"] != LOSSLESS else 1.0
         case = Case(cluster, cluster.ranks, row["compressor"], density, hierarchy=row["hierarchy"])
         (work,) = works([case], layers, ()).values()
-        rows = measured_row(case, work, layers, measured)
-        rule = rule_of(row["merge"])
+        rows, rule = measured_row(case, work, layers, inputs), rule_of(row["merge"])
         step = float(timed(rows, merged(rows, rule), rule).step[0]) + meeting
         own = {name: row[name] for name in ("compressor", "density", "hierarchy", "merge", "median", "low", "high")}
-        place = {"nodes": measured.nodes, "ranks_per_node": measured.ranks_per_node, "rate": measured.rate}
         records.append(place | own | {"simulated": step, "difference": step / row["median"] - 1})
     return records
 
@@ -218,13 +204,10 @@ def rule_of(merge: object) -> Rule:
 def shares(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how many `records` are NEAR, and for how many pairs of a setting that are APART the order is right."""
     near = sum(abs(one["difference"]) <= NEAR for one in records)
-    pairs = [pair for pair in combinations(records, 2) if _place(pair[0]) == _place(pair[1]) and _apart(*pair)]
+    settings = grouped((tuple(one[name] for name in PLACE), one) for one in records)
+    pairs = [pair for its in settings.values() for pair in combinations(its, 2) if _apart(*pair)]
     right = sum((a["median"] < b["median"]) == (a["simulated"] < b["simulated"]) for a, b in pairs)
     return {"combinations": len(records), "near": near, "pairs": len(pairs), "right": right}
-
-
-def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
-    return one["nodes"], one["ranks_per_node"], one["rate"]
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
