@@ -19,14 +19,13 @@ def quiet(line: str) -> None:
 
 
 def unpublished(dataset: Dataset, **change: Any) -> Any:
-    """Return the data set with other counts, and without sizes and checksums, which a test's files do not have."""
-    forms = tuple(tuple(SourceFile(file.name) for file in form) for form in dataset.forms)
-    return replace(dataset, **{"forms": forms, **change})
+    """Return the data set without sizes and checksums, which a test's files do not have."""
+    return replace(dataset, **{"files": tuple(SourceFile(file.name) for file in dataset.files), **change})
 
 
-def prepared(name: str, dataset: Dataset, source: Path, root: Path, unverified: bool = False) -> Prepared:
+def prepared(name: str, dataset: Dataset, source: Path, root: Path) -> Prepared:
     """Prepare from a source."""
-    return prepare(name, dataset, source, root, unverified=unverified, report=quiet)
+    return prepare(name, dataset, source, root, quiet)
 
 
 def write(folder: Path, files: Mapping[str, bytes | str]) -> Path:

@@ -28,12 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prepare", parents=[root], help="read published files, check them, and write what cells read"
     )
     make.add_argument("names", nargs="+", metavar="NAME", help=f"one or more of: {', '.join(DATASETS)}")
-    make.add_argument(
-        "--from", dest="source", type=Path, metavar="PATH", help="folder with the published files, or one"
-    )
+    make.add_argument("--from", dest="source", type=Path, metavar="DIR", help="folder with the published files")
     make.add_argument("--download", action="store_true", help="fetch them from their publisher into DIR/downloads/NAME")
-    make.add_argument("--mirror", metavar="URL", help="fetch them from URL/FILE instead; file:// is allowed")
-    make.add_argument("--unverified", action="store_true", help="go on with files that are not the published ones")
     weights = actions.add_parser("pretrain", help="train a model densely once, as the start of its cells")
     load("benchmarks.training.pretrain:add_arguments")(weights)
 
@@ -51,8 +47,8 @@ def main(args: argparse.Namespace) -> int:
         choose("data", name, DATASETS)
     if args.action == "check":
         return check(args.names, root)
-    if args.source and (len(args.names) > 1 or args.download or args.mirror):
-        raise ConfigError("from: one folder is of one data set, and needs no --download or --mirror; name one")
+    if args.source and (len(args.names) > 1 or args.download):
+        raise ConfigError("from: one folder is of one data set, and needs no --download; name one")
     for name in sorted(args.names, key=lambda name: len(load(DATASETS[name]).needs)):
         prepare_one(name, root, args)
     return 0
@@ -63,7 +59,7 @@ def show(root: Path) -> int:
     rows = [("name", "prepared", "download", "terms", "what it is")]
     for name in DATASETS:
         dataset: Dataset = load(DATASETS[name])
-        sizes = [file.size for file in dataset.forms[0]] if dataset.forms else [None]
+        sizes = [file.size for file in dataset.files] or [None]
         known = [size for size in sizes if size is not None]
         size = f"{sum(known) / 1e6:,.1f} MB" if len(known) == len(sizes) else "not known"
         rows.append((name, _state(name, root), size if dataset.address else "by hand", dataset.terms, dataset.title))
@@ -76,10 +72,10 @@ def show(root: Path) -> int:
 
 def _state(name: str, root: Path) -> str:
     try:
-        prepared = open_prepared(name, root)
+        open_prepared(name, root)
     except ConfigError:
         return "damaged" if (root / name).exists() else "no"
-    return "yes" if prepared.manifest.get("verified") else "unverified"
+    return "yes"
 
 
 def check(names: list[str], root: Path) -> int:
@@ -102,16 +98,14 @@ def prepare_one(name: str, root: Path, args: argparse.Namespace) -> None:
         if (root / name).exists() and damage(name, dataset, root, _progress) is None:
             print(f"{name}: is prepared in {root / name}", flush=True)
             return
-        if args.download or args.mirror:
+        if args.download:
             check_prepared(dataset.needs, root)
-            options = {"mirror": args.mirror, "unverified": args.unverified}
-            download(name, dataset, folder, **options, report=_progress)
-        elif dataset.find(folder) is None:
+            download(name, dataset, folder, _progress)
+        elif dataset.missing(folder):
             print("\n".join([f"{name}: {line}" for line in dataset.instructions(folder)]), file=sys.stderr)
             fetch = " or add --download" if dataset.address else ""
             raise ConfigError(
                 f"data: no files of {name!r} in {folder}; put them there, name their folder with --from{fetch}"
             )
-    prepared = prepare(name, dataset, args.source or folder, root, unverified=args.unverified, report=_progress)
-    state = "" if prepared.manifest["verified"] else ", not verified"
-    print(f"{name}: prepared in {prepared.folder}{state}, hash {prepared.hash[:16]}", flush=True)
+    prepared = prepare(name, dataset, args.source or folder, root, _progress)
+    print(f"{name}: prepared in {prepared.folder}, hash {prepared.hash[:16]}", flush=True)

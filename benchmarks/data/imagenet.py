@@ -6,7 +6,7 @@ where they are. `sizes.json` has their sizes in the same order, so that the hash
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,16 @@ Images = list[tuple[str, int]]
 class ImageNet(Dataset):
     """Folders `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`."""
 
-    classes: int | None = 1000
-    """None accepts any number."""
+    classes: int = 1000
 
-    def find(self, source: Path) -> dict[str, Path] | None:
-        """Find both folders."""
-        found = {part: source / part for part in PARTS}
-        return found if all(path.is_dir() for path in found.values()) else None
+    def missing(self, source: Path) -> list[str]:
+        """Return those of the two folders that `source` lacks."""
+        return [part for part in PARTS if not (source / part).is_dir()]
 
-    def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
+    def prepare(self, source: Path, target: Path, root: Path, report: Report) -> dict[str, Any]:
         """Write the lists."""
-        folder = files["train"].parent.resolve()
-        classes = self._classes(files)
+        folder = source.resolve()
+        classes = self._classes(folder)
         images: dict[str, Images] = {}
         sizes: dict[str, list[int]] = {}
         for part in PARTS:
@@ -55,13 +53,13 @@ class ImageNet(Dataset):
         save_text(_compact(sizes), target / "sizes.json")
         return {"classes": len(classes), "train_count": len(images["train"]), "val_count": len(images["val"])}
 
-    def _classes(self, files: Mapping[str, Path]) -> list[str]:
-        train, val = (sorted(path.name for path in files[part].iterdir() if path.is_dir()) for part in PARTS)
+    def _classes(self, folder: Path) -> list[str]:
+        train, val = (sorted(path.name for path in (folder / part).iterdir() if path.is_dir()) for part in PARTS)
         odd = sorted(set(train) ^ set(val))
         if odd:
             raise ValueError(f"class {odd[0]!r} is in one of {', '.join(PARTS)} only; give both the same folders")
-        if not train or (self.classes is not None and len(train) != self.classes):
-            raise ValueError(f"{len(train)} folders of classes in train, published are {self.classes or 'some'}")
+        if len(train) != self.classes:
+            raise ValueError(f"{len(train)} folders of classes in train, published are {self.classes}")
         return train
 
     def damage(self, folder: Path, report: Report) -> str | None:
@@ -75,10 +73,6 @@ class ImageNet(Dataset):
                     return f"{image} is missing or does not have its {size} bytes"
                 progress.done(place)
         return None
-
-    def takes(self) -> str:
-        """Name the folders."""
-        return "train/CLASS/*.JPEG, val/CLASS/*.JPEG"
 
     def instructions(self, folder: Path) -> list[str]:
         """Say what the folders look like."""

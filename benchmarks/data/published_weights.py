@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.data.dataset import Dataset, Report, first_line, forms_of
+from benchmarks.data.dataset import Dataset, Report, files_of
 from resireduce.scheme import load
 
 if TYPE_CHECKING:
@@ -19,26 +19,21 @@ if TYPE_CHECKING:
 BERT_NAMES = {
     r"LayerNorm\.gamma": "LayerNorm.weight",
     r"LayerNorm\.beta": "LayerNorm.bias",
-    r"\.dense_act\.": ".dense.",
-    r"^(embeddings|encoder|pooler)\.": r"bert.\1.",
 }
-"""Names in files from TensorFlow, of perceptrons in NVIDIA's files, and without the prefix -> present names."""
+"""Names in files that were converted from TensorFlow -> present names."""
 LAYER = "encoder.layers.encoder_layer_"
 VIT_NAMES = {
     r"^embeddings\.cls_token": "class_token",
     r"^embeddings\.position_embeddings": "encoder.pos_embedding",
     r"^embeddings\.patch_embeddings\.projection\.": "conv_proj.",
     r"^layernorm\.": "encoder.ln.",
-    r"^classifier\.": "heads.head.",
     r"^encoder\.layer\.(\d+)\.layernorm_before\.": rf"{LAYER}\1.ln_1.",
     r"^encoder\.layer\.(\d+)\.layernorm_after\.": rf"{LAYER}\1.ln_2.",
     r"^encoder\.layer\.(\d+)\.attention\.output\.dense\.": rf"{LAYER}\1.self_attention.out_proj.",
     r"^encoder\.layer\.(\d+)\.intermediate\.dense\.": rf"{LAYER}\1.mlp.0.",
     r"^encoder\.layer\.(\d+)\.output\.dense\.": rf"{LAYER}\1.mlp.3.",
-    r"^(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_1\.": r"\1.0.",
-    r"^(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_2\.": r"\1.3.",
 }
-"""The hub's names, and the older ones of torchvision's perceptrons -> torchvision's."""
+"""The hub's names -> torchvision's."""
 QUERY = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weight|bias)")
 
 
@@ -54,34 +49,25 @@ def _renamed(weights: Mapping[str, "Tensor"], names: Mapping[str, str], unused: 
 
 
 def bert(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Add the prefix to names, replace old ones, and leave out the pooler and the pretraining heads."""
+    """Replace old names, and leave out the pooler and the pretraining heads."""
     return _renamed(weights, BERT_NAMES, r"(bert\.pooler|cls)\.|bert\.embeddings\.position_ids$")
 
 
 def gpt2(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Add the prefix to names; leave out the causal masks and the output layer, which is the embedding.
-
-    Raises ValueError if the output layer has values of its own.
-    """
+    """Add the prefix to names, and leave out the causal masks."""
     masks = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)$"
-    renamed = _renamed(weights, {r"^(wte|wpe|h\.\d+|ln_f)\.": r"transformer.\1."}, masks)
-    head, embedding = renamed.pop("lm_head.weight", None), renamed.get("transformer.wte.weight")
-    if head is not None and embedding is not None and not head.equal(embedding):
-        raise ValueError("'lm_head.weight' is not equal to the embedding, which the model shares with it")
-    return renamed
+    return _renamed(weights, {r"^(wte|wpe|h\.\d+|ln_f)\.": r"transformer.\1."}, masks)
 
 
 def vit(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Turn the hub's names into torchvision's, with query, key and value in one tensor; leave out the pooler."""
     import torch
 
-    bare = {name.removeprefix("vit."): tensor for name, tensor in weights.items()}
-    renamed = _renamed(bare, VIT_NAMES, r"pooler\.|.*\.attention\.attention\.(key\.|value\.|query\.(weight|bias)$)")
-    for query in filter(None, map(QUERY.fullmatch, bare)):
-        parts = [bare.get(query[0].replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
-        if all(part is not None for part in parts):
-            joined = torch.cat([part for part in parts if part is not None])
-            renamed[f"{LAYER}{query[1]}.self_attention.in_proj_{query[2]}"] = joined
+    weights = {name.removeprefix("vit."): tensor for name, tensor in weights.items()}
+    renamed = _renamed(weights, VIT_NAMES, r"pooler\.|.*\.attention\.attention\.(key|value|query)\.")
+    for query in filter(None, map(QUERY.fullmatch, weights)):
+        parts = [weights[query[0].replace(".query.", f".{part}.")] for part in ("query", "key", "value")]
+        renamed[f"{LAYER}{query[1]}.self_attention.in_proj_{query[2]}"] = torch.cat(parts)
     return renamed
 
 
@@ -100,20 +86,16 @@ class Weights(Dataset):
     padded: Mapping[str, int] | None = None
     """Parameters that are published with fewer rows: name -> published rows. The remaining rows become zeros."""
 
-    def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
+    def prepare(self, source: Path, target: Path, root: Path, report: Report) -> dict[str, Any]:
         """Read the weights, check them against the model, and write them."""
-        from safetensors.torch import save_file
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file, save_file
 
-        (path,) = files.values()
-        report(f"reading {path.name}")
-        published = _read(path)
+        report(f"reading {PREPARED}")
         try:
-            weights = self.fit(self.rename(published))
-        except ValueError as error:
-            raise ValueError(f"{path.name}: {error}") from None
-        for name, tensor in weights.items():
-            if not tensor.isfinite().all():
-                raise ValueError(f"{path.name}: {name!r} holds NaN or infinity")
+            weights = self.fit(self.rename(load_file(source / PREPARED)))
+        except (ValueError, SafetensorError) as error:
+            raise ValueError(f"{PREPARED}: {error}") from None
         report(f"writing {PREPARED}")
         save_file(weights, target / PREPARED, metadata={"format": "pt"})
         missing = [name for name in self.parameters() if name not in weights]
@@ -132,7 +114,7 @@ class Weights(Dataset):
     def fit(self, weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """Return the weights in the model's order and shapes, in float32.
 
-        Raises ValueError, one line, for the first name that is unknown or missing, or that has a wrong shape.
+        Raises ValueError, one line, for the first name that is unknown or missing, of a wrong shape, or not finite.
         """
         import torch
 
@@ -149,29 +131,12 @@ class Weights(Dataset):
                     tensor = torch.cat([tensor, rows])
                 if tuple(tensor.shape) != shape or not tensor.is_floating_point():
                     raise ValueError(f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, allowed is {shape}")
+                if not tensor.is_meta and not tensor.isfinite().all():
+                    raise ValueError(f"{name!r} holds NaN or infinity")
                 fitted[name] = tensor.float().contiguous()
             elif not any(fnmatchcase(name, pattern) for pattern in self.random):
                 raise ValueError(f"{name!r} of {self.model} is missing")
         return fitted
-
-
-def _read(path: Path) -> dict[str, "Tensor"]:
-    """Read tensors by name; a pickle may contain only tensors. Raises ValueError, one line, for any other file."""
-    import torch
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        values = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # both formats raise whatever their parsers raise
-        raise ValueError(
-            f"{path.name} cannot be read as weights, and nothing in it was executed: {first_line(error)}"
-        ) from None
-    if not isinstance(values, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in values.values()):
-        raise ValueError(f"{path.name} holds no tensors by name")
-    # Tensors that share a storage cannot be written separately.
-    return {name: one if one.nbytes == one.untyped_storage().nbytes() else one.clone() for name, one in values.items()}
 
 
 BERT: dict[str, Any] = {
@@ -183,10 +148,10 @@ BERT: dict[str, Any] = {
 GPT2: dict[str, Any] = {"terms": "MIT, modified", "rename": gpt2}
 
 
-def _on_hub(model: str, title: str, page: str, file: str = "- -", other: str = "", **more: Any) -> Weights:
-    """Return the weights on a model's page on the hub: bytes and checksum of its `file`, and an `other` form."""
-    forms = forms_of(f"model.safetensors {file}\n\npytorch_model.bin - -{other}")
-    return Weights(model=model, title=title, address=f"https://huggingface.co/{page}/", forms=forms, **more)
+def _on_hub(model: str, title: str, page: str, file: str = "- -", **more: Any) -> Weights:
+    """Return the weights on a model's page on the hub: bytes and checksum of its `file`."""
+    files = files_of(f"{PREPARED} {file}")
+    return Weights(model=model, title=title, address=f"https://huggingface.co/{page}/", files=files, **more)
 
 
 BERT_BASE = _on_hub(
@@ -218,12 +183,10 @@ GPT2_LARGE = _on_hub(
 )
 VIT_LARGE = _on_hub(
     "vit-large",
-    "ViT-L/16, pretrained on ImageNet-21k, or torchvision's on ImageNet",
+    "ViT-L/16, pretrained on ImageNet-21k",
     "google/vit-large-patch16-224-in21k/resolve/6074eaf2211423e928c93b93ef773d5da618aa7e",
     "- sha256:bb92f203dc94f76fa1eb2cd9e19016ab0cd8fef300da5cd2bf350800ef2a91b9",
-    # The digits in torchvision's file names are the first of the SHA-256.
-    "\n\nvit_l_16-852ce7e3.pth - sha256:852ce7e3",
-    terms="Apache-2.0; torchvision's BSD-3-Clause",
+    terms="Apache-2.0",
     rename=vit,
     random=("heads.head.*",),
 )

@@ -7,12 +7,11 @@ from typing import Any
 
 from benchmarks.analysis.labels import markdown_table, with_half
 from benchmarks.analysis.statistics import interval
-from benchmarks.core.files import save_json, save_text, writable
+from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import timing_provenance
 from resireduce.scheme import load
 
 ELEMENTS, DENSITIES, DRAWS = 10**6, (0.01, 0.001), 10
-TINY_ELEMENTS, TINY_DRAWS = 10**4, 2
 READING = (
     "Elements sent / (density x n) of one tensor of {elements:,} elements, without a residual: the mean of {draws} "
     "draws and half of its 95 % interval. t3: Student's t with three degrees of freedom."
@@ -21,23 +20,17 @@ READING = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--tiny", action="store_true", help="few elements in two draws, to try it out")
     place = Path("results/runs/counts/counts.json")
-    parser.add_argument(
-        "--output", type=Path, default=place, help="JSON file; a table (.md) lies beside it (default: %(default)s)"
-    )
+    parser.add_argument("--output", type=Path, default=place, help="JSON file (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Count all cases, write and print their table, and return 0. Raises ConfigError for unusable input."""
-    elements, draws = (TINY_ELEMENTS, TINY_DRAWS) if args.tiny else (ELEMENTS, DRAWS)
-    settings: dict[str, Any] = {"elements": elements, "densities": DENSITIES, "draws": draws}
+    settings: dict[str, Any] = {"elements": ELEMENTS, "densities": DENSITIES, "draws": DRAWS}
     writable("output", args.output)
     rows = [described(row) for row in load("benchmarks.training.count_cases:counted")(**settings)]
     save_json({**settings, "rows": rows, "measured": timing_provenance()}, args.output)
-    text = f"{table(rows)}\n\n{READING.format(**settings)}\n"
-    save_text(text, args.output.with_suffix(".md"))
-    print(f"{text}\nAll of it: {args.output}")
+    print(f"{table(rows)}\n\n{READING.format(**settings)}\n\nAll of it: {args.output}")
     return 0
 
 

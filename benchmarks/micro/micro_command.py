@@ -10,7 +10,7 @@ from benchmarks.analysis.labels import markdown_table
 from benchmarks.analysis.tables.compression import ALIGN, HEAD, cells_of
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICES
-from benchmarks.core.files import save_json, save_text, writable
+from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import cores, timing_provenance
 from benchmarks.launching.processes import MALLOC_THAT_KEEPS, measure
 from resireduce.errors import ConfigError, check_share, choose
@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="the smallest size in two rounds at most, to try it out")
     place = Path("results/runs/micro/micro.json")
-    text = "JSON file; a table (.md) lies beside it (default: %(default)s)"
-    parser.add_argument("--output", type=Path, default=place, help=text)
+    parser.add_argument("--output", type=Path, default=place, help="JSON file (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -61,9 +60,7 @@ def main(args: argparse.Namespace) -> int:
     writable("output", args.output)
     rows = compared(_times(settings))
     save_json(settings | {"malloc": MALLOC_THAT_KEEPS, "rows": rows, "measured": timing_provenance()}, args.output)
-    text = table(rows, settings["rounds"], settings["threads"])
-    save_text(text, args.output.with_suffix(".md"))
-    print(f"{text}\nAll of it: {args.output}")
+    print(f"{table(rows, settings['rounds'], settings['threads'])}\nAll of it: {args.output}")
     return 0
 
 

@@ -68,10 +68,9 @@ def main(args: argparse.Namespace) -> int:
     asked = {"rounds": rounds, "steps": steps, "starts": starts}
     found: dict[str, Any] = asked | {"rows": [], "measured": timing_provenance() | {"device": args.device}}
     for cells in together:
-        for row in compare(cells, rounds, steps, starts):
+        for cell, row in zip(cells[1:], compare(cells, rounds, steps, starts), strict=True):
             found["rows"].append(row)
-            beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
-            print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
+            print(f"{cell.name} / {cells[0].name}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
         save_json(found, args.output)
     over = f"{rounds} rounds" if starts == 1 else f"{starts} starts of {rounds} rounds"
     print(f"Speed of the first, of the other's, ± half of the 95 % interval over {over}: {args.output}")
@@ -88,12 +87,6 @@ def _of_config(config: Path, model: str, place: dict[str, Any]) -> list[Cell]:
             "compression; give one of these, and others to compare with it, or other --models"
         )
     return [*first, *(one for one in settings if one not in first)]
-
-
-def _words(row: dict[str, Any]) -> str:
-    density = "" if row["density"] == 1 else f" {row['density']:g}"
-    few_bits = "" if row["residual_dtype"] is None else f", {row['residual_dtype']}"
-    return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}{few_bits}"
 
 
 def compare(cells: Sequence[Cell], rounds: int, steps: int, starts: int = 1) -> list[dict[str, Any]]:

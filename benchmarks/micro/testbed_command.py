@@ -5,25 +5,17 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.core.checks import first_twice
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import cores, timing_provenance
-from benchmarks.core.workloads import WORKLOADS
-from benchmarks.micro.links_command import (
-    FORMS,
-    TOPK,
-    UNSLOWED,
-    check_rate,
-    check_that_nodes_can_be_made,
-    time_on_nodes,
-)
+from benchmarks.micro.links_command import FORMS, TOPK, UNSLOWED, time_on_nodes
 from benchmarks.micro.train_on_nodes import add_timing, make_cells, rounds_and_steps
-from resireduce.errors import ConfigError, choose
 
-LAYOUTS = {"2x2": (2, 2), "4x1": (4, 1)}
+MODEL = "gpt2-bytes"
+LAYOUTS = ((2, 2), (4, 1))
 """Number of nodes, and of ranks per node."""
 RATES = ("100mbit", "1gbit", UNSLOWED)
 COMPARED = (*(form for form in FORMS if form.get("density") != 0.001), {**TOPK, "compressor": "adtopk"})
@@ -33,39 +25,26 @@ COMPARED = (*(form for form in FORMS if form.get("density") != 0.001), {**TOPK, 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_timing(parser, 6, 2, "results/runs/testbed.json")
-    parser.add_argument("--model", default="gpt2-bytes", help="one of the suite's (default: %(default)s)")
-    known = ", ".join(LAYOUTS)
-    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), help=f"nodes x ranks of each (default: {known})")
-    parser.add_argument("--rates", nargs="+", default=list(RATES), help=f"of links (default: {', '.join(RATES)})")
 
 
 def main(args: argparse.Namespace) -> int:
     """Write the measurements, setting by setting, and return 0. Raises ConfigError for unusable input."""
     rounds, steps = rounds_and_steps(args)
-    model = choose("model", args.model, WORKLOADS)
-    layouts = [choose("layouts", one, LAYOUTS) for one in args.layouts]
-    for name, given in (("layouts", layouts), ("rates", args.rates)):
-        if twice := first_twice(given):
-            raise ConfigError(f"{name}: {twice!r} is there twice; give each once")
-    for rate in args.rates:
-        check_rate(rate)
-    check_that_nodes_can_be_made()
     writable("output", args.output)
     here, settings = timing_provenance(), []
-    for layout in layouts:
-        for rate in args.rates:
-            settings.append(measured(model, LAYOUTS[layout], rate, rounds, steps))
-            print(f"{layout}, {rate}: {len(settings[-1]['rows'])} forms timed", flush=True)
-            setting = {"model": model, "rounds": rounds, "steps": steps, "settings": settings}
-            save_json({**setting, "measured": here}, args.output)
+    for (nodes, ranks_per_node), rate in product(LAYOUTS, RATES):
+        settings.append(measured(nodes, ranks_per_node, rate, rounds, steps))
+        print(f"{nodes} x {ranks_per_node}, {rate}: {len(settings[-1]['rows'])} forms timed", flush=True)
+        setting = {"model": MODEL, "rounds": rounds, "steps": steps, "settings": settings}
+        save_json({**setting, "measured": here}, args.output)
     print(f"Compare it with: python -m benchmarks simulate --measured {args.output}")
     return 0
 
 
-def measured(model: str, layout: tuple[int, int], rate: str, rounds: int, steps: int) -> dict[str, Any]:
+def measured(nodes: int, ranks_per_node: int, rate: str, rounds: int, steps: int) -> dict[str, Any]:
     """Return the measurements with one layout and one rate: a row for each form, and the inputs of the simulator."""
-    nodes, ranks_per_node = layout
-    timed, found = time_on_nodes(make_cells(model, COMPARED, *layout), rate, nodes, rounds, steps, inputs=True)
+    cells = make_cells(MODEL, COMPARED, nodes, ranks_per_node)
+    timed, found = time_on_nodes(cells, rate, nodes, rounds, steps, inputs=True)
     for row in timed["rows"]:
         del row["costs"]  # the library measured these in the steps that are compared
     inputs = typical([rank["inputs"] for rank in found], cores())

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.table import Table
 from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths
-from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.model_layers import Layers, layers_of
 from benchmarks.simulation.rules import RULES, Rule, size
-from benchmarks.simulation.step_time import Rows, Settings, merged, rows_of, timed
-from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Key, Work, works
+from benchmarks.simulation.step_time import Passes, Rows, merged, row_of, stacked, timed
+from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Work, works
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import Array, line_through
 
@@ -42,180 +43,98 @@ class Sending:
         return max(self.in_turn.latency - self.at_once.latency, 0.0)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One setting's inputs. Ranks shared their processors while these were measured, as in the steps."""
-
-    nodes: int
-    ranks_per_node: int
-    rate: str
-    values: Mapping[str, Any]
-    """Plain values, as saved."""
-
-    def passes(self, layers: Layers, hierarchy: str) -> tuple[float, Array, float]:
-        """Return the forward pass, the backward pass before each gradient of `layers`, and the rest of a step.
-
-        hierarchy: flat or node; includes the library's work for it apart from messages and compression. Raises
-        ConfigError if the record is of another model.
-        """
-        measured = self.values["passes"][hierarchy]
-        arrived = measured["arrived_seconds"]
-        if missing := set(layers.names) ^ set(arrived):
-            raise ConfigError(f"measured: {min(missing)!r} is not in both the record and {layers.model}; {MAKE}")
-        ready = np.maximum.accumulate([arrived[name] for name in layers.names])
-        forward = float(measured["forward_seconds"])
-        backward = np.maximum(np.diff(ready, prepend=forward), 0.0)
-        return forward, backward, float(measured["step_seconds"]) - float(ready[-1])
-
-    def compression(self, compressor: str, density: float, peers: int) -> tuple[Curve, Curve]:
-        """Return the seconds, by elements, to compress a tensor and to average what `peers` ranks have sent of it.
-
-        Raises ConfigError for a compressor that was not measured.
-        """
-        rows = [
-            row for row in self.values["compression"] if (row["compressor"], row["density"]) == (compressor, density)
-        ]
-        if not rows:
-            raise ConfigError(f"measured: compressor {compressor!r} at {density:g} is not in the record; {MAKE}")
-        sizes = [row["elements"] for row in rows]
-        averaging = [row["average_seconds"].get(str(peers), row["average_seconds"].get("1")) for row in rows]
-        return Curve.through(sizes, [row["compress_seconds"] for row in rows]), Curve.through(sizes, averaging)
-
-    def sending(self, level: str, kind: str) -> Sending:
-        """Return the cost of collectives of a `kind` on a `level` (flat, between or in_node), per byte of a rank."""
-        rows = self.values["messages"][f"{level} {kind}"]
-        sizes = np.array([row["bytes"] for row in rows], dtype=float)
-        seconds = {key: np.array([row[key] for row in rows]) for key in ("in_turn", "at_once", "processor")}
-        in_turn, at_once, processor = (Cost(*line_through(sizes, one)) for one in seconds.values())
-        rising = np.maximum.accumulate(seconds["at_once"])
-        curve = Curve.through([row["bytes"] for row in rows], [float(one) for one in rising])
-        return Sending(in_turn, at_once, processor, curve)
-
-    @property
-    def busy_share(self) -> float:
-        """Delay of all ranks' computing, in seconds per second of processor time of each rank.
-
-        It is ranks / processors if there are no more processors than ranks, else 0.
-        """
-        share = self.nodes * self.ranks_per_node / self.values["cores"]
-        return share if share >= 1 else 0.0
-
-    def cluster(self) -> Cluster:
-        """Return the cluster of these nodes, with the links of a ring that takes the measured time."""
-        between = self._link("between" if self.ranks_per_node > 1 else "flat", self.nodes)
-        in_node = self._link("in_node", self.ranks_per_node) if self.ranks_per_node > 1 else None
-        copied = float(self.values["copied_bytes_per_second"])
-        # Operations and memory do not matter, as passes are measured.
-        device = Device(name="measured", flops_per_second=1.0, memory_bytes_per_second=copied, memory_bytes=1.0)
-        name = f"{self.nodes} x {self.ranks_per_node}, {self.rate}"
-        return Cluster(
-            name=name,
-            nodes=self.nodes,
-            ranks_per_node=self.ranks_per_node,
-            device=device,
-            in_node=in_node,
-            between_nodes=between,
-        )
-
-    def _link(self, level: str, ranks: int) -> Link:
-        cost, sharing = self.sending(level, REDUCE).in_turn, self.ranks_per_node if level == "between" else 1
-        return Link(
-            latency_seconds=cost.latency / (2 * (ranks - 1)),
-            bandwidth_bytes_per_second=sharing * 2 * (ranks - 1) / ranks / max(cost.per_byte, 1e-15),
-        )
+Inputs = Mapping[str, Any]
+"""One setting's inputs, as saved. Ranks shared their processors while these were measured, as in the steps."""
 
 
-def read_measured(path: Path) -> Mapping[str, Any]:
-    """Return a record of `python -m benchmarks measure testbed`. Raises ConfigError, one line, for another file."""
-    try:
-        found: Mapping[str, Any] = load_json(path)
-        if missing := {"model", "rounds", "steps", "settings"} - found.keys():
-            raise ConfigError(f"measured: {path}: {min(missing)}: missing; {MAKE}")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"measured: {path} cannot be read: {error}; {MAKE}") from None
-    return found
+def passes_of(inputs: Inputs, layers: Layers, hierarchy: str) -> Passes:
+    """Return the forward pass, the backward pass before each gradient of `layers`, and the rest of a step.
 
-
-# --- Rows of cases from these parts ---
-
-
-def measured_rows(rows: Rows, cases: Sequence[Case], settings: Settings, known: Any, measured: Measured) -> Rows:
-    """Return `rows` of `cases`, all of one setting of a testbed, with the measured values put in.
-
-    `known` has the data sent, by key. Raises ConfigError for values that were not measured.
+    hierarchy: flat or node; includes the library's work for it apart from messages and compression. Raises ConfigError
+    if the record is of another model.
     """
-    passes = [measured.passes(settings.layers, case.hierarchy) for case in cases]
-    forward, backward, rest = map(np.array, zip(*passes, strict=True))
-    found = [_of_case(case, known[_key(case)], measured) for case in cases]
-    curves: Any = {name: Curve.together([one.pop(name) for one in found]) for name in ("compress", "sending")}
-    numbers: Any = {name: np.stack([one[name] for one in found]) for name in found[0]}
-    return replace(
-        rows,
-        forward=forward,
-        backward=backward,
-        update=rest,
-        more=np.zeros_like(rows.more),
-        **curves,
-        **numbers,
-    )
+    measured = inputs["passes"][hierarchy]
+    arrived = measured["arrived_seconds"]
+    if missing := set(layers.names) ^ set(arrived):
+        raise ConfigError(f"measured: {min(missing)!r} is not in both the record and {layers.model}; {MAKE}")
+    ready = np.maximum.accumulate([arrived[name] for name in layers.names])
+    forward = float(measured["forward_seconds"])
+    backward = np.maximum(np.diff(ready, prepend=forward), 0.0)
+    return forward, backward, float(measured["step_seconds"]) - float(ready[-1])
 
 
-def _key(case: Case) -> Key:
-    return case.cluster.device, case.compressor, case.density, case.scheme
+def compression_of(inputs: Inputs, case: Case, peers: int) -> tuple[Curve, Curve]:
+    """Return the seconds, by elements, to compress a tensor and to average what `peers` ranks have sent of it.
+
+    Raises ConfigError for a compressor that was not measured.
+    """
+    wanted = case.compressor, case.density
+    rows = [row for row in inputs["compression"] if (row["compressor"], row["density"]) == wanted]
+    if not rows:
+        raise ConfigError(f"measured: compressor {wanted[0]!r} at {wanted[1]:g} is not in the record; {MAKE}")
+    sizes = [row["elements"] for row in rows]
+    averaging = [row["average_seconds"].get(str(peers), row["average_seconds"].get("1")) for row in rows]
+    return Curve.through(sizes, [row["compress_seconds"] for row in rows]), Curve.through(sizes, averaging)
 
 
-def _of_case(case: Case, work: Work, measured: Measured) -> dict[str, Any]:
-    """Return the row fields that depend on the data that one case sends."""
-    place, by_node = paths(case.cluster, case.ranks, case.hierarchy), case.hierarchy == "node"
+def sending_of(inputs: Inputs, level: str, kind: str) -> Sending:
+    """Return the cost of collectives of a `kind` on a `level` (flat, between or in_node), per byte of a rank."""
+    rows = inputs["messages"][f"{level} {kind}"]
+    sizes = np.array([row["bytes"] for row in rows], dtype=float)
+    seconds = {key: np.array([row[key] for row in rows]) for key in ("in_turn", "at_once", "processor")}
+    in_turn, at_once, processor = (Cost(*line_through(sizes, one)) for one in seconds.values())
+    rising = np.maximum.accumulate(seconds["at_once"])
+    curve = Curve.through([row["bytes"] for row in rows], [float(one) for one in rising])
+    return Sending(in_turn, at_once, processor, curve)
+
+
+# --- The row of a case from these parts ---
+
+
+def measured_row(case: Case, work: Work, layers: Layers, inputs: Inputs) -> Rows:
+    """Return the row of one case of a testbed, with the measured values put in; `work`: the data that it sends.
+
+    Where there are no more processors than ranks, a second of each rank's processor time delays the computing of all by
+    ranks / processors. Raises ConfigError for values that were not measured.
+    """
     if work.ragged:
         raise ConfigError(f"measured: {case.compressor!r} sends payloads of unequal sizes, which are not measured")
+    place, by_node = paths(case.cluster, case.ranks, case.hierarchy), case.hierarchy == "node"
     level = "between" if by_node else "flat"
-    dense = measured.sending(level, REDUCE)
-    own = dense
+    dense = own = sending_of(inputs, level, REDUCE)
+    share = case.ranks / inputs["cores"] if case.ranks >= inputs["cores"] else 0.0
+    compress = unpack = Curve.line(0.0, 0.0)
     if work.lossy:
-        own = measured.sending(level, GATHER if work.gathered else REDUCE_HALF)
-    compress, unpack = _compression(case, work, place.peers, measured)
+        own = sending_of(inputs, level, GATHER if work.gathered else REDUCE_HALF)
+        peers = place.peers if work.gathered else 1
+        compress, unpack = compression_of(inputs, case, peers)
     payload, beside = work.payload / place.slices, work.dense_bytes / place.slices
-    bucket = dense.curve(beside[None])[0]
-    return {
+    bucket, is_sent = dense.curve(beside[None])[0], payload > 0
+    busy = share * (own.processor.per_byte * payload + _whole(dense.processor, beside))
+    fields: dict[str, Any] = {
         "compress": compress,
-        "unpack": unpack(work.elements / place.slices) * work.lossy,
+        "sending": own.curve,
+        "more": np.zeros_like(payload),
+        "unpack": unpack((work.elements / place.slices)[None])[0] * work.lossy,
         "payload": payload,
         "nbytes": payload + beside,
         "beside": bucket,
-        "latency": own.at_once.latency * (payload > 0),
-        "sending": own.curve,
+        "latency": own.at_once.latency * is_sent,
         "transfer": own.at_once.per_byte * payload + bucket,
         "trailing": own.trailing,
-        "busy_latency": measured.busy_share * own.processor.latency * (payload > 0),
-        "busy_transfer": measured.busy_share * (own.processor.per_byte * payload + _whole(dense.processor, beside)),
-        **_in_node(work, place.slices, measured if by_node else None),
-        "settle": measured.sending("flat", REDUCE).in_turn.latency
-        + (measured.sending("in_node", REDUCE).in_turn.latency if by_node else 0.0),
+        "busy_latency": share * own.processor.latency * is_sent,
+        "busy_transfer": busy,
+        "settle": sending_of(inputs, "flat", REDUCE).in_turn.latency,
     }
-
-
-def _compression(case: Case, work: Work, peers: int, measured: Measured) -> tuple[Curve, Curve]:
-    """Return the times of compression and of decompression of what `peers` have sent; zero without compression."""
-    if not work.lossy:
-        return Curve.line(0.0, 0.0), Curve.line(0.0, 0.0)
-    return measured.compression(case.compressor, case.density, peers if work.gathered else 1)
-
-
-def _in_node(work: Work, slices: int, measured: Measured | None) -> dict[str, Any]:
-    """Return the time and the delay of summing and gathering within a node; zero without `measured`."""
-    moved = np.where(work.elements > 0, 4 * work.elements, work.dense_bytes)
-    if measured is None:
-        nothing = dict.fromkeys(("in_node_latency", "in_node_per_byte", "gather_latency", "gather_per_byte"), 0.0)
-        return nothing | {"in_node_busy": np.zeros_like(moved)}
-    summing, gathering = (measured.sending("in_node", kind) for kind in (REDUCE, GATHER))
-    return {
-        "in_node_latency": summing.in_turn.latency,
-        "in_node_per_byte": summing.in_turn.per_byte,
-        "gather_latency": gathering.in_turn.latency,
-        "gather_per_byte": gathering.in_turn.per_byte / slices,
-        "in_node_busy": measured.busy_share * _whole(summing.processor, moved),
-    }
+    if by_node:
+        summing, gathering = (sending_of(inputs, "in_node", kind) for kind in (REDUCE, GATHER))
+        moved = np.where(work.elements > 0, 4 * work.elements, work.dense_bytes)
+        fields["in_node_busy"] = share * _whole(summing.processor, moved)
+        fields["settle"] += summing.in_turn.latency
+        fields |= {"in_node_latency": summing.in_turn.latency, "in_node_per_byte": summing.in_turn.per_byte}
+        fields["gather_latency"] = gathering.in_turn.latency
+        fields["gather_per_byte"] = gathering.in_turn.per_byte / place.slices
+    return stacked([row_of(case, work, passes_of(inputs, layers, case.hierarchy)) | fields])
 
 
 def _whole(cost: Cost, nbytes: Array) -> Array:
@@ -233,6 +152,7 @@ READING = (
     "what is simulated from passes, compression and collectives that were measured apart, in the same run; nothing is "
     "fitted to the steps. Nodes are namespaces of one machine, whose processors all ranks share."
 )
+PLACE = ("nodes", "ranks_per_node", "rate")
 HEAD = ["Nodes x ranks", "Link", "Compressor", "Merged", "Levels", "Measured", "Simulated", "Difference"]
 
 
@@ -241,26 +161,31 @@ def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
 
     Raises ConfigError if a part of a step was not measured, and for `layers` of another model.
     """
-    try:
-        return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise ConfigError(f"measured: the record lacks or has a wrong {error}; {MAKE}") from None
+    return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
 
 
 def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dict[str, Any]]:
-    measured = Measured(setting["nodes"], setting["ranks_per_node"], setting["rate"], setting["inputs"])
-    # Placeholder passes: measured ones replace them.
-    cluster, settings, records = measured.cluster(), Settings(layers, compute_seconds=1.0), []
-    meeting = measured.sending("flat", REDUCE).in_turn.latency / steps  # a round ends when all ranks have met
+    place = {name: setting[name] for name in PLACE}
+    inputs, records = setting["inputs"], []
+    # Operations and links do not matter, as all is measured.
+    copied, link = float(inputs["copied_bytes_per_second"]), Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0)
+    device = Device(name="measured", flops_per_second=1.0, memory_bytes_per_second=copied, memory_bytes=1.0)
+    cluster = Cluster(
+        name="measured",
+        nodes=setting["nodes"],
+        ranks_per_node=setting["ranks_per_node"],
+        device=device,
+        in_node=link,
+        between_nodes=link,
+    )
+    meeting = sending_of(inputs, "flat", REDUCE).in_turn.latency / steps  # a round ends when all ranks have met
     for row in setting["rows"]:
         density = row["density"] if row["compressor"] != LOSSLESS else 1.0
         case = Case(cluster, cluster.ranks, row["compressor"], density, hierarchy=row["hierarchy"])
-        known = works([case], layers, ())
-        rows = measured_rows(rows_of([case], settings, known), [case], settings, known, measured)
-        rule = rule_of(row["merge"])
+        (work,) = works([case], layers, ()).values()
+        rows, rule = measured_row(case, work, layers, inputs), rule_of(row["merge"])
         step = float(timed(rows, merged(rows, rule), rule).step[0]) + meeting
         own = {name: row[name] for name in ("compressor", "density", "hierarchy", "merge", "median", "low", "high")}
-        place = {"nodes": measured.nodes, "ranks_per_node": measured.ranks_per_node, "rate": measured.rate}
         records.append(place | own | {"simulated": step, "difference": step / row["median"] - 1})
     return records
 
@@ -279,13 +204,10 @@ def rule_of(merge: object) -> Rule:
 def shares(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how many `records` are NEAR, and for how many pairs of a setting that are APART the order is right."""
     near = sum(abs(one["difference"]) <= NEAR for one in records)
-    pairs = [pair for pair in combinations(records, 2) if _place(pair[0]) == _place(pair[1]) and _apart(*pair)]
+    settings = grouped((tuple(one[name] for name in PLACE), one) for one in records)
+    pairs = [pair for its in settings.values() for pair in combinations(its, 2) if _apart(*pair)]
     right = sum((a["median"] < b["median"]) == (a["simulated"] < b["simulated"]) for a, b in pairs)
     return {"combinations": len(records), "near": near, "pairs": len(pairs), "right": right}
-
-
-def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
-    return one["nodes"], one["ranks_per_node"], one["rate"]
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -294,9 +216,15 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(high > low * (1 + APART))
 
 
-def measured_table(found: Mapping[str, Any], layers: Layers) -> Table:
-    """Return the table of all steps of a testbed's record, measured beside simulated."""
-    records = beside(found, layers)
+def measured_table(path: Path) -> Table:
+    """Return the table of all steps in a testbed's record. Raises ConfigError for another file."""
+    try:
+        found = load_json(path)
+        records = beside(found, layers_of(found["model"]))
+    except ConfigError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"measured: {path} cannot be read: {error!r}; {MAKE}") from None
     body = [_texts(one) for one in records]
     reading = READING.format(**found)
     return Table("measured", "Steps: measured beside simulated", reading, records, HEAD, body, text_columns=5)

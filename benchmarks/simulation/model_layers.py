@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.core.record import CellResult, RecordError
-from benchmarks.core.workloads import WORKLOADS
 from benchmarks.simulation.cluster import Device
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import Array
@@ -88,39 +85,11 @@ def layers_of(model: str, batch: int | None = None) -> Layers:
         raise ConfigError(f"batch: {model!r} cannot take {batch or 'its own'}: {reason}; give another") from None
     if batch is not None and not traced["batch"]:
         raise ConfigError(f"batch: {batch} means nothing to {model!r}, which has no recipe; leave it out")
-    return Layers(
-        model=traced["model"],
-        batch=traced["batch"],
-        names=tuple(traced["names"]),
-        shapes=tuple(map(tuple, traced["shapes"])),
-        kinds=tuple(traced["kinds"]),
-        optimizer=traced["optimizer"],
-        forward=_operations(traced["forward"]),
-        backward=tuple(map(_operations, traced["backward"])),
-        activations_bytes=traced["activations_bytes"],
-    )
+    traced["names"], traced["kinds"] = tuple(traced["names"]), tuple(traced["kinds"])
+    traced["shapes"] = tuple(map(tuple, traced["shapes"]))
+    traced["forward"], traced["backward"] = _operations(traced["forward"]), tuple(map(_operations, traced["backward"]))
+    return Layers(**traced)
 
 
 def _operations(listed: Any) -> Array:
     return np.array(listed, dtype=float).reshape(-1, 2)
-
-
-def recorded_seconds(path: Path, model: str, batch: int | None = None) -> float:
-    """Return the seconds of forward and backward pass in the record of a cell of `model`.
-
-    Raises ConfigError, with one line, for a record of another model or another `batch` per rank (None: the recipe's),
-    for one without these phases, and for any other file.
-    """
-    try:
-        result = CellResult.load(path)
-    except RecordError as error:
-        raise ConfigError(f"record: {error}; give that of a cell, as in results/runs/RUN/cells") from None
-    if result.cell.model != model:
-        raise ConfigError(f"record: {path} is of {result.cell.model!r}, not of {model!r}; give one of the same model")
-    own = WORKLOADS[model].batch_per_rank
-    if (result.cell.batch_per_rank or own) != (batch or own):
-        theirs = result.cell.batch_per_rank or own
-        raise ConfigError(f"record: {path} has {theirs} samples a rank, not {batch or own}; give --batch {theirs}")
-    if not result.phase_seconds.get("forward_backward"):
-        raise ConfigError(f"record: {path} has no time of forward and backward; give one that ended with status ok")
-    return result.phase_seconds["forward_backward"]

@@ -12,6 +12,7 @@ from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import Rows, Settings, Timed, in_message, merged, rows_of, timed
 from benchmarks.simulation.wire import FLOAT_BYTES, LOSSLESS, Case, Curve, works
 from resireduce.merging.rules import Array
+from resireduce.scheme import COMPRESSORS
 
 # --- Planners: systems that choose for each tensor whether and how it is compressed; each tensor has a message ---
 
@@ -80,9 +81,9 @@ def espresso(case: Case, settings: Settings) -> Rows:
 
 def _after_pause(options: Rows, choices: np.ndarray) -> np.ndarray:
     """Return which tensors are sent after the last pause of the link."""
-    begin, end = (times[0] for times in _stepped(mixed(options, choices)).busy["communicate"])
-    pauses = np.flatnonzero(begin > np.concatenate(([-np.inf], end[:-1])) + ROUNDING_SECONDS)
-    return np.arange(len(begin)) >= pauses[-1]
+    times = _stepped(mixed(options, choices))
+    pauses = np.flatnonzero(times.begun[0] > np.concatenate(([-np.inf], times.sent[0, :-1])) + ROUNDING_SECONDS)
+    return np.arange(choices.shape[1]) >= pauses[-1]
 
 
 def hipress(case: Case, settings: Settings) -> Rows:
@@ -165,9 +166,9 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
             messages = (in_message(rows.nbytes, times.ends) > 0).sum(axis=-1)  # those that are not empty
             for number, place in enumerate(chosen):
                 case = cases[place]
-                work = known[case.cluster.device, case.compressor, case.density, case.scheme]
                 step, exposed = float(times.step[number]), float(times.exposed[number])
-                found[place] = Result(case, step, exposed, int(messages[number]), float(sent[number]), work.basis)
+                basis = known[case.key].basis
+                found[place] = Result(case, step, exposed, int(messages[number]), float(sent[number]), basis)
     return [found[place] for place in range(len(cases))]
 
 
@@ -186,6 +187,25 @@ def fastest_first(results: Iterable[Result]) -> list[Result]:
     return sorted(results, key=lambda one: (float(f"{one.step_seconds:.6e}"), one.messages))
 
 
-def one_step(case: Case, settings: Settings) -> Timed:
-    """Return the step of one case, with the busy times of its streams."""
-    return _steps([case], settings)[1]
+def fastest_dense(results: Sequence[Result]) -> dict[tuple[str, int], float]:
+    """Return the shortest step without compression, by cluster and ranks."""
+    found: dict[tuple[str, int], float] = {}
+    for one in results:
+        if one.case.compressor == LOSSLESS:
+            place = one.case.cluster.name, one.case.ranks
+            found[place] = min(found.get(place, np.inf), one.step_seconds)
+    return found
+
+
+def name_of(case: Case) -> str:
+    """Return the name of a case among others of its cluster: compressor, density, scheme, rule and levels."""
+    how = "merged" if case.rule in RULES else "planned by"
+    return ", ".join([compressor_of(case), f"{how} {case.rule}", *(["by node"] * (case.hierarchy == "node"))])
+
+
+def compressor_of(case: Case) -> str:
+    """Return the name of a case's compressor, with its density and scheme."""
+    if case.compressor == LOSSLESS:
+        return "no compression"
+    scheme = "" if case.scheme == "baseline" else f" ({case.scheme})"
+    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme

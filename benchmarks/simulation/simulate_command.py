@@ -2,24 +2,23 @@
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis.labels import TIMES
+from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_markdown, to_screen
-from benchmarks.core.checks import allow, first_twice, integer, is_number
+from benchmarks.core.checks import allow, first_twice, integer
 from benchmarks.core.files import finite, load_json
-from benchmarks.core.workloads import WORKLOADS
-from benchmarks.simulation.beside_measured import measured_table, read_measured, sentence, shares
+from benchmarks.simulation.beside_measured import measured_table, sentence, shares
 from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster, find_cluster
-from benchmarks.simulation.model_layers import layers_of, recorded_seconds
-from benchmarks.simulation.results import PLANNERS, Result, fastest_first, simulate
+from benchmarks.simulation.model_layers import layers_of
+from benchmarks.simulation.results import PLANNERS, Result, compressor_of, fastest_dense, fastest_first, simulate
 from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import Settings
-from benchmarks.simulation.views import best_merged, table, write_files
-from benchmarks.simulation.what_pays import Key, answers, is_supported, records_in, sentences, supported
+from benchmarks.simulation.what_pays import answers, sentences
 from benchmarks.simulation.wire import HIERARCHIES, Case, grid, read_micro
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
@@ -33,12 +32,15 @@ def checked(args: argparse.Namespace) -> list[Cluster]:
     clusters = [find_cluster(one) for one in args.cluster]
     if twice := first_twice(cluster.name for cluster in clusters):
         raise ConfigError(f"cluster: {twice!r} is there twice; give each once, and files other names")
-    if (args.record or args.compute_seconds is not None) and len({cluster.device for cluster in clusters}) > 1:
-        raise ConfigError("cluster: a measured time is of one device; give clusters of the same")
-    for name in ("ranks", "densities", "batch"):
-        given = getattr(args, name)
-        for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-            check_share(name, one) if name == "densities" else integer(name, one, 1, 10**6)
+    if args.compute_seconds is not None:
+        fits = 0 < args.compute_seconds <= LONGEST_SECONDS
+        allow("compute_seconds", args.compute_seconds, fits, f"seconds, more than 0, at most {LONGEST_SECONDS:g}")
+        if len({cluster.device for cluster in clusters}) > 1:
+            raise ConfigError("cluster: a measured time is of one device; give clusters of the same")
+    if args.batch is not None:
+        integer("batch", args.batch, 1, 10**6)
+    for density in args.densities:
+        check_share("densities", density)
     for cluster in clusters:
         for count in args.ranks or [cluster.ranks]:
             integer("ranks", cluster.check_ranks(count), 2, MOST_RANKS)
@@ -47,30 +49,14 @@ def checked(args: argparse.Namespace) -> list[Cluster]:
         for one in getattr(args, name):
             choose(name, one, names)
     choose("gradients", args.gradients, GRADIENTS)
-    integer("top", args.top, 1, 10**6)
-    for name, least in (("ragged_largest", 1.0), ("most_lost", 0.0)):
-        value = getattr(args, name)
-        allow(name, value, is_number(value) and least <= value < math.inf, f"a number, {least:g} or more")
-    _check_seconds(args)
-    if args.output and args.output.exists() and not args.output.is_dir():
-        raise ConfigError(f"output: {args.output} is no folder; give the name of one")
     return clusters
-
-
-def _check_seconds(args: argparse.Namespace) -> None:
-    """Raise ConfigError for the seconds of passes, if they are given twice or cannot be used."""
-    if args.record and args.compute_seconds is not None:
-        raise ConfigError("compute_seconds: the record says it, too; give one of them")
-    if args.compute_seconds is not None:
-        fits = 0 < args.compute_seconds <= LONGEST_SECONDS
-        longest = f"seconds, more than 0, at most {LONGEST_SECONDS:g}"
-        allow("compute_seconds", args.compute_seconds, fits, longest)
 
 
 DENSITIES = (0.01, 0.001)
 UNPLANNED = ("threshold",)
 """Compressors whose message sizes are unknown before they see gradients."""
 SHOWN = 20
+"""Rows that are printed, each with its best merging."""
 _ROUNDS = [name for name, one in COMPRESSORS.items() if one.in_rounds and not one.rounds_merge]
 ALONE = f"{', '.join(_ROUNDS)} need rule none, those in two phases none or one"
 
@@ -91,119 +77,89 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rules", nargs="+", metavar="NAME", default=list(RULES), help=rules)
     parser.add_argument("--levels", nargs="+", default=list(HIERARCHIES), help="default: flat and node")
     parser.add_argument("--micro", type=Path, help="record of make micro, for the time of compression on this device")
-    parser.add_argument("--record", type=Path, help="record of a cell of the model, for the time of its passes")
-    parser.add_argument("--compute-seconds", type=float, help="or: seconds of a rank's forward and backward pass")
-    parser.add_argument("--ragged-largest", type=float, default=1.0, help="largest payload / planned one (default: 1)")
+    parser.add_argument("--compute-seconds", type=float, help="seconds of a rank's forward and backward pass")
     parser.add_argument("--gradients", default="streamed", help="kept, streamed: what must fit (default: %(default)s)")
-    parser.add_argument("--records", type=Path, help="a run: only combinations whose accuracy it supports")
-    parser.add_argument("--most-lost", type=float, default=0.01, help="by these, a share (default: %(default)s)")
-    parser.add_argument(
-        "--top", type=int, default=SHOWN, help="rows shown, each with its best merging (default: %(default)s)"
-    )
     parser.add_argument("--published", action="store_true", help="instead: speeds of papers, beside simulated ones")
     text = "instead: the steps in a record of a testbed, beside simulated ones"
     parser.add_argument("--measured", type=Path, metavar="FILE", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, all results")
-    parser.add_argument("--output", type=Path, help="folder for simulated.json, .csv, .md, step.svg and scaling.svg")
 
 
 def main(args: argparse.Namespace) -> int:
     """Simulate, print the results, and return 0. Raises ConfigError, with one line, for invalid input."""
-    if args.published and args.measured:
-        raise ConfigError("measured: --measured is not allowed with --published; give one of them")
     if args.published:
-        return _beside_published(args)
+        found = published_table()
+        return _printed(args, {"simulated": True, "beside_published": found.records}, to_markdown(found, []))
     if args.measured:
-        return _beside_measured(args)
-    clusters = checked(args)
-    cases = _cases(args, clusters, args.ranks)
+        found = measured_table(args.measured)
+        counted = shares(found.records)
+        plain = {"beside_measured": found.records, "shares": counted}
+        return _printed(args, plain, f"{to_markdown(found, [])}\n{sentence(counted)}")
+    cases = _cases(args, checked(args))
     if not cases:
         raise ConfigError(
             f"rules: nothing is left to simulate; dear needs compressor none and flat levels, and {ALONE}"
         )
-    keys = None if args.records is None else supported(records_in(args.records), args.model, args.most_lost)
-    settings = _settings(args)
-    results = simulate(cases, settings)
-    chosen = results if keys is None else _with_accuracy(args.records, keys, results)
-    ordered = fastest_first(chosen)
-    said = answers(chosen, results, settings, args.gradients)
-    if args.output:
-        write_files(args.output, said, ordered, results, settings, _scaled(args, clusters[0], settings))
-    if args.json:
-        print(json.dumps(finite(said | {"results": [one.as_dict() for one in ordered]}), indent=1))
-        return 0
-    print(to_screen(table(best_merged(ordered)[: args.top], results)))
-    print("\n" + "\n".join(sentences(said)))
-    if args.micro:
-        print(f"Compression was measured on a {load_json(args.micro).get('device', 'device')}: {args.micro}.")
-    return 0
-
-
-def _beside_published(args: argparse.Namespace) -> int:
-    """Print speeds of papers beside simulated ones, and return 0."""
-    found = published_table()
-    plain = {"simulated": True, "beside_published": found.records}
-    print(json.dumps(finite(plain), indent=1) if args.json else to_markdown(found, []))
-    return 0
-
-
-def _beside_measured(args: argparse.Namespace) -> int:
-    """Print a testbed's measurements beside their simulation, and return 0.
-
-    Raises ConfigError for an unreadable record, and for options without meaning here.
-    """
-    for name in ("output", "record", "records", "micro", "compute_seconds", "batch", "ranks"):
-        if getattr(args, name) is not None:
-            option = name.replace("_", "-")
-            raise ConfigError(f"{name}: --{option} is not allowed with --measured, whose record says all; leave it out")
-    found = read_measured(args.measured)
-    table_of = measured_table(found, layers_of(choose("model", found.get("model"), WORKLOADS)))
-    counted = shares(table_of.records)
-    plain = {"beside_measured": table_of.records, "shares": counted}
-    print(json.dumps(finite(plain), indent=1) if args.json else f"{to_markdown(table_of, [])}\n{sentence(counted)}")
-    return 0
-
-
-def _settings(args: argparse.Namespace) -> Settings:
-    """Return the settings shared by all cases, read before anything is simulated."""
     rows = read_micro(args.micro) if args.micro else []
-    seconds = recorded_seconds(args.record, args.model, args.batch) if args.record else args.compute_seconds
-    return Settings(layers_of(args.model, args.batch), rows, seconds, args.ragged_largest)
+    settings = Settings(layers_of(args.model, args.batch), rows, args.compute_seconds)
+    results = simulate(cases, settings)
+    ordered = fastest_first(results)
+    said = answers(results, settings, args.gradients)
+    text = to_screen(table(best_merged(ordered)[:SHOWN], results)) + "\n\n" + "\n".join(sentences(said))
+    if args.micro:
+        text += f"\nCompression was measured on a {load_json(args.micro).get('device', 'device')}: {args.micro}."
+    return _printed(args, said | {"results": [one.as_dict() for one in ordered]}, text)
 
 
-def _cases(args: argparse.Namespace, clusters: Sequence[Cluster], ranks: Sequence[int] | None) -> list[Case]:
-    def once(given: Sequence[Any]) -> list[Any]:
-        return list(dict.fromkeys(given))
-
-    return list(
-        grid(
-            clusters,
-            once(ranks) if ranks else None,
-            once(args.compressors),
-            once(args.densities),
-            once(args.rules),
-            once(args.levels),
-            once(args.schemes),
-        )
-    )
+def _printed(args: argparse.Namespace, plain: dict[str, Any], text: str) -> int:
+    print(json.dumps(finite(plain), indent=1) if args.json else text)
+    return 0
 
 
-def _with_accuracy(records: Path, keys: set[Key], results: list[Result]) -> list[Result]:
-    """Return the results whose accuracy the run `records` supports, of the combinations `keys`."""
-    found = [one for one in results if is_supported(one, keys)]
-    if not found:
-        known = "; ".join(f"{name} at {density:g}, {scheme}" for name, density, scheme in sorted(keys))
-        raise ConfigError(f"records: {records} supports none of these combinations; it does: {known}")
-    return found
+def _cases(args: argparse.Namespace, clusters: Sequence[Cluster]) -> list[Case]:
+    names = ("compressors", "densities", "rules", "levels", "schemes")
+    ranks = list(dict.fromkeys(args.ranks)) if args.ranks else None
+    return list(grid(clusters, ranks, *(list(dict.fromkeys(getattr(args, name))) for name in names)))
 
 
-def _scaled(args: argparse.Namespace, cluster: Cluster, settings: Settings) -> list[Result]:
-    """Return results on 2 to 4,096 ranks of a cluster, for numbers that fill its nodes."""
-    in_node = [count for count in _powers() if count <= cluster.ranks_per_node]
-    nodes = [cluster.ranks_per_node * count for count in _powers() if cluster.between_nodes]
-    ranks = sorted({*in_node, *(count for count in nodes if count <= MOST_RANKS), cluster.ranks})
-    return simulate(_cases(args, [cluster], ranks), settings)
+# --- The table ---
 
 
-def _powers() -> list[int]:
-    return [2**power for power in range(1, int(math.log2(MOST_RANKS)) + 1)]
+READING = (
+    "Simulated, not measured: a step from the start of one forward pass to that of the next. Exposed: what of it is "
+    "neither forward, backward pass nor update. Speed-up: beside the fastest without compression on as many ranks of "
+    "the same cluster. Compression: as make micro measured it, or by the bytes of memory that it moves, which is the "
+    "least that it can take."
+)
+HEAD = ["Cluster", "Compressor", "Merged", "Levels", "Ranks", "Step, ms", "Exposed, ms", "Speed-up", "Messages"]
+HEAD += ["Sent, MiB", "Compression"]
+
+
+def table(results: Sequence[Result], all_results: Sequence[Result]) -> Table:
+    """Return the table of `results`, compared with those without compression in `all_results`."""
+    dense = fastest_dense(all_results)
+    body = [[*_names(one), *_numbers(one, dense.get((one.case.cluster.name, one.case.ranks)))] for one in results]
+    records = [one.as_dict() for one in results]
+    return Table("simulated", "Simulated steps", READING, records, HEAD, body, text_columns=4)
+
+
+def best_merged(ordered: Sequence[Result]) -> list[Result]:
+    """Return the first of the `ordered` results for each cluster, ranks, compressor, density, scheme and levels, and
+    for each planner."""
+    found: dict[tuple[Any, ...], Result] = {}
+    for one in ordered:
+        case = one.case
+        planner = None if case.rule in RULES else case.rule
+        key = (case.cluster.name, case.ranks, compressor_of(case), case.hierarchy, planner)
+        found.setdefault(key, one)
+    return list(found.values())
+
+
+def _names(one: Result) -> list[str]:
+    return [one.case.cluster.name, compressor_of(one.case), one.case.rule, one.case.hierarchy]
+
+
+def _numbers(one: Result, dense: float | None) -> list[str]:
+    faster = "" if dense is None else f"{dense / one.step_seconds:.2f} {TIMES}"
+    times = [f"{1000 * seconds:.2f}" for seconds in (one.step_seconds, one.exposed_seconds)]
+    return [str(one.case.ranks), *times, faster, str(one.messages), f"{one.sent_bytes / 2**20:.2f}", one.basis]

@@ -1,14 +1,13 @@
 """The time of training steps, many cases at once: arrays of cases, streams that serve messages, and results."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from benchmarks.simulation.cluster import Paths, paths
+from benchmarks.simulation.cluster import Device, paths
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.rules import RULES, Rule
 from benchmarks.simulation.wire import FLOAT_BYTES, Case, Curve, Key, Work
@@ -17,7 +16,8 @@ from resireduce.merging.rules import Array, Arrivals, Ends
 # --- Cases as arrays: one row per case, one column per tensor, in the order of gradients ---
 
 
-MEMORY = ("bytes_per_second", "launch_seconds")
+Passes = tuple[float, Array, float]
+"""Seconds of the forward pass, of the backward pass before each gradient, and of the update."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,10 @@ class Settings:
     """Rows of `make micro`'s record; without them, compression takes the time of its memory bytes."""
     compute_seconds: float | None = None
     """Measured time of forward and backward pass; None: computed from operations."""
-    ragged_largest: float = 1.0
-    """Largest payload of the ranks / the planned one, if payloads differ in size, as all ranks wait for the largest."""
+
+    def passes(self, device: Device) -> Passes:
+        """Return what a rank computes on a device. Raises ConfigError if too little is known of the model."""
+        return *self.layers.seconds(device, self.compute_seconds), self.layers.update_seconds(device)
 
 
 @dataclass(frozen=True)
@@ -76,109 +78,73 @@ class Rows:
     """Seconds by which summing each tensor within a node delays concurrent computing, if processors are shared."""
     beside: Array
     """Seconds of the bucket of small tensors that ends with each tensor; included in its transfer."""
-    sending: Curve | None
-    """Measured seconds of a message by its bytes, without buckets; None: from latency and transfer."""
     settle: Array
     """(cases,): seconds of the small collectives with which ranks end a step."""
+    sending: Curve | None = None
+    """Measured seconds of a message by its bytes, without buckets; None: from latency and transfer."""
 
 
 def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]) -> Rows:
     """Return the rows of `cases`, with the data to send from `known`. Raises ConfigError if too little is known of the
     model."""
-    work = [known[case.cluster.device, case.compressor, case.density, case.scheme] for case in cases]
-    place_of = cache(paths)
-    places = [place_of(case.cluster, case.ranks, case.hierarchy) for case in cases]
-    slices = _each(lambda one: one.slices, places)[:, None]
-    lossy = _each(lambda one: one.lossy, work)[:, None] > 0
-    whole = np.stack([one.elements for one in work])
-    passes: Any = _passes(cases, settings)
-    messages: Any = _messages(cases, work, places, settings.ragged_largest)
-    return Rows(
-        **passes,
-        compressed=np.where(lossy, whole / slices, 0.0),
-        compress=Curve.together([one.curve for one in work]),
-        more=np.stack([one.more for one in work]) / slices,
-        in_node_latency=_each(lambda one: one.in_node.latency, places),
-        in_node_per_byte=_each(lambda one: one.in_node.per_byte, places),
-        gather_latency=_each(lambda one: one.in_node.latency, places),
-        gather_per_byte=_each(lambda one: one.in_node.per_byte, places),
-        **messages,
-        # What only a testbed's measurements fill.
-        busy_latency=np.zeros_like(whole),
-        busy_transfer=np.zeros_like(whole),
-        in_node_busy=np.zeros_like(whole),
-        trailing=np.zeros(len(whole)),
-        settle=np.zeros(len(whole)),
-        sending=None,
-    )
+    passes = cache(settings.passes)
+    return stacked([row_of(case, known[case.key], passes(case.cluster.device)) for case in cases])
 
 
-def _each(read: Callable[[Any], float], of: Sequence[Any]) -> Array:
-    return np.array([read(one) for one in of], dtype=float)
+def stacked(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return the rows of single cases, by field, as one."""
+    found: dict[str, Any] = {}
+    for name in rows[0]:
+        join = Curve.together if name in ("compress", "sending") else np.stack
+        found[name] = join([row[name] for row in rows])
+    return Rows(**found)
 
 
-def _passes(cases: Sequence[Case], settings: Settings) -> dict[str, Array]:
-    """Return the passes that ranks compute, and how late ranks are."""
-    times = cache(lambda device: settings.layers.seconds(device, settings.compute_seconds))
-    update = cache(settings.layers.update_seconds)
-    devices = [case.cluster.device for case in cases]
-    return {
-        "forward": _each(lambda device: times(device)[0], devices),
-        "update": _each(update, devices),
-        # The mean of the largest of N exponentially distributed delays, N being the number of ranks.
-        "late": _each(lambda one: one.cluster.jitter_seconds * (1 / np.arange(1, one.ranks + 1)).sum(), cases),
-        "backward": np.stack([times(device)[1] for device in devices]),
-    }
+def row_of(case: Case, work: Work, passes: Passes) -> dict[str, Any]:
+    """Return the row of one case, by field: of the `work` that it does, and the `passes` that a rank computes.
 
-
-def _messages(
-    cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], ragged_largest: float
-) -> dict[str, Array]:
-    """Return the cost of sending each tensor, and of what follows it; for dense buckets all of it is in their transfer.
-
-    A gather of unequal sizes is two collectives: of the sizes, then of the payloads, for the largest of which all wait.
+    A gather of unequal sizes is two collectives: of the sizes, then of the payloads. Dense buckets are wholly in what
+    is transferred. To decompress takes a launch for each received payload, and all data are read and added.
     """
-    reduce, gather = (
-        np.array([(cost.latency, cost.per_byte) for cost in costs])
-        for costs in ([one.reduce for one in places], [one.gather for one in places])
-    )
-    gathered = _each(lambda one: one.gathered, work)[:, None] > 0
-    ragged = _each(lambda one: one.ragged, work)[:, None]
-    dense, whole = (np.stack([getattr(one, name) for one in work]) for name in ("dense_bytes", "elements"))
-    payload = np.stack([one.payload for one in work]) * np.where(ragged > 0, ragged_largest, 1.0)
-    own = np.where(gathered, gather, reduce)
-    beside = np.where(dense > 0, reduce[:, :1] + reduce[:, 1:] * dense, 0.0)
-    memory = _each(lambda case: case.cluster.device.bytes_per_second, cases)[:, None]
+    device, place = case.cluster.device, paths(case.cluster, case.ranks, case.hierarchy)
+    forward, backward, update = passes
+    memory, reduce, dense = device.bytes_per_second, place.reduce, work.dense_bytes
+    own, peers = (place.gather, place.peers) if work.gathered else (reduce, 1)
+    beside = np.where(dense > 0, reduce.latency + reduce.per_byte * dense, 0.0)
+    nbytes, nothing = work.payload + dense, np.zeros_like(dense)
+    touched = work.payload + 2 * FLOAT_BYTES * work.touched
+    unpack = device.launch_seconds * peers + (FLOAT_BYTES * work.elements + peers * touched) / place.slices / memory
     return {
-        "moved": np.where(whole > 0, FLOAT_BYTES * whole, dense),
-        "latency": own[:, :1] * (1 + ragged) * (payload > 0),
-        "transfer": own[:, 1:] * payload + beside,
+        "forward": forward,
+        "update": update,
+        # The mean of the largest of N exponentially distributed delays, N being the number of ranks.
+        "late": case.cluster.jitter_seconds * (1 / np.arange(1, case.ranks + 1)).sum(),
+        "backward": backward,
+        "compressed": work.elements / place.slices * work.lossy,
+        "compress": work.curve,
+        "more": work.more / place.slices,
+        "moved": np.where(work.elements > 0, FLOAT_BYTES * work.elements, dense),
+        "in_node_latency": place.in_node.latency,
+        "in_node_per_byte": place.in_node.per_byte,
+        "gather_latency": place.in_node.latency,
+        "gather_per_byte": place.in_node.per_byte,
+        "latency": own.latency * (1 + work.ragged) * (work.payload > 0),
+        "transfer": own.per_byte * work.payload + beside,
         "beside": beside,
-        "payload": payload,
-        "nbytes": payload + dense,
-        "copied": np.where(gathered, 2, 4) * (payload + dense) / memory,
-        "unpack": _unpack(cases, work, places, payload),
+        "payload": work.payload,
+        "nbytes": nbytes,
+        "copied": (2 if work.gathered else 4) * nbytes / memory,
+        "unpack": np.where(work.elements > 0, unpack, 0.0) * work.lossy,
+        # What only a testbed's measurements fill.
+        "busy_latency": nothing,
+        "busy_transfer": nothing,
+        "in_node_busy": nothing,
+        "trailing": 0.0,
+        "settle": 0.0,
     }
-
-
-def _unpack(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], payload: Array) -> Array:
-    """Return the seconds to decompress: a launch for each received payload, and all data read and added."""
-    peers = [one.peers if its.gathered else 1 for one, its in zip(places, work, strict=True)]
-    received, slices = np.array(peers, dtype=float)[:, None], _each(lambda one: one.slices, places)[:, None]
-    devices = [case.cluster.device for case in cases]
-    memory, launch = (np.array([getattr(one, name) for one in devices])[:, None] for name in MEMORY)
-    whole = np.stack([one.elements for one in work])
-    touched = payload + 2 * FLOAT_BYTES * np.stack([one.touched for one in work])
-    seconds = launch * received + (FLOAT_BYTES * whole + received * touched) / slices / memory
-    lossy = _each(lambda one: one.lossy, work)[:, None] > 0
-    return np.where(lossy & (whole > 0), seconds, 0.0)
 
 
 # --- One step: tensors pass from stream to stream, and each stream serves one message at a time ---
-
-
-COMPUTING = ("backward", "next forward")
-"""Streams that compute, whose time need not be hidden; compression delays the backward pass, and is part of it."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +153,10 @@ class Timed:
 
     ends: Ends
     """(cases, tensors): where messages end."""
-    busy: Mapping[str, tuple[Array, Array]]
-    """By stream, in the order in which messages pass through them: when it begins and ends with the message that ends
-    at each tensor, (cases, tensors)."""
-    computed: Array
-    """End of the backward pass, including the compression that delays it."""
+    begun: Array
+    """(cases, tensors): when the link begins with the message that ends at each tensor."""
+    sent: Array
+    """(cases, tensors): when it is done with it."""
     step: Array
     """From the start of one forward pass to that of the next."""
     exposed: Array
@@ -216,7 +181,7 @@ def in_message(values: Array, ends: Ends) -> Array:
 def merged(rows: Rows, rule: Rule) -> Ends:
     """Return where messages end under a `rule`, given when each tensor could be sent by itself."""
     alone = np.ones(rows.backward.shape, dtype=bool)
-    ready = _sendable(rows, alone, False)[0]
+    ready, _ = _sendable(rows, alone, False)
     arrivals = Arrivals(
         np.maximum.accumulate(ready, axis=-1),
         rows.transfer,
@@ -236,18 +201,15 @@ def _compression(rows: Rows, ends: Ends, whole: bool) -> Array:
     return np.maximum(rows.compress(rows.compressed) + rows.more, 0.0)
 
 
-def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array, dict[str, tuple[Array, Array]]]:
-    """Return when messages can be sent, the end of the backward pass, and the busy times of streams until then.
+def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array]:
+    """Return when messages can be sent, and the end of the backward pass and the compression that delays it.
 
     Sums within a node are not merged: each tensor, and each bucket of small ones, has its own.
     """
     computing = rows.backward + _compression(rows, ends, whole) + _delays(rows, ends)
     backward = np.cumsum(computing, axis=-1)
-    begun = backward - in_message(computing, ends)
     summing = _around(rows.in_node_latency, rows.in_node_per_byte, rows.moved)
-    summed = served(backward + rows.late[:, None], summing)
-    busy = {"backward": (begun, backward), "sum in node": (summed - in_message(summing, ends), summed)}
-    return summed, backward[:, -1], busy
+    return served(backward + rows.late[:, None], summing), backward[:, -1]
 
 
 def _delays(rows: Rows, ends: Ends) -> Array:
@@ -268,20 +230,21 @@ def _around(latency: Array, per_byte: Array, moved: Array) -> Array:
 
 def timed(rows: Rows, ends: Ends, rule: Rule = RULES["none"]) -> Timed:
     """Return the steps of cases whose messages end at `ends` and are sent as under `rule`."""
-    ready, computed, busy = _sendable(rows, ends, rule.compresses_messages)
+    ready, computed = _sendable(rows, ends, rule.compresses_messages)
     if rule.cycle_seconds:
         ready = np.ceil(ready / rule.cycle_seconds) * rule.cycle_seconds
     several = in_message((rows.nbytes > 0).astype(float), ends) > 1
     copying = np.where(several, in_message(rows.copied, ends), 0.0)
     sending = _sending(rows, ends) + copying
     if rule.in_halves:
-        return _in_halves(rows, ends, ready, sending, computed, busy)
+        return _in_halves(rows, ends, ready, sending, computed)
     sent = served(ready, sending)
-    back = _brought_back(rows, ends, sent + np.where(sending > 0, rows.trailing[:, None], 0.0), computed)
-    busy |= {"communicate": (sent - sending, sent), **back}
-    finish = np.maximum(back["gather in node"][1][:, -1], computed) + rows.settle
-    step = rows.forward + finish + rows.update
-    return Timed(ends, MappingProxyType(busy), computed, step, finish - computed)
+    come = sent + np.where(sending > 0, rows.trailing[:, None], 0.0)
+    # In the library the thread that ended the backward pass decompresses and gathers, tensor after tensor.
+    gathering = _around(rows.gather_latency, rows.gather_per_byte, rows.moved)
+    averaged = served(np.maximum(come, computed[:, None]), in_message(rows.unpack, ends) + in_message(gathering, ends))
+    finish = np.maximum(averaged[:, -1], computed) + rows.settle
+    return Timed(ends, sent - sending, sent, rows.forward + finish + rows.update, finish - computed)
 
 
 def _sending(rows: Rows, ends: Ends) -> Array:
@@ -291,27 +254,13 @@ def _sending(rows: Rows, ends: Ends) -> Array:
     return rows.sending(in_message(rows.payload, ends)) + in_message(rows.beside, ends)
 
 
-def _brought_back(rows: Rows, ends: Ends, come: Array, computed: Array) -> dict[str, tuple[Array, Array]]:
-    """Return when messages that have `come` are decompressed, and their averages gathered within the node.
-
-    In the library the thread that ended the backward pass does both, tensor after tensor.
-    """
-    unpacking = in_message(rows.unpack, ends)
-    gathering = in_message(_around(rows.gather_latency, rows.gather_per_byte, rows.moved), ends)
-    gathered = served(np.maximum(come, computed[:, None]), unpacking + gathering)
-    unpacked = gathered - gathering
-    return {"decompress": (unpacked - unpacking, unpacked), "gather in node": (unpacked, gathered)}
-
-
 def _slowest(latency: Array, ends: Ends) -> Array:
     """Return the latency of each message where it ends; all tensors of a case with a latency have the same one."""
     each = latency.max(axis=-1, keepdims=True)
     return np.where(in_message((latency > 0).astype(float), ends) > 0, each, 0.0)
 
 
-def _in_halves(
-    rows: Rows, ends: Ends, ready: Array, sending: Array, computed: Array, busy: dict[str, tuple[Array, Array]]
-) -> Timed:
+def _in_halves(rows: Rows, ends: Ends, ready: Array, sending: Array, computed: Array) -> Timed:
     """Return steps whose all-reduces are cut in two (Zhang et al., "DeAR", ICDCS 2023).
 
     The reduce-scatters take half of the time, during the backward pass. When all have ended, the all-gathers follow in
@@ -326,8 +275,5 @@ def _in_halves(
     weight = rows.moved / rows.moved.sum(axis=-1, keepdims=True)
     layers = in_message(rows.forward[:, None] * share + rows.update[:, None] * weight, ends)
     # A message's layers are consecutive, and the first of them is where the message ends in backward order.
-    forward = served(np.where(ends[:, order], gathered, begin), layers[:, order])
-    step, gathered, forward = forward[:, -1], gathered[:, order], forward[:, order]
-    later = {"communicate": (scattered - half, scattered), "all-gather": (gathered - half, gathered)}
-    busy = busy | later | {"next forward": (forward - layers, forward)}
-    return Timed(ends, MappingProxyType(busy), computed, step, step - computed - rows.forward - rows.update)
+    step = served(np.where(ends[:, order], gathered, begin), layers[:, order])[:, -1]
+    return Timed(ends, scattered - half, scattered, step, step - computed - rows.forward - rows.update)

@@ -1,25 +1,19 @@
 """Answers from a simulation: the fastest, the fastest that fits, and how far compression pays."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from benchmarks.analysis.labels import TIMES
-from benchmarks.core.record import CellResult, try_load
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.model_layers import Layers
-from benchmarks.simulation.results import Result, fastest_first, simulate
+from benchmarks.simulation.results import Result, fastest_dense, fastest_first, name_of, simulate
 from benchmarks.simulation.step_time import Settings
-from benchmarks.simulation.views import fastest_dense, name_of
 from benchmarks.simulation.wire import LOSSLESS, Case, grid, payload_of
-from resireduce.errors import ConfigError
-from resireduce.merging.rules import Array
 from resireduce.scheme import COMPRESSORS, load
 
 # --- Where compression's step equals the best without it ---
@@ -37,11 +31,11 @@ def break_even_density(
 
     Both use the best of the merging rules, hierarchies and schemes in the cases `given`. 1: at any density.
     """
-    results = simulate(_cases(cluster, ranks, LOSSLESS, [1.0], given), settings)
-    dense = min(one.step_seconds for one in results)
-    cases = _cases(cluster, ranks, compressor, DENSITIES, given)
-    steps = _lowest(simulate(cases, settings), [case.density for case in cases], DENSITIES)
-    return _crossing(DENSITIES, steps - dense)
+
+    def cases(name: str, density: float) -> list[Case]:
+        return _cases(cluster, ranks, name, density, given)
+
+    return _pays_up_to(DENSITIES, cases, compressor, settings)
 
 
 def break_even_bandwidth(
@@ -50,37 +44,38 @@ def break_even_bandwidth(
     """Return the bandwidth of the slowest level, bytes per second, up to which `compressor` at `density` is faster than
     none on `ranks` of a cluster; 0 if it is slower even at a thousandth of the bandwidth, infinite if it is faster even
     at a thousand times. Both use the best of the merging rules, hierarchies and schemes in the cases `given`."""
-    clusters = [_with_bandwidth(cluster, ranks, factor) for factor in FACTORS]
-    own = density if COMPRESSORS[compressor].selects else 1.0
-    differences = []
-    for one in (LOSSLESS, compressor):
-        cases = [case for faster in clusters for case in _cases(faster, ranks, one, [own], given)]
-        names = [case.cluster.name for case in cases]
-        differences.append(_lowest(simulate(cases, settings), names, [faster.name for faster in clusters]))
-    found = _crossing(FACTORS, differences[1] - differences[0])
-    return float("inf") if found == FACTORS[-1] else found * _slowest(cluster, ranks)
+    level = "in_node" if ranks <= cluster.ranks_per_node else "between_nodes"
+    link = getattr(cluster, level)
+    bandwidth = link.bandwidth_bytes_per_second
+
+    def cases(name: str, factor: float) -> list[Case]:
+        faster = replace(cluster, **{level: replace(link, bandwidth_bytes_per_second=bandwidth * factor)})
+        return _cases(faster, ranks, name, density, given)
+
+    found = _pays_up_to(FACTORS, cases, compressor, settings)
+    return float("inf") if found == FACTORS[-1] else found * bandwidth
 
 
-def _cases(
-    cluster: Cluster, ranks: int, compressor: str, densities: Sequence[float], given: Sequence[Case]
-) -> list[Case]:
+def _cases(cluster: Cluster, ranks: int, compressor: str, density: float, given: Sequence[Case]) -> list[Case]:
     """Return all cases of one compressor with the rules, hierarchies and schemes of the `given` cases."""
     axes = ("rule", "hierarchy", "scheme")
     found = [list(dict.fromkeys(getattr(case, name) for case in given)) for name in axes]
-    return list(grid([cluster], [ranks], [compressor], densities, *found))
+    return list(grid([cluster], [ranks], [compressor], [density], *found))
 
 
-def _lowest(results: Sequence[Result], keys: Sequence[object], wanted: Sequence[object]) -> Array:
-    """Return the shortest step for each of the `wanted` keys; `keys` has one key per result."""
-    found: dict[object, float] = {}
-    for key, one in zip(keys, results, strict=True):
-        found[key] = min(found.get(key, np.inf), one.step_seconds)
-    return np.array([found.get(key, np.inf) for key in wanted])
-
-
-def _crossing(values: Sequence[float], differences: Array) -> float:
-    """Return the point in the rising `values` up to which differences are below 0, interpolated over the logarithm; 0
-    if the first difference is not below 0."""
+def _pays_up_to(
+    values: Sequence[float], cases: Callable[[str, float], list[Case]], compressor: str, settings: Settings
+) -> float:
+    """Return the point in the rising `values` up to which the fastest case of `compressor` is faster than that of none,
+    interpolated over the logarithm; 0 if it is not at the first one, and the last one if it is at all."""
+    steps = []
+    for name in (LOSSLESS, compressor):
+        places = [(place, case) for place, value in enumerate(values) for case in cases(name, value)]
+        lowest = np.full(len(values), np.inf)
+        for (place, _), one in zip(places, simulate([case for _, case in places], settings), strict=True):
+            lowest[place] = min(lowest[place], one.step_seconds)
+        steps.append(lowest)
+    differences = steps[1] - steps[0]
     slower = np.flatnonzero(differences >= 0)
     if not slower.size:
         return float(values[-1])
@@ -91,26 +86,9 @@ def _crossing(values: Sequence[float], differences: Array) -> float:
     return float(values[place - 1] * (values[place] / values[place - 1]) ** share)
 
 
-def _level(cluster: Cluster, ranks: int) -> str:
-    return "in_node" if ranks <= cluster.ranks_per_node else "between_nodes"
+# --- What fits in the device's memory ---
 
 
-def _slowest(cluster: Cluster, ranks: int) -> float:
-    return float(getattr(cluster, _level(cluster, ranks)).bandwidth_bytes_per_second)
-
-
-def _with_bandwidth(cluster: Cluster, ranks: int, factor: float) -> Cluster:
-    """Return the cluster, renamed, with another bandwidth of the level over which its ranks communicate."""
-    level = _level(cluster, ranks)
-    link = replace(getattr(cluster, level), bandwidth_bytes_per_second=_slowest(cluster, ranks) * factor)
-    return replace(cluster, name=f"{cluster.name} x {factor:.6g}", **{level: link})
-
-
-# --- What fits in the device's memory, and whose accuracy records support ---
-
-
-Key = tuple[str, float, str]
-"""Compressor, density and scheme."""
 PLANNED_RANKS = 64
 """Up to this many ranks the plan is exact; more would take longer."""
 PLANNED = {"bert-adam": "adamw"}
@@ -160,53 +138,21 @@ def fastest_that_fits(results: Sequence[Result], needed: Callable[[Result], int]
     return None
 
 
-def supported(records: Iterable[CellResult], model: str, most_lost: float) -> set[Key]:
-    """Return the combinations that, by finished `records` of `model`, lose at most the share `most_lost` of the metric
-    of training without compression, in the mean over all records. Raises ConfigError if there is nothing to compare
-    with."""
-    metrics: dict[Key, list[float]] = {}
-    higher = True
-    for record in records:
-        cell = record.cell
-        if cell.model == model and record.status == "ok" and record.metric is not None:
-            metrics.setdefault((cell.compressor, cell.density, cell.scheme), []).append(float(record.metric))
-            higher = bool(record.higher_is_better)
-    dense = metrics.get((LOSSLESS, 1.0, "none"))
-    if dense is None:
-        raise ConfigError(f"records: none is of {model!r} without compression; give a run that has such a cell")
-    worst = mean(dense) * (1 - most_lost if higher else 1 + most_lost)
-    return {key for key, its in metrics.items() if (mean(its) >= worst if higher else mean(its) <= worst)}
-
-
-def is_supported(result: Result, keys: set[Key]) -> bool:
-    """Return whether records support the combination of `result`."""
-    case = result.case
-    return (case.compressor, case.density, "none" if case.compressor == LOSSLESS else case.scheme) in keys
-
-
-def records_in(folder: Path) -> list[CellResult]:
-    """Return the records of cells in a run's folder. Raises ConfigError if it has none."""
-    found = [record for path in sorted((folder / "cells").glob("*.json")) if (record := try_load(path))]
-    if not found:
-        raise ConfigError(f"records: {folder} has no records of cells; give a run's folder, such as results/runs/smoke")
-    return found
-
-
 # --- Answers ---
 
 
-def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Settings, gradients: str) -> dict[str, Any]:
+def answers(results: Sequence[Result], settings: Settings, gradients: str) -> dict[str, Any]:
     """Return plain values: what was simulated, and `answers` for each cluster and number of ranks.
 
-    fastest: of the results `chosen`. fastest_that_fits: of those that fit on the device with `gradients` kept or
-    streamed, as planned, with its needed_bytes; None if none fits. speed_up: of the latter over the fastest of all
-    `results` without compression. break_even: density and bandwidth up to which the fastest compressor pays.
+    fastest_that_fits: of those that fit on the device with `gradients` kept or streamed, as planned, with its
+    needed_bytes; None if none fits. speed_up: of it over the fastest without compression. break_even: density and
+    bandwidth up to which the fastest compressor pays.
     """
     needed = needed_bytes(settings.layers, gradients)
     dense = fastest_dense(results)
     found = []
-    for name, ranks in dict.fromkeys((one.case.cluster.name, one.case.ranks) for one in chosen):
-        here = [one for one in chosen if (one.case.cluster.name, one.case.ranks) == (name, ranks)]
+    for name, ranks in dict.fromkeys((one.case.cluster.name, one.case.ranks) for one in results):
+        here = [one for one in results if (one.case.cluster.name, one.case.ranks) == (name, ranks)]
         best, needs = fastest_that_fits(here, needed) or (None, None)
         plain = dense.get((name, ranks))
         found.append(

@@ -38,6 +38,11 @@ class Case:
     hierarchy: str = "flat"
 
     @property
+    def key(self) -> "Key":
+        """What its work depends on."""
+        return self.cluster.device, self.compressor, self.density, self.scheme
+
+    @property
     def makes_sense(self) -> bool:
         """Whether the combination can be built and does not repeat another one.
 
@@ -127,10 +132,6 @@ class Curve:
             np.concatenate([wide(curve.slopes) for curve in curves]),
         )
 
-    def taken(self, places: np.ndarray) -> "Curve":
-        """Return the cases at `places`."""
-        return Curve(self.start[places], self.knots[places], self.slopes[places])
-
     def __call__(self, elements: Array) -> Array:
         """Return the seconds for `elements`, (cases,) or (cases, anything); 0 for no elements."""
         more = (slice(None), *[None] * (elements.ndim - 1))
@@ -162,97 +163,31 @@ KINDS = ("grouped", "specific", "other")
 MEASURED, BY_BYTES = "measured", "by bytes"
 
 
-@dataclass(frozen=True)
-class Compression:
-    """The time to compress a tensor, and where it comes from."""
-
-    curve: Curve
-    """Seconds of one case by elements, for a tensor with a full residual."""
-    more: dict[str, float]
-    """Seconds per element that a scheme adds to that (or saves), by kind of tensor."""
-    basis: str
-    """MEASURED or BY_BYTES."""
-
-
 def read_micro(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a record of `make micro`. Raises ConfigError for any other file."""
     try:
-        rows = load_json(path)["rows"]
-        fit = all({"case", "elements", "density", "least_seconds"} <= row.keys() for row in rows)
+        rows = list(load_json(path)["rows"])
+        if not all({"case", "elements", "density", "least_seconds"} <= row.keys() for row in rows):
+            raise ValueError("it is no record of speeds")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"micro: {path} cannot be read: {error}; make it with: python -m benchmarks measure micro"
-        ) from None
-    if not fit or not rows:
-        raise ConfigError(f"micro: {path} is no record of speeds; make one with: python -m benchmarks measure micro")
-    return list(rows)
+        cure = "make it with: python -m benchmarks measure micro"
+        raise ConfigError(f"micro: {path} cannot be read: {error}; {cure}") from None
+    return rows
 
 
-def compression(
-    compressor: str, scheme: str, density: float, device: Device, rows: Sequence[Mapping[str, Any]]
-) -> Compression:
-    """Return the cost of a compressor at a density, with the residuals of a scheme, on a device.
-
-    rows: of `make micro`. If they lack the compressor with a full residual, or the scheme with top-k, bytes of memory
-    are counted, which gives a lower bound: an optimistic figure.
-    """
-    measured = curve_of(rows, f"{compressor}, baseline", density)
-    if measured is None:
-        per_byte = 1 / device.bytes_per_second
-        moved = dict(zip(KINDS, MOVED.get(scheme, MOVED["baseline"]), strict=True))
-        full = MOVED["baseline"][0]
-        return Compression(
-            Curve.line(device.launch_seconds, full * per_byte),
-            {kind: (bytes_each - full) * per_byte for kind, bytes_each in moved.items()},
-            BY_BYTES,
-        )
-    return Compression(measured, _more(rows, scheme, density, device), MEASURED)
-
-
-def _more(rows: Sequence[Mapping[str, Any]], scheme: str, density: float, device: Device) -> dict[str, float]:
-    """Return what a scheme adds to a full residual, by kind of tensor, at the largest size measured with top-k."""
-    found = {}
-    own = {"grouped": scheme.removesuffix("+2d"), "specific": scheme.removeprefix("w+"), "other": scheme}
-    for place, (kind, part) in enumerate(own.items()):
-        moved = MOVED.get(scheme, MOVED["baseline"])[place]
-        if moved == MOVED["baseline"][0]:
-            found[kind] = 0.0
-            continue
-        full, its = (curve_of(rows, f"topk, {name}", density) for name in ("baseline", part))
-        largest = max(float(row["elements"]) for row in rows)
-        if full is None or its is None:
-            found[kind] = (moved - MOVED["baseline"][0]) / device.bytes_per_second
-        else:
-            found[kind] = (_at(its, largest) - _at(full, largest)) / largest
-    return found
-
-
-def _at(curve: Curve, elements: float) -> float:
-    return float(curve(np.array([elements]))[0])
-
-
-def curve_of(rows: Sequence[Mapping[str, Any]], case: str, density: float) -> Curve | None:
-    """Return the curve of a `case` of micro's `rows` at a `density`; None if it was not measured.
+def curve_of(rows: Sequence[Mapping[str, Any]], compressor: str, density: float) -> Curve | None:
+    """Return the curve of a compressor with a full residual, of `make micro`'s rows; None if it was not measured.
 
     Seconds are interpolated over the logarithm of the density; outside of the measured densities, the nearest counts.
     """
-    its = [row for row in rows if row["case"] == case]
-    densities = sorted({float(row["density"]) for row in its})
-    if not densities:
+    seconds: dict[int, dict[float, float]] = {}
+    for row in rows:
+        if row["case"] == f"{compressor}, baseline":
+            seconds.setdefault(int(row["elements"]), {})[math.log(row["density"])] = float(row["least_seconds"])
+    if not seconds:
         return None
-    low = max((one for one in densities if one <= density), default=densities[0])
-    high = min((one for one in densities if one >= density), default=densities[-1])
-    share = 0.0 if low == high else math.log(density / low) / math.log(high / low)
-    seconds: dict[int, float] = {}
-    for weight, of in ((1 - share, low), (share, high)):
-        for row in its:
-            if float(row["density"]) == of:
-                size = int(row["elements"])
-                seconds[size] = seconds.get(size, 0.0) + weight * float(row["least_seconds"])
-        if share == 0.0:
-            break
-    sizes = sorted(seconds)
-    return Curve.through(sizes, [seconds[size] for size in sizes])
+    points = [np.array(sorted(seconds[size].items())).T for size in sorted(seconds)]
+    return Curve.through(sorted(seconds), [float(np.interp(math.log(density), *one)) for one in points])
 
 
 PAYLOAD = "benchmarks.training.layer_trace:payload_of"
@@ -281,17 +216,22 @@ class Work:
     touched: Array
     """Elements of one payload that are added to the average."""
     more: Array
-    """Seconds that the scheme adds to a full residual."""
+    """Seconds that the scheme adds to a full residual, or saves."""
     curve: Curve
+    """Seconds to compress, by elements, with a full residual."""
     basis: str
+    """Where these seconds are from."""
     gathered: bool
     ragged: bool
     lossy: bool
 
 
 def works(cases: Sequence[Case], layers: Layers, micro: Sequence[Mapping[str, Any]]) -> dict[Key, Work]:
-    """Return the work of each combination in `cases`; `micro`: rows of `make micro`'s record."""
-    keys = {(case.cluster.device, case.compressor, case.density, case.scheme): None for case in cases}
+    """Return the work of each combination in `cases`; `micro`: rows of `make micro`'s record.
+
+    Compression that it lacks takes a launch and its bytes of memory, a lower bound, and so does what a scheme adds.
+    """
+    keys = dict.fromkeys(case.key for case in cases)
     return {key: _work(key, layers, micro, payload_of(key[1], key[2], layers.shapes)) for key in keys}
 
 
@@ -308,7 +248,14 @@ def _work(key: Key, layers: Layers, micro: Sequence[Mapping[str, Any]], sent: Ma
     lossy = compressor != LOSSLESS
     small = np.array([kind == "dense" for kind in layers.kinds])
     elements = np.where(small, 0.0, layers.elements)
-    cost = compression(compressor, scheme, density, device, micro) if lossy else NO_COMPRESSION
+    per_byte, full = 1 / device.bytes_per_second, MOVED["baseline"][0]
+    curve, basis, more = Curve.line(0.0, 0.0), "nothing to do", dict[str, float]()
+    if lossy:
+        measured = curve_of(micro, compressor, density)
+        basis = BY_BYTES if measured is None else MEASURED
+        curve = measured or Curve.line(device.launch_seconds, full * per_byte)
+        moved = zip(KINDS, MOVED.get(scheme, MOVED["baseline"]), strict=True)
+        more = {kind: (bytes_each - full) * per_byte for kind, bytes_each in moved}
     # Exchanging regions and gathering their sums is an all-reduce with half the bytes.
     summed = 0.5 if sent["collective"] == "rounds" else 1.0
     selects = COMPRESSORS[compressor].selects
@@ -317,16 +264,13 @@ def _work(key: Key, layers: Layers, micro: Sequence[Mapping[str, Any]], sent: Ma
         payload=np.where(small, 0.0, summed * np.array(sent["bytes"], dtype=float)),
         dense_bytes=buckets(np.where(small, FLOAT_BYTES * layers.elements, 0.0)),
         touched=elements * (density if selects else 1.0),
-        more=elements * np.array([cost.more.get(kind, 0.0) for kind in layers.kinds]),
-        curve=cost.curve,
-        basis=cost.basis,
+        more=elements * np.array([more.get(kind, 0.0) for kind in layers.kinds]),
+        curve=curve,
+        basis=basis,
         gathered=sent["collective"] == "all_gather",
         ragged=not sent["equal_sizes"],
         lossy=lossy,
     )
-
-
-NO_COMPRESSION = Compression(Curve.line(0.0, 0.0), {}, "nothing to do")
 
 
 def buckets(nbytes: Array) -> Array:

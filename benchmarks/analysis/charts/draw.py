@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import altair as alt
 import vl_convert
 from altair.utils.schemapi import debug_mode
 
-from benchmarks.analysis.charts import look
 from benchmarks.analysis.charts.rows_chart import trade_off_chart
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.table_list import FIGURE_FORMS, TRADE_OFF
@@ -100,56 +98,3 @@ def drawn(name: str, specification: Mapping[str, Any] | None) -> Drawn:
 def library() -> str:
     """Return the script that draws specifications in a page: Vega and what it needs. This takes seconds."""
     return f"(() => {{\n{vl_convert.javascript_bundle(SNIPPET)}\n}})();"
-
-
-# --- Pictures of single commands as SVG ---
-
-
-PARTS = {"computes": "#7a858f", "hidden": "#0083c4", "exposed": "#d55e00"}
-"""The kinds of pieces in a lane of a step, and their colours."""
-
-
-def scaling(points: Sequence[dict[str, Any]], title: str) -> str:
-    """Return the share of its speed that a rank keeps as ranks are added, with a line per name.
-
-    points: name, ranks, efficiency (1: as fast as alone) and text of each. title: what was simulated.
-    """
-    rows = []
-    for one in points:
-        kept = 100 * one["efficiency"]
-        tip = [one["name"], f"{one['ranks']} ranks", f"{kept:.1f} %", one["text"]]
-        rows.append({"panel": title, "name": one["name"], "ranks": one["ranks"], "efficiency": kept, "tip": tip})
-    x = alt.X("ranks:Q", title="ranks").scale(type="log", base=2)
-    y = alt.Y("efficiency:Q", title="% of a rank's speed alone", axis=alt.Axis(grid=True)).scale(domain=[0, 100])
-    colour = alt.Color("name:N").sort(None).legend(orient="right", columns=1, title=None)
-    base = alt.Chart().encode(x=x, y=y, color=colour, **look.exact())
-    layers = base.mark_line(), base.mark_point(filled=True)
-    return drawn("scaling", look.side_by_side(rows, layers, hides="name", columns=1, width=460, height=260)).svg
-
-
-def step(pieces: Sequence[dict[str, Any]], title: str) -> str:
-    """Return one simulated step: its streams as lanes, and the part of communication that nothing hides.
-
-    pieces: lane, part (one of PARTS), start_seconds, end_seconds and text of each; lanes are in their order. title:
-    what was simulated.
-    """
-    rows = []
-    for piece in pieces:
-        start, end = (1000 * piece[name] for name in ("start_seconds", "end_seconds"))
-        row = {"panel": title, "lane": piece["lane"], "part": piece["part"], "start": start, "end": end}
-        if end > start:
-            rows.append(row | {"tip": [piece["lane"], piece["text"], f"{start:.3f} to {end:.3f} ms"]})
-    lanes = list(dict.fromkeys(piece["lane"] for piece in pieces))
-    scale = alt.Scale(domain=list(PARTS), range=list(PARTS.values()))
-    bars = (
-        alt.Chart()
-        .mark_bar(height=14, stroke="white", strokeWidth=0.3)
-        .encode(
-            x=alt.X("start:Q", title="ms"),
-            x2="end:Q",
-            y=alt.Y("lane:N", title=None).sort(lanes),
-            color=alt.Color("part:N").scale(scale).legend(title=None),
-            **look.exact(),
-        )
-    )
-    return drawn("step", look.side_by_side(rows, [bars], hides="part", columns=1, width=620, height=alt.Step(22))).svg

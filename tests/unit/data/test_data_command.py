@@ -2,10 +2,6 @@
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +12,8 @@ from benchmarks.core.prepared import open_prepared
 from benchmarks.core.registry import DATASETS
 from benchmarks.data.dataset import Dataset, SourceFile
 from benchmarks.data.squad import SQUAD
-from resireduce.errors import ConfigError
 from resireduce.scheme import load
-from tests.published import squad, write
+from tests.published import squad, unpublished, write
 
 FILES = {"train-v1.1.json": squad(3), "dev-v1.1.json": squad(2)}
 
@@ -28,8 +23,7 @@ def published(name: str, algorithm: str = "sha256") -> SourceFile:
     return SourceFile(name, len(content), f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}")
 
 
-SMALL = replace(SQUAD, forms=((published("train-v1.1.json"), published("dev-v1.1.json", "md5")),))
-SMALL = replace(SMALL, train_count=3, dev_count=2)
+SMALL = replace(SQUAD, files=(published("train-v1.1.json"), published("dev-v1.1.json", "md5")))
 
 
 @pytest.fixture
@@ -59,33 +53,30 @@ def test_every_listed_data_set_is_complete_and_says_what_to_put_where(tmp_path, 
     assert isinstance(dataset, Dataset)
     assert dataset.address is None or (dataset.address.startswith("https://") and dataset.address.endswith("/"))
     assert all(need in DATASETS for need in dataset.needs)
-    names = [file.name for form in dataset.forms for file in form]
-    assert len(names) == len(set(names)), "a file given alone tells which form it is of"
-    for file in dataset.published().values():
+    for file in dataset.files:
         algorithm, _, digits = (file.checksum or "sha256:" + 64 * "0").partition(":")
-        assert int(digits, 16) >= 0
-        assert len(digits) in (8, hashlib.new(algorithm).digest_size * 2)
+        assert len(bytes.fromhex(digits)) == hashlib.new(algorithm).digest_size
     assert "\n" not in dataset.title + dataset.terms
 
 
 def test_list_says_what_is_prepared(small, tmp_path, capsys):
-    assert data("list") == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert set(DATASETS) < set(lines)
-    assert "  no  " in lines["squad"]
-    assert all(" no " in line for name, line in lines.items() if name in DATASETS)
+    def state() -> str:
+        assert data("list") == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("squad "))
+        return line.split()[1]
+
+    assert state() == "no"
     assert data("prepare", "squad", "--from", write(tmp_path / "from", FILES)) == 0
-    data("list")
-    assert "  yes  " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("squad "))
+    capsys.readouterr()
+    assert state() == "yes"
     (small / "squad" / "dev-v1.1.json").unlink()
-    data("list")
-    assert "  damaged  " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("squad "))
+    assert state() == "damaged"
 
 
 def test_without_files_it_says_what_to_put_where(small, capsys):
     assert data("prepare", "squad") == 2
     said = capsys.readouterr().err
-    for file in SMALL.forms[0]:
+    for file in SMALL.files:
         assert f"{file.name} ({file.size:,} bytes, {file.checksum.replace(':', ' ')})" in said
     assert str(small / "downloads" / "squad") in said
     assert SMALL.address in said
@@ -96,7 +87,6 @@ def test_files_in_downloads_are_found_and_the_manifest_describes_them(small, cap
     write(small / "downloads" / "squad", FILES)
     assert data("prepare", "squad") == 0
     prepared = open_prepared("squad", small)
-    assert prepared.manifest["verified"] is True
     assert prepared.manifest["files"] == {name: len(text.encode()) for name, text in FILES.items()}
     lines = [f"{hashlib.sha256(FILES[name].encode()).hexdigest()}  {name}\n" for name in sorted(FILES)]
     assert prepared.hash == hashlib.sha256("".join(lines).encode()).hexdigest(), "as sha256sum would print"
@@ -147,42 +137,20 @@ def test_other_files_than_the_published_ones_are_refused(small, tmp_path, capsys
     content = dev.read_bytes()
     dev.write_bytes(content[:-1] + change)
     said = refused(capsys, "prepare", "squad", "--from", source)
-    expected = SMALL.forms[0][1]
+    expected = SMALL.files[1]
     if change:
         assert f"has md5 {hashlib.md5(dev.read_bytes()).hexdigest()}, published is {expected.checksum[4:]}" in said
     else:
         assert f"has {expected.size - 1} bytes, published are {expected.size}" in said
-    assert said.endswith("get it again, or go on as it is with --unverified")
     assert not small.exists()
-
-
-def test_unverified_files_are_taken_and_noted(small, tmp_path, capsys):
-    source = write(tmp_path / "from", FILES | {"dev-v1.1.json": squad(2) + "\n"})
-    assert data("prepare", "squad", "--from", source, "--unverified") == 0
-    assert open_prepared("squad", small).manifest["verified"] is False
-    assert ", not verified" in capsys.readouterr().out
-    data("list")
-    assert "  unverified  " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("squad "))
-
-
-def test_a_file_stands_for_those_beside_it(small, tmp_path, capsys):
-    source = write(tmp_path / "Ordner mit Leerzeichen é", FILES | {"notes.txt": ""})
-    assert "'squad' is not read from 'notes.txt'; allowed: train-v1.1.json, dev-v1.1.json" in refused(
-        capsys, "prepare", "squad", "--from", source / "notes.txt"
-    )
-    assert data("prepare", "squad", "--from", source / "dev-v1.1.json") == 0
-    (source / "train-v1.1.json").unlink()
-    assert "has not all files of 'squad'" in refused(capsys, "prepare", "squad", "--from", source / "dev-v1.1.json")
-    assert data("check", "squad") == 0, "what was there is there still"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("prepare", "sqaud"), "data: 'sqaud' is not known (did you mean 'squad'?)"),
-        (("prepare", "squad", "--from", "no/such/folder"), "data: no/such/folder is not there; give the folder or the"),
+        (("prepare", "squad", "--from", "no/such/folder"), "data: no/such/folder has no train-v1.1.json, which"),
         (("prepare", "squad", "cifar10", "--from", "x"), "from: one folder is of one data set"),
-        (("prepare", "squad", "--mirror", "ftp://x/"), "mirror: 'ftp://x/' is not allowed; give an address that "),
         (("prepare", "imagenet", "--download"), "download: 'imagenet' is not for free download"),
     ],
 )
@@ -190,73 +158,25 @@ def test_bad_options_are_named_in_one_line(small, capsys, arguments, message):
     assert message in refused(capsys, *arguments)
 
 
-# Fetching
-
-
-def test_a_mirror_is_fetched_from_and_checked(small, tmp_path, capsys):
-    mirror = write(tmp_path / "mirror é", FILES).as_uri()
-    assert data("prepare", "squad", "--download", "--mirror", mirror) == 0
-    assert f"fetching {mirror}/train-v1.1.json" in capsys.readouterr().out
-    assert {path.name for path in (small / "downloads" / "squad").iterdir()} == set(FILES)
-    assert open_prepared("squad", small).manifest["verified"] is True
-
-
-def test_a_mirror_with_other_files_is_refused_and_what_is_right_is_not_fetched_again(small, tmp_path, capsys):
-    mirror = write(tmp_path / "mirror", FILES | {"dev-v1.1.json": squad(1)}).as_uri()
-    said = refused(capsys, "prepare", "squad", "--mirror", mirror)
-    assert "/dev-v1.1.json has " in said
-    assert said.endswith("try another --mirror, or keep it with --unverified")
+def test_what_is_fetched_is_checked_and_what_is_right_is_not_fetched_again(small, tmp_path, capsys, monkeypatch):
+    address = write(tmp_path / "é", FILES | {"dev-v1.1.json": squad(1)}).as_uri()
+    monkeypatch.setattr("benchmarks.data.squad.SQUAD", replace(SMALL, address=f"{address}/"))
+    said = refused(capsys, "prepare", "squad", "--download")
+    assert f"download: {address}/dev-v1.1.json cannot be fetched: it has " in said
     assert [path.name for path in (small / "downloads" / "squad").iterdir()] == ["train-v1.1.json"]
-    changed = squad(2) + "\n"
-    write(tmp_path / "mirror", {"dev-v1.1.json": changed, "train-v1.1.json": "half"})
-    assert data("prepare", "squad", "--mirror", mirror, "--unverified") == 0
-    assert (small / "squad" / "dev-v1.1.json").read_text() == changed
+    write(tmp_path / "é", FILES | {"train-v1.1.json": "half"})
+    assert data("prepare", "squad", "--download") == data("check", "squad") == 0
+    assert f"fetching {address}/dev-v1.1.json" in capsys.readouterr().out
 
 
 # Nothing is half done
 
 
-def test_an_error_leaves_what_was_there(small, tmp_path, capsys):
+def test_an_error_leaves_what_was_there(small, tmp_path, capsys, monkeypatch):
     assert data("prepare", "squad", "--from", write(tmp_path / "good", FILES)) == 0
     hash_before = open_prepared("squad", small).hash
-    bad = write(tmp_path / "bad", FILES | {"dev-v1.1.json": squad(1)})
-    assert "squad: dev-v1.1.json: 1 questions" in refused(capsys, "prepare", "squad", "--from", bad, "--unverified")
+    monkeypatch.setattr("benchmarks.data.squad.SQUAD", unpublished(SMALL))
+    bad = write(tmp_path / "bad", FILES | {"dev-v1.1.json": squad(1, answer_start=3)})
+    assert "squad: question 'q0': the context does not have" in refused(capsys, "prepare", "squad", "--from", bad)
     assert open_prepared("squad", small).hash == hash_before
     assert [path.name for path in small.iterdir()] == ["squad"]
-
-
-STUCK = """
-import sys, time
-from dataclasses import replace
-import benchmarks.data.squad as module
-from benchmarks.data.dataset import prepare
-from pathlib import Path
-from tests.published import unpublished
-
-class Stuck(module.Squad):
-    def prepare(self, files, target, root, report):
-        notes = super().prepare(files, target, root, report)
-        print("written", flush=True)
-        time.sleep(60)
-        return notes
-
-small = unpublished(module.SQUAD, train_count=3, dev_count=2)
-stuck = Stuck(**{name: getattr(small, name) for name in small.__dataclass_fields__})
-prepare("squad", stuck, Path(sys.argv[1]), Path(sys.argv[2]), unverified=True, report=lambda line: None)
-"""
-
-
-def test_a_killed_prepare_leaves_nothing_that_cells_would_read(small, tmp_path, capsys):
-    source = write(tmp_path / "from", FILES)
-    command = [sys.executable, "-c", STUCK, str(source), str(small)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-        said = refused(capsys, "prepare", "squad", "--from", source)
-        assert said.startswith(f"error: data: 'squad' is being prepared in {small} by another process; wait for it")
-        os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(ConfigError, match="'squad' is not prepared"):
-        open_prepared("squad", small)
-    assert data("check") == 0
-    assert data("prepare", "squad", "--from", source) == 0
-    assert [path.name for path in small.iterdir()] == ["squad"], "what the killed one left is deleted"

@@ -38,20 +38,10 @@ def test_every_form_is_timed_flat_and_by_nodes_where_it_can_be() -> None:
     assert len(single) == len(links_command.FORMS)
 
 
-LARGER = str(ROOT / "benchmarks/config/larger.yaml")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--config", LARGER, "--model", "vgg-digits"], f"config: no setting of vgg-digits in {LARGER}\n"),
-        (["--rate", "fast"], "rate: 'fast' is not allowed; give a whole number with kbit, mbit or gbit, up to 10gbit"),
-        (["--rate", "11gbit"], "rate: '11gbit' is not allowed"),
-    ],
-)
-def test_what_cannot_be_timed(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["measure", "links", *options]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {said}")
+def test_a_config_without_the_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    larger = str(ROOT / "benchmarks/config/larger.yaml")
+    assert main(["measure", "links", "--config", larger, "--model", "vgg-digits"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: config: no setting of vgg-digits in {larger}\n")
 
 
 def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,5 @@
 """Steps of a testbed beside their simulation: the record, the composition, and the page."""
 
-import importlib
-import json
-import sys
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +7,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
-from benchmarks.simulation import simulate_command
-from benchmarks.simulation.beside_measured import Measured, beside, measured_table, sentence, shares
+from benchmarks.simulation.beside_measured import beside, sentence, shares
+from benchmarks.simulation.model_layers import Layers
 from resireduce.errors import ConfigError
 from tests.simulated import make_layers
 
@@ -103,35 +99,6 @@ def test_by_nodes_each_rank_sends_a_slice_and_each_tensor_is_gathered_in_turn() 
     assert step_of(setting_of("one", "topk", "node")) == pytest.approx(expected, abs=2e-3)
 
 
-def test_a_gather_within_a_node_is_of_slices() -> None:
-    """Each of two ranks gives its half of 40,000 averages of 4 bytes: 80,000 bytes of a rank in two collectives."""
-    plain = setting_of("one", "topk", "node")
-    dear = deepcopy(plain)
-    dear["inputs"]["messages"]["in_node all_gather"] = line(0.03, 0.01, 1e-6)
-    assert step_of(dear) - step_of(plain) == pytest.approx(0.08)
-
-
-def test_what_is_summed_takes_a_sum_of_half_the_bytes_and_is_decompressed_once() -> None:
-    """40,000 elements of 2 bytes each."""
-
-    def step(per_byte: float, average: float) -> float:
-        own = setting_of("one", "fp16")
-        own["inputs"]["messages"]["flat all_reduce_half"] = line(0.3, 0.1, per_byte)
-        seconds = {"compress_seconds": 0.01, "average_seconds": {"1": 10_000 * average, "4": 100.0}}
-        own["inputs"]["compression"] = [{"compressor": "fp16", "density": 0.01, "elements": 10_000, **seconds}]
-        return step_of(own)
-
-    assert step(2e-6, 1e-6) - step(1e-6, 1e-6) == pytest.approx(0.08)
-    assert step(1e-6, 2e-6) - step(1e-6, 1e-6) == pytest.approx(0.04)
-
-
-def test_messages_of_a_size_end_where_it_is_reached() -> None:
-    alone, together = step_of(setting_of(100, "topk")), step_of(setting_of(10**6, "topk"))
-    assert alone == step_of(setting_of("none", "topk")) and together == pytest.approx(
-        step_of(setting_of("one", "topk"))
-    )
-
-
 def test_shares_count_steps_that_are_near_and_pairs_of_one_setting_in_the_right_order() -> None:
     place = {"nodes": 2, "ranks_per_node": 2, "rate": "1gbit"}
     found = [
@@ -143,137 +110,33 @@ def test_shares_count_steps_that_are_near_and_pairs_of_one_setting_in_the_right_
     assert "4 of 5 steps" in sentence(counted) and "of 5 pairs" in sentence(counted)
 
 
-def test_the_command_prints_the_table_and_the_shares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {"model": "gpt2-bytes", "rounds": 5, "steps": 2, "settings": [setting_of(), setting_of(32_768, "topk")]}
-    (tmp_path / "testbed.json").write_text(json.dumps(found))
-    monkeypatch.setattr(simulate_command, "layers_of", lambda model: LAYERS)
-    assert main(["simulate", "--measured", str(tmp_path / "testbed.json"), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["beside_measured"] == measured_table(found, LAYERS).records
-    assert printed["shares"]["combinations"] == 2
-    assert main(["simulate", "--measured", str(tmp_path / "testbed.json")]) == 0
-    text = capsys.readouterr().out
-    assert "| 2 x 2" in text and "32,768 bytes" in text and "0 of 2 steps are simulated within 15 %" in text
-
-
-def test_what_cannot_be_compared_is_said() -> None:
-    other = make_layers([(100, 100)])
-    with pytest.raises(ConfigError, match="measured: 'layer1' is not in both the record and made; make it with"):
-        beside({"steps": STEPS, "settings": [setting_of()]}, other)
-    with pytest.raises(ConfigError, match=r"measured: compressor 'fp16' at 0.01 is not in the record"):
-        beside({"steps": STEPS, "settings": [setting_of(compressor="fp16")]}, LAYERS)
-    with pytest.raises(ConfigError, match="measured: 'gaussian' sends payloads of unequal sizes, which are not"):
-        beside({"steps": STEPS, "settings": [setting_of(compressor="gaussian")]}, LAYERS)
-
-
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("compressor", "layers", "said"),
     [
-        (
-            ["--output", "folder"],
-            "output: --output is not allowed with --measured, whose record says all; leave it out",
-        ),
-        (["--compute-seconds", "1"], "compute_seconds: --compute-seconds is not allowed with --measured"),
-        (["--ranks", "4"], "ranks: --ranks is not allowed with --measured"),
-        (["--published"], "measured: --measured is not allowed with --published; give one of them"),
+        ("none", make_layers([(100, 100)]), "'layer1' is not in both the record and made; make it with"),
+        ("fp16", LAYERS, "compressor 'fp16' at 0.01 is not in the record"),
+        ("gaussian", LAYERS, "'gaussian' sends payloads of unequal sizes, which are not"),
     ],
 )
-def test_options_that_mean_nothing_beside_a_record_are_refused(
-    option: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["simulate", "--measured", "testbed.json", *option]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+def test_what_cannot_be_compared_is_said(compressor: str, layers: Layers, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"measured: {said}"):
+        beside({"steps": STEPS, "settings": [setting_of(compressor=compressor)]}, layers)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]"])
-def test_what_is_no_record_of_a_testbed_is_one_line(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"model": "gpt2-bytes", "settings": [{}], "steps": 2}'])
+def test_what_is_no_record_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.json").write_text(text)
-    for path in (tmp_path / "bad.json", tmp_path / "none.json"):
-        assert main(["simulate", "--measured", str(path)]) == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert said.startswith("error: measured: ") and "make it with: python -m benchmarks measure testbed" in said
+    assert main(["simulate", "--measured", str(tmp_path / "bad.json")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: measured: ") and "make it with: python -m benchmarks measure testbed" in said
 
 
-def test_the_links_of_a_setting_are_those_of_a_ring_that_takes_as_long() -> None:
-    setting = deepcopy(setting_of())
-    cluster = Measured(2, 2, "1gbit", setting["inputs"]).cluster()
-    between, within = cluster.between_nodes, cluster.in_node
-    assert between is not None and within is not None
-    assert between.latency_seconds == pytest.approx(0.3 / 2)
-    assert between.bandwidth_bytes_per_second == pytest.approx(2e6), "that of a node, whose ranks send at once"
-    assert within.latency_seconds == pytest.approx(0.01) and within.bandwidth_bytes_per_second == pytest.approx(1e7)
-
-
-# --- Damaged records ---
-
-
-DROP = object()
-INPUTS = ("settings", 0, "inputs")
-
-
-@pytest.fixture
-def record() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "results/reference/beside-measured.json").read_text())
-    return found
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        (("steps",), DROP, "steps: missing"),
-        (("settings", 0, "nodes"), None, "the record lacks or has a wrong "),
-        (("settings", 1, "rate"), DROP, "the record lacks or has a wrong 'rate'"),
-        ((*INPUTS, "messages", "in_node all_gather"), DROP, "a wrong 'in_node all_gather'"),
-        ((*INPUTS, "compression", 0, "elements"), float("inf"), "not strict JSON"),
-    ],
-)
-def test_what_is_missing_or_damaged_is_named(
-    record: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    path: tuple[Any, ...],
-    value: Any,
-    said: str,
-) -> None:
-    place: Any = record
-    for key in path[:-1]:
-        place = place[key]
-    if value is DROP:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    assert main(["simulate", "--measured", str(tmp_path / "record.json")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: measured: ") and said in line
-    assert line.endswith("make it with: python -m benchmarks measure testbed")
-
-
-# --- The page ---
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
-    return importlib.import_module("build_measured")
-
-
-def test_the_page_has_what_its_record_says(script) -> None:  # type: ignore[no-untyped-def]
-    text = script.PAGE.read_text(encoding="utf-8")
-    assert text == script.page(text), "python docs/build_measured.py writes it anew"
-
-
-def test_the_block_is_the_table_and_the_shares(script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    machine = {"cpu": "a processor", "cores": 2, "date": "2026-11-23T20:00:00+00:00"}
-    found = {"model": "made", "rounds": 5, "steps": 2, "settings": [setting_of(), setting_of("one", "topk")]}
-    (tmp_path / "record.json").write_text(json.dumps(found | {"measured": machine}))
-    monkeypatch.setattr(script, "layers_of", lambda model: LAYERS)
-    text = script.page(f"before\n{script.BEGIN}old\n{script.END}\nafter\n", tmp_path / "record.json")
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert text.count("| 2 x 2 ") == 2 and "Measured on a processor, 2 cores, 2026-11-23." in text
-    assert script.block(tmp_path / "none.json") == script.MISSING
+def test_the_page_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines of two merging rules, and how many of all steps are near."""
+    assert main(["simulate", "--measured", str(ROOT / "results/reference/beside-measured.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    page = (ROOT / "docs/simulate.md").read_text(encoding="utf-8").partition("<!-- simulated: measured -->\n")[2]
+    *table, _, said = page.partition("<!-- simulated: end -->")[0].splitlines()
+    assert said.startswith(lines[-1])
+    other = ("mg-wfbp", "omgs", "rgmerge-style", "optimal", "hybrid", "bytes")
+    assert table == [line for line in lines if line.startswith("|") and not any(name in line for name in other)]

@@ -2,19 +2,16 @@
 
 import json
 import re
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.published import load_published
 from benchmarks.analysis.write import to_markdown
 from benchmarks.core.paths import ROOT
-from benchmarks.simulation.beside_published import FILE, _value, published_table
+from benchmarks.simulation.beside_published import FILE, published_table
 from benchmarks.simulation.cluster import presets
 from benchmarks.simulation.model_layers import Layers, layers_of
-from benchmarks.simulation.step_time import Settings
 from tests.simulated import make_layers
 
 
@@ -34,15 +31,6 @@ def test_the_page_has_what_the_command_prints() -> None:
     assert [row for row in on_page() if row[1] == "resnet50"] == expected, (
         "python -m benchmarks simulate --published makes the table of docs/simulate.md anew"
     )
-
-
-def test_a_speed_up_is_over_one_rank_that_sends_nothing() -> None:
-    """Eight ranks whose step takes twice as long as that of one alone are four times as fast together."""
-    flops, cluster = np.array([[1e12, 1.0]]), next(iter(presets().values()))
-    layers = replace(make_layers([(300, 300)] * 4), batch=1, forward=flops, backward=(2 * flops,) * 4)
-    forward, backward = layers.seconds(cluster.device)
-    alone = forward + float(backward.sum()) + layers.update_seconds(cluster.device)
-    assert _value("speed_up", 8, [2 * alone], cluster, Settings(layers)) == pytest.approx(4)
 
 
 def test_each_published_speed_has_a_row_and_says_that_it_is_simulated(

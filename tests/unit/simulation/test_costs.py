@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.core.cell import Cell
-from benchmarks.core.record import CellResult
 from benchmarks.core.registry import MODELS
 from benchmarks.simulation.cluster import Link, all_gather, all_reduce, paths, presets, reduce_scatter
-from benchmarks.simulation.model_layers import layers_of, recorded_seconds
+from benchmarks.simulation.model_layers import layers_of
 from benchmarks.simulation.results import simulate
 from benchmarks.simulation.step_time import Settings, rows_of
-from benchmarks.simulation.what_pays import needed_bytes, supported
+from benchmarks.simulation.what_pays import needed_bytes
 from benchmarks.simulation.wire import (
     BUCKET_BYTES,
     BY_BYTES,
@@ -24,7 +22,6 @@ from benchmarks.simulation.wire import (
     Case,
     Curve,
     buckets,
-    compression,
     grid,
     read_micro,
     works,
@@ -33,7 +30,6 @@ from benchmarks.training.layer_trace import payload_of, trace
 from resireduce.core.bucket import SMALL_BYTES as OF_THE_LIBRARY
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, build_compressor, load
-from tests.records import make_result
 from tests.simulated import FAST, drawn_layers, make_cluster, make_layers
 
 LINK = Link(latency_seconds=1e-5, bandwidth_bytes_per_second=1e9)
@@ -101,43 +97,24 @@ def test_a_curve_goes_through_its_points_and_on() -> None:
     assert both(np.array([150.0, 4.0])).tolist() == [2.5, 3.0]
 
 
-def micro_rows(**seconds: float) -> list[dict[str, object]]:
-    return [
-        {"case": case.replace("_", ", "), "elements": elements, "density": density, "least_seconds": each * elements}
-        for case, each in seconds.items()
-        for elements in (1000, 10**6)
-        for density in (0.01, 0.1)
-    ]
-
-
-def test_what_was_measured_counts_and_else_the_bytes_that_must_be_moved() -> None:
-    rows = micro_rows(topk_baseline=2e-9, topk_w=3e-9, dgc_baseline=5e-9)
-    found = compression("dgc", "w", 0.03, FAST, rows)
-    assert found.basis == MEASURED and found.curve(np.array([2000.0]))[0] == pytest.approx(1e-5)
-    assert found.more == pytest.approx({"grouped": 1e-9, "specific": 0.0, "other": 0.0}), "what it adds to top-k"
-    bytes_alone = compression("qsgd", "baseline", 1.0, FAST, rows)
-    assert bytes_alone.basis == BY_BYTES
-    assert bytes_alone.curve(np.array([1e6]))[0] == pytest.approx(5e-6 + 12e6 / 1e12), "a launch, and three passes"
-    assert compression("qsgd", "w", 1.0, FAST, rows).more["grouped"] == pytest.approx(4 / 1e12)
-
-
-def test_what_a_scheme_adds_is_that_of_the_largest_size_that_was_measured() -> None:
-    rows = micro_rows(topk_baseline=2e-9, topk_w=3e-9)
-    rows = [
-        row | {"least_seconds": 1e-3} if row["elements"] == 1000 and "w" in str(row["case"]) else row for row in rows
-    ]
-    assert compression("topk", "w", 0.01, FAST, rows).more["grouped"] == pytest.approx(1e-9)
-
-
-def test_between_two_densities_seconds_lie_on_a_line_over_their_logarithm() -> None:
+def test_what_was_measured_counts_and_else_the_bytes_that_must_be_moved(tmp_path: Path) -> None:
+    """Between two densities, seconds lie on a line over their logarithm."""
     rows = [
         {"case": "topk, baseline", "elements": size, "density": density, "least_seconds": size * each}
         for size in (100, 1000)
         for density, each in ((0.01, 1.0), (0.1, 3.0))
     ]
+    (tmp_path / "micro.json").write_text(json.dumps({"rows": rows}))
+    layers = make_layers([(100, 200), (10, 30)])
     for density, each in ((0.001, 1.0), (0.01, 1.0), (10**-1.5, 2.0), (0.1, 3.0), (0.5, 3.0)):
-        curve = compression("topk", "baseline", density, FAST, rows).curve
-        assert curve(np.array([500.0]))[0] == pytest.approx(500 * each)
+        cases = [Case(make_cluster(), 4, "topk", density)]
+        (work,) = works(cases, layers, read_micro(tmp_path / "micro.json")).values()
+        assert work.basis == MEASURED and work.curve(np.array([500.0]))[0] == pytest.approx(500 * each)
+    layers = replace(layers, kinds=("grouped", "other"))
+    (work,) = works([Case(make_cluster(), 4, "qsgd", scheme="w")], layers, rows).values()
+    assert work.basis == BY_BYTES
+    assert work.curve(np.array([1e6]))[0] == pytest.approx(5e-6 + 12e6 / 1e12), "a launch, and three passes"
+    assert work.more == pytest.approx([4 * 20_000 / 1e12, 0])
 
 
 def test_every_compressor_is_simulated_or_has_no_plan() -> None:
@@ -148,18 +125,13 @@ def test_every_compressor_is_simulated_or_has_no_plan() -> None:
     assert all(0 < one.step_seconds < 10 for one in found)
 
 
-def test_of_unequal_sizes_a_message_more_tells_and_equal_ones_are_as_planned() -> None:
-    layers, cases = drawn_layers(1, 5), [Case(make_cluster(), 4, name, 0.01) for name in ("topk", "gaussian")]
-    rows = rows_of(cases, Settings(layers, compute_seconds=1.0, ragged_largest=2.0), works(cases, layers, ()))
+def test_of_unequal_sizes_a_message_more_tells_and_of_what_is_summed_a_rank_decompresses_one_sum() -> None:
+    layers, others = drawn_layers(1, 5), (("topk", 4), ("gaussian", 4), ("fp16", 2), ("fp16", 4))
+    cases = [Case(make_cluster(), ranks, name, 0.01) for name, ranks in others]
+    rows = rows_of(cases, Settings(layers, compute_seconds=1.0), works(cases, layers, ()))
     assert rows.latency[1] == pytest.approx(2 * rows.latency[0])
-    planned = [payload_of(case.compressor, 0.01, layers.shapes)["bytes"] for case in cases]
-    assert rows.payload[0].tolist() == planned[0] and rows.payload[1].tolist() == [2 * one for one in planned[1]]
-
-
-def test_of_what_is_summed_a_rank_decompresses_one_sum() -> None:
-    layers, cases = drawn_layers(1, 5), [Case(make_cluster(), ranks, "fp16") for ranks in (2, 4)]
-    few, many = rows_of(cases, Settings(layers, compute_seconds=1.0), works(cases, layers, ())).unpack
-    assert few.tolist() == many.tolist() and few.min() > 0
+    assert rows.payload.tolist() == [payload_of(case.compressor, 0.01, layers.shapes)["bytes"] for case in cases]
+    assert rows.unpack[2].tolist() == rows.unpack[3].tolist() and rows.unpack[2].min() > 0
 
 
 def test_a_rank_decompresses_its_slice_alone() -> None:
@@ -206,16 +178,13 @@ def test_a_model_of_text_can_be_traced() -> None:
 
 
 def test_passes_take_as_long_as_they_were_measured() -> None:
+    """Without a recipe, a third of it is the forward pass, and the rest is shared by elements."""
     layers = layers_of("resnet-digits")
     forward, backward = layers.seconds(FAST, 0.5)
     assert forward + backward.sum() == pytest.approx(0.5)
     alone = layers.seconds(FAST)
     assert forward / backward.sum() == pytest.approx(alone[0] / alone[1].sum())
-
-
-def test_without_a_recipe_a_third_of_the_passes_is_forward_and_the_rest_is_shared_by_elements() -> None:
-    layers = replace(make_layers([(10, 30), (10, 10)]), batch=0)
-    forward, backward = layers.seconds(FAST, 3.0)
+    forward, backward = make_layers([(10, 30), (10, 10)]).seconds(FAST, 3.0)
     assert forward == 1.0 and backward == pytest.approx([1.5, 0.5])
 
 
@@ -227,37 +196,6 @@ def test_what_is_needed_is_the_plan_and_what_the_forward_pass_saves() -> None:
     many = [replace(result, case=replace(result.case, ranks=ranks)) for ranks in (64, 100)]
     exact, at_most = map(needed_bytes(layers, "kept"), many)
     assert at_most - exact == 36 * max(payload_of("topk", 0.01, layers.shapes)["bytes"])
-
-
-def test_records_support_what_loses_little() -> None:
-    metrics = {"none": 90.0, "topk": 89.5, "dgc": 80.0}
-    records = [make_result_of(compressor, metric) for compressor, metric in metrics.items()]
-    assert {name for name, _, _ in supported(records, "resnet-digits", 0.01)} == {"none", "topk"}
-    assert {name for name, _, _ in supported(records, "resnet-digits", 0.2)} == metrics.keys()
-
-
-def test_a_perplexity_may_rise_a_little_and_cells_that_failed_support_nothing() -> None:
-    metrics = {"none": 4.0, "topk": 4.03, "dgc": 4.5, "qsgd": 4.0}
-    records = [make_result_of(compressor, metric, "gpt2-bytes") for compressor, metric in metrics.items()]
-    records[-1] = replace(records[-1], status="diverged", reason="loss")
-    assert {name for name, _, _ in supported(records, "gpt2-bytes", 0.01)} == {"none", "topk"}
-
-
-def make_result_of(compressor: str, metric: float, model: str = "resnet-digits") -> CellResult:
-    cell = Cell(model=model, compressor=compressor, scheme="none" if compressor == "none" else "baseline")
-    return replace(make_result(cell), metric=metric)
-
-
-def test_a_record_gives_the_time_of_its_passes(tmp_path: Path) -> None:
-    result = make_result(Cell(model="resnet-digits"))
-    result.save(tmp_path / "cell.json")
-    assert recorded_seconds(tmp_path / "cell.json", "resnet-digits") == result.phase_seconds["forward_backward"]
-
-
-def test_a_record_of_micro_is_read(tmp_path: Path) -> None:
-    rows = micro_rows(topk_baseline=1e-9)
-    (tmp_path / "micro.json").write_text(json.dumps({"rows": rows}))
-    assert read_micro(tmp_path / "micro.json") == rows
 
 
 def test_presets_say_where_their_figures_are_from() -> None:

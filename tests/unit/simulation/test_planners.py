@@ -66,8 +66,9 @@ def test_espresso_is_its_search_and_lies_between_the_best_of_all_plans_and_none(
         return step_of(mixed(options, np.array([plan])))
 
     def paused(plan: list[int]) -> int:
-        begin, end = timed(mixed(options, np.array([plan])), np.ones((1, count), dtype=bool)).busy["communicate"]
-        return max(place for place in range(count) if not place or begin[0, place] > end[0, place - 1] + 1e-9)
+        times = timed(mixed(options, np.array([plan])), np.ones((1, count), dtype=bool))
+        begun, sent = times.begun[0], times.sent[0]
+        return max(place for place in range(count) if not place or begun[place] > sent[place - 1] + 1e-9)
 
     plan = [0] * count
     start = paused(plan)

@@ -6,8 +6,6 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.simulation.rules import RULES, dear, horovod, size
 from resireduce.errors import ConfigError
@@ -186,13 +184,6 @@ def test_horovod_fuses_what_is_ready_in_one_cycle_up_to_its_buffer() -> None:
     assert messages_of(horovod(arrivals, cycle_seconds=1.0)) == [range(6)]
 
 
-def test_what_is_merged_is_sent_as_its_authors_send_it() -> None:
-    """OMGS, and one message of all, compress it as one tensor; Horovod waits for its cycle; DeAR sends it in halves."""
-    ways = {name: (rule.compresses_messages, rule.cycle_seconds, rule.in_halves) for name, rule in RULES.items()}
-    special = {"one": (True, 0, False), "omgs": (True, 0, False), "horovod": (False, 1e-3, False)}
-    assert ways == dict.fromkeys(RULES, (False, 0, False)) | special | {"dear": (False, 0, True)}
-
-
 # --- beside all groupings ---
 
 
@@ -216,18 +207,6 @@ def test_the_optimum_with_latencies_that_differ() -> None:
     some = Arrivals(arrivals.ready, arrivals.transfer, arrivals.latency * (np.arange(9) % 3 > 0), arrivals.nbytes)
     best = min(finish(some, groups) for groups in every_grouping(9))
     assert finish(some, groups_of("optimal", some)) == pytest.approx(best, rel=1e-12)
-
-
-@given(st.integers(0, 10**6), st.integers(1, 40))
-@settings(max_examples=50, deadline=None)
-def test_without_latency_nothing_is_merged_and_without_bytes_all_that_waits(seed: int, count: int) -> None:
-    free = make(seed, count, latency=0.0)
-    best = finish(free, groups_of("optimal", free))
-    assert finish(free, groups_of("none", free)) == pytest.approx(best, rel=1e-12)
-    weightless = make(seed, count, per_byte=0.0)
-    assert finish(weightless, groups_of("one", weightless)) == pytest.approx(
-        finish(weightless, groups_of("optimal", weightless)), rel=1e-12
-    ), "no message can have come before the last tensor is ready and one latency has passed"
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -19,7 +19,7 @@ from tests.prepared import save_prepared, save_wikitext
 from tests.published import gpt2_vocabulary, prepared, squad, unpublished, write
 from tests.unit.data.test_data_cifar import SMALL10, archive10
 from tests.unit.data.test_data_command import SMALL as SMALL_SQUAD
-from tests.unit.data.test_data_text import FORMS, PIECES, SMALL_BERT, SMALL_GPT2, SMALL_WIKITEXT
+from tests.unit.data.test_data_text import PIECES, SMALL_BERT, SMALL_GPT2, SMALL_WIKITEXT, wikitext_files
 from tests.unit.data.test_data_weights import SMALL_BERT as SMALL_WEIGHTS
 from tests.unit.data.test_data_weights import bert_published, bert_small, saved
 
@@ -49,7 +49,7 @@ def prepare_squad(folder):
 
 def prepare_wikitext(folder):
     prepared("gpt2-vocabulary", SMALL_GPT2, write(folder / "vocabulary", gpt2_vocabulary()), folder / "root")
-    prepared("wikitext-2", SMALL_WIKITEXT, write(folder / "text", FORMS["hub"]), folder / "root")
+    prepared("wikitext-2", SMALL_WIKITEXT, write(folder / "text", wikitext_files()), folder / "root")
 
 
 READ = {

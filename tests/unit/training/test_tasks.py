@@ -158,10 +158,10 @@ def asked(**answer) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "are not JSON"),
-        ('{"data": {}}', "the document: 'data' is {}, allowed is a JSON value of type list"),
-        (asked(), "question 'q1' has an empty list of 'answers'"),
-        (asked(text="Rome", answer_start=11), "question 'q1': 'answer_start' is 11"),
+        ("{", "Expecting property name"),
+        ('{"data": [{}]}', "it is not as SQuAD v1.1: KeyError('paragraphs')"),
+        (asked(), "question 'q1' has no answers"),
+        (asked(text="Rome", answer_start=11), "question 'q1': the context does not have 'Rome' at 11"),
         (asked(text="", answer_start=10), "the context does not have ''"),
     ],
 )
