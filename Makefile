@@ -81,7 +81,7 @@ fuzz: .venv/installed
 
 # One thread: steps of small models wait more for two than they gain. On the CPU, beside a GPU too, as the reference.
 check: .venv/installed
-	@RESIREDUCE_DEVICE="$${RESIREDUCE_DEVICE:-cpu}" OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check --measure benchmarks/config/memory.yaml --run results/runs/memory --reference results/reference/memory-cpu.json $(if $(ACCEPT),--accept "$(ACCEPT)")
+	@RESIREDUCE_DEVICE="$${RESIREDUCE_DEVICE:-cpu}" OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check --measure benchmarks/config/memory.yaml --run results/runs/memory --reference results/reference/memory-cpu.json --junit results/runs/memory/junit.xml $(if $(ACCEPT),--accept "$(ACCEPT)")
 
 micro: .venv/installed
 	@$(BIN)/python -m benchmarks measure micro $(OPTIONS)

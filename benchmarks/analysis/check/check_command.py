@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from benchmarks.analysis.check.reference import GUARDED, ONE_OF, SHORT_STEPS, Reference, Row, provenance_of, rows_of
 from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.claims.sound import fewer_than_planned, unsound
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.labels import say, short_labels
+from benchmarks.analysis.labels import printable, say, short_labels
 from benchmarks.analysis.load_run import Run, load_run, strays
 from benchmarks.analysis.table import BASELINE
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
-from benchmarks.core.files import writable
+from benchmarks.core.files import save_bytes, writable
 from benchmarks.core.prepared import find_root
 from benchmarks.core.progress import counted
 from benchmarks.core.provenance import provenance
@@ -95,12 +96,9 @@ class Outcome:
 def compare(reference: Reference, run: Run) -> list[Outcome]:
     """Return all that differs, in the order of the reference, then of the run."""
     rows, now = rows_of(run), provenance_of(run.results.values())
-    usual = next(
-        (one for one in reference.rows if all(getattr(one, name) == BASELINE[name] for name in BASELINE)), None
-    )
-    found = [Outcome(_label(cell, usual), "problem", why) for cell, why in problems(run)]
+    found = [Outcome(label_of(cell, reference), "problem", why) for cell, why in problems(run)]
     for setting, old in reference.rows.items():
-        label = _label(setting, usual)
+        label = label_of(setting, reference)
         named = {cell.seed for cell in run.cells if replace(cell, seed=0) == setting}
         if lost := [seed for seed in old["seeds"] if seed not in named]:
             text = f"missing: seeds {', '.join(map(str, lost))} are in the reference and not in the run's config"
@@ -109,14 +107,15 @@ def compare(reference: Reference, run: Run) -> list[Outcome]:
             its = (_differs(setting, old, new, quantity, reference.provenance, now) for quantity in QUANTITIES)
             found += [Outcome(label, *one) for one in its if one]
     return found + [
-        Outcome(_label(one, usual), "new", "not in the reference") for one in rows if one not in reference.rows
+        Outcome(label_of(one, reference), "new", "not in the reference") for one in rows if one not in reference.rows
     ]
 
 
-def _label(cell: Cell, usual: Cell | None) -> str:
-    """Return a cell's scheme and gradients, with the rarer fields in which it differs from the usual baseline."""
+def label_of(cell: Cell, reference: Reference) -> str:
+    """Return a cell's scheme and gradients, with the rarer fields in which it differs from the first baseline."""
+    baselines = (one for one in reference.rows if all(getattr(one, name) == BASELINE[name] for name in BASELINE))
     seed = f", seed {cell.seed}" if cell.seed else ""
-    return f"{short_labels([replace(cell, seed=0), usual or cell])[0]} on {cell.model}{seed}"
+    return f"{short_labels([replace(cell, seed=0), next(baselines, cell)])[0]} on {cell.model}{seed}"
 
 
 def problems(run: Run) -> Iterator[tuple[Cell, str]]:
@@ -189,6 +188,19 @@ def difference_text(outcomes: Iterable[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def junit(outcomes: Iterable[Outcome], labels: Iterable[str]) -> bytes:
+    """Return a JUnit file with a test case for each setting; what fails the check is its failure."""
+    suite = ElementTree.Element("testsuite", name="benchmarks check")
+    told = grouped((one.label, one) for one in outcomes)
+    for label in dict.fromkeys([*labels, *told]):
+        case = ElementTree.SubElement(suite, "testcase", classname="check", name=printable(label))
+        for name, fails in (("failure", True), ("system-out", False)):
+            if texts := [one.text for one in told.get(label, ()) if (one.verdict in FAILING) == fails]:
+                ElementTree.SubElement(case, name).text = printable("\n".join(texts))
+    suite.attrib |= {"tests": str(len(suite)), "failures": str(len(suite.findall("testcase/failure")))}
+    return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+
+
 # --- The command ---
 
 
@@ -197,6 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit status: 0 as the reference or better, 1 worse or without valid records, 2 wrong use."
     parser.add_argument("--run", required=True, type=Path, help="the run's folder, e.g. results/runs/memory")
     parser.add_argument("--reference", required=True, type=Path, help="file of committed measurements")
+    parser.add_argument("--junit", metavar="FILE", type=Path, help="write the outcome as a JUnit file too")
     text = "make the run the reference, which keeps the reason; with exit status 0"
     parser.add_argument("--accept", metavar="REASON", help=text)
     text = "train the cells of this config first, those of one rank in this process, into the run's folder"
@@ -205,13 +218,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Compare, say what differs, and return the exit status. Raises ConfigError, with one line, for wrong use."""
-    path = (
-        args.reference if args.reference.suffix == ".json" else args.reference.with_name(f"{args.reference.name}.json")
-    )
+    named = args.reference
+    path = named if named.suffix == ".json" else named.with_name(f"{named.name}.json")
     if args.accept is not None and not args.accept.strip():
         raise ConfigError("accept: '' is no reason; say why the measurements may change: --accept 'why'")
-    if args.accept:
-        writable("reference", path)
+    for name, file in (("reference", path if args.accept else None), ("junit", args.junit)):
+        if file is not None:
+            writable(name, file)
     reference = None if args.accept and not path.exists() else Reference.load(path)
     if args.measure is not None:
         measure(args.measure, args.run)
@@ -230,6 +243,8 @@ def main(args: argparse.Namespace) -> int:
                 less = ": bytes in flight and speeds are not compared" if name == "device" else ""
                 say(f"Note: {name} is {now[name]}, that of the reference {reference.provenance[name]}{less}")
         say(difference_text(outcomes))
+        if args.junit is not None:
+            save_bytes(junit(outcomes, [label_of(one, reference) for one in reference.rows]), args.junit)
     if args.accept is not None:
         return _accept(run, args.accept, path, reference, outcomes)
     failed = {one.label for one in outcomes if one.verdict in FAILING}

@@ -1,6 +1,7 @@
 """The regression check: planted wrong records change it exactly as they should, and none crashes it."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -175,6 +176,18 @@ def test_messages_of_uneven_length_are_those_of_the_compressors():
     same = {"device": "cpu", "torch": "2.13.0"}
     bands = [band_of(name, one, same, same) for name in ("total_bytes", "in_flight_bytes") for one in ("topk", "dgc")]
     assert bands == [0, 0, 0, 0.05]
+
+
+def test_the_junit_file_has_a_case_for_each_setting_and_no_escape_sequence(folder, check, tmp_path):
+    change(folder, residuals_bytes=residuals(folder) + 147_000)
+    text = '{"schema_version": 2, "\\u0000\\u001b<&": 1}'
+    path_of(folder, Cell(model="gpt2-bytes", scheme="w+2d")).write_text(text)
+    assert "\x1b" not in check("--junit", str(tmp_path / "out/junit.xml"), status=1)
+    suite = ElementTree.parse(tmp_path / "out/junit.xml").getroot()
+    failed = {case.get("name"): case.find("failure").text for case in suite if case.find("failure") is not None}
+    assert len(suite) == 9 == int(suite.get("tests")) and len(failed) == 2 == int(suite.get("failures"))
+    assert "saving 17.50 % -> 17.06 %: 0.44 points less\n" in failed[LABEL]
+    assert "broken: " in failed["w+2d, kept on gpt2-bytes"]
 
 
 def test_measuring_leaves_records_that_a_report_can_read(tmp_path):
