@@ -36,28 +36,17 @@ Setting = tuple[str, str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page would change")
-    parser.add_argument("--root", type=Path, default=Path(), help="the project's folder (default: the current one)")
+    """The command has no options: it is for the project's folder, which it is run in."""
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the page and its pictures, or say in which line it differs."""
-    path, new = args.root / PAGE, render(args.root)
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
-    if args.check:
-        pairs = zip([*old.splitlines(), ""], [*new.splitlines(), ""], strict=False)
-        differs = next(((n, *pair) for n, pair in enumerate(pairs, start=1) if pair[0] != pair[1]), None)
-        if differs:
-            text = "{}:{}\n  there:    {}\n  measured: {}\nWrite it anew with: python -m benchmarks pages"
-            print(text.format(PAGE, *differs))
-        return int(old != new)
-    save_text(new, path)
-    reference = Reference(args.root / REFERENCE)
+    """Write the page and its pictures."""
+    save_text(render(Path()), PAGE)
+    reference = Reference(REFERENCE)
     for name, (chart, rows) in PICTURES.items():
         drawn = load(f"benchmarks.analysis.charts.{chart}")(*rows(reference))
-        save_text(load("benchmarks.analysis.charts.draw:drawn")(name, drawn).svg + "\n", args.root / f"docs/{name}.svg")
-    print(path)
+        save_text(load("benchmarks.analysis.charts.draw:drawn")(name, drawn).svg + "\n", Path(f"docs/{name}.svg"))
+    print(PAGE)
     return 0
 
 
