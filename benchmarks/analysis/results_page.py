@@ -84,10 +84,9 @@ class Reference:
 
     def words(self) -> dict[str, Any]:
         """Return all names that the template may use."""
-        files = (self.ref, self.rows, self.one, self.fastest, self.by_model, self.by_name, self.origin, self.usual)
-        more = (self.of_models, self.shares, self.settled, self.powers, self.speeds, self.times, self.gpus)
         plain = (interval, paired, power, seeds_needed, percent, machine, span, mib, saved)
-        return {one.__name__: one for one in (*files, *more, *plain)} | {
+        own = {name: getattr(self, name) for name in vars(Reference) if name[0] != "_"}
+        return own | {one.__name__: one for one in plain} | {
             "pm": with_half,
             "signed": signed_with_half,
             "heading": metric_heading,
@@ -124,10 +123,6 @@ class Reference:
     def by_model(self, name: str, key: str = "model") -> list[list[Row]]:
         """Return the rows of each model."""
         return list(grouped((row[key], row) for row in self.rows(name)).values())
-
-    def by_name(self, name: str) -> list[list[Row]]:
-        """Return the rows of each name."""
-        return self.by_model(name, "name")
 
     def origin(self, name: str) -> str:
         """Return on which machine and from which commit a file was measured, and for cells with how many seeds."""
