@@ -233,6 +233,8 @@ def main(args: argparse.Namespace) -> int:
     if several := [f"{name} {now[name]}" for name in ONE_OF if now and not isinstance(now[name], str)]:
         raise ConfigError(f"run: {run.folder} has records of several setups, or none: {'; '.join(several)}")
     print_doubts(run)
+    for note in run.notes:
+        say(f"Note: {note}")
     if others := [one for one in run.results.values() if one.provenance.get("commit") != here["commit"]]:
         say(f"Note: {len(others)} records are not of this checkout's commit, {here['commit']}")
     outcomes = [] if reference is None else compare(reference, run)

@@ -220,7 +220,13 @@ GAPS = {
     "NaN": lambda values: {"history": [{"reason": float("nan")}]},
 } | {
     name: lambda values, name=name, value=value: {"rows": [values["rows"][0] | {name: value}, *values["rows"][1:]]}
-    for name, value in {"total_bytes": 5, "seeds": [0, 0], "baseline_total_bytes": 1, "normalised": None}.items()
+    for name, value in {
+        "total_bytes": 5,
+        "seeds": [0, 0],
+        "baseline_total_bytes": 1,
+        "normalised": None,
+        "in_flight_bytes": None,
+    }.items()
 }
 
 
