@@ -229,22 +229,15 @@ def main(args: argparse.Namespace) -> int:
     if args.measure is not None:
         measure(args.measure, args.run)
     run = load_run(args.run)
-    here, now = provenance(), provenance_of(run.results.values())
+    now = provenance_of(run.results.values())
     if several := [f"{name} {now[name]}" for name in ONE_OF if now and not isinstance(now[name], str)]:
         raise ConfigError(f"run: {run.folder} has records of several setups, or none: {'; '.join(several)}")
     print_doubts(run)
-    for note in run.notes:
+    for note in [*run.notes, *_other_setup(run, reference, now)]:
         say(f"Note: {note}")
-    if others := [one for one in run.results.values() if one.provenance.get("commit") != here["commit"]]:
-        say(f"Note: {len(others)} records are not of this checkout's commit, {here['commit']}")
     outcomes = [] if reference is None else compare(reference, run)
     if reference is not None:
-        say(f"{run.folder} against {path}: {len(reference.rows)} settings")
-        for name in ONE_OF:
-            if now and now[name] != reference.provenance[name]:
-                less = ": bytes in flight and speeds are not compared" if name == "device" else ""
-                say(f"Note: {name} is {now[name]}, that of the reference {reference.provenance[name]}{less}")
-        say(difference_text(outcomes))
+        say(f"{run.folder} against {path}: {len(reference.rows)} settings\n{difference_text(outcomes)}")
         if args.junit is not None:
             save_bytes(junit(outcomes, [label_of(one, reference) for one in reference.rows]), args.junit)
     if args.accept is not None:
@@ -254,6 +247,17 @@ def main(args: argparse.Namespace) -> int:
     if outcomes:
         say("To make what is told here the reference: the same command with --accept 'why'")
     return 1 if failed else 0
+
+
+def _other_setup(run: Run, reference: Reference | None, now: Mapping[str, Any]) -> Iterator[str]:
+    here = provenance()["commit"]
+    if others := sum(one.provenance.get("commit") != here for one in run.results.values()):
+        yield f"{others} records are not of this checkout's commit, {here}"
+    then = reference.provenance if reference else now
+    for name in ONE_OF if now else ():
+        if now[name] != then[name]:
+            less = ": bytes in flight and speeds are not compared" if name == "device" else ""
+            yield f"{name} is {now[name]}, that of the reference {then[name]}{less}"
 
 
 def _accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: list[Outcome]) -> int:

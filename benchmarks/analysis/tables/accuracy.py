@@ -122,11 +122,8 @@ def headings(records: Sequence[Record]) -> dict[str, str]:
 
 
 def load_tells(path: Path = TELL_FILE) -> dict[str, bool]:
-    """Return, by model, whether training without residuals ends measurably worse; {} if this was not measured."""
-    try:
-        return {model: bool(entry["tells"]) for model, entry in load_json(path)["models"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    """Return, by model, whether training without residuals ends measurably worse."""
+    return {model: bool(entry["tells"]) for model, entry in load_json(path)["models"].items()}
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
