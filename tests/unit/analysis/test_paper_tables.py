@@ -13,7 +13,7 @@ from benchmarks.analysis.claims.sound import load_planned
 from benchmarks.analysis.labels import ABSENT, MINUS, TIMES
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.paper.make import CONFIG, paper_parts
-from benchmarks.analysis.published import load_published
+from benchmarks.analysis.published import NUMBERS_FILE, load_published
 from benchmarks.analysis.table import CELL_COLUMNS, Table
 from benchmarks.analysis.tables.table_list import PAPER_TABLES, all_tables
 from benchmarks.analysis.write import to_csv, to_latex, to_markdown
@@ -62,6 +62,7 @@ def test_every_published_value_is_in_a_table() -> None:
         table = table_of(EMPTY)
         shown |= {record["published_id"] for record in table.records}
         text += "\n".join(table.notes)
+    assert len(load_published()) == len(NUMBERS_FILE.read_text().splitlines()) - 1, "each has an id of its own"
     for name, one in load_published().items():
         if not name.startswith(NOT_IN_TABLES):
             assert name in shown or f"{one.value:g} {one.unit} ({one.source}" in text, name
