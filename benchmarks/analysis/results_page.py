@@ -86,21 +86,25 @@ class Reference:
         """Return all names that the template may use."""
         plain = (interval, paired, power, seeds_needed, percent, machine, span, mib, saved)
         own = {name: getattr(self, name) for name in vars(Reference) if name[0] != "_"}
-        return own | {one.__name__: one for one in plain} | {
-            "pm": with_half,
-            "signed": signed_with_half,
-            "heading": metric_heading,
-            "published": published_savings,
-            "intervals_table": intervals_table,
-            "label": label,
-            "mean": lambda rows, name: mean(row[name] for row in rows),
-            "claims": CLAIMS,
-            "words": WORDS,
-            "verdicts": verdicts,
-            "paper_models": [workload.model for workload in PAPER],
-            "ways": WAYS,
-            "forms": FORMS,
-        }
+        return (
+            own
+            | {one.__name__: one for one in plain}
+            | {
+                "pm": with_half,
+                "signed": signed_with_half,
+                "heading": metric_heading,
+                "published": published_savings,
+                "intervals_table": intervals_table,
+                "label": label,
+                "mean": lambda rows, name: mean(row[name] for row in rows),
+                "claims": CLAIMS,
+                "words": WORDS,
+                "verdicts": verdicts,
+                "paper_models": [workload.model for workload in PAPER],
+                "ways": WAYS,
+                "forms": FORMS,
+            }
+        )
 
     def ref(self, name: str) -> Any:
         """Return the values of a file."""
