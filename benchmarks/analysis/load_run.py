@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -201,12 +201,6 @@ class Run:
         """Return each status of missing cells and how many have it, the most frequent first."""
         return Counter(hole.status for hole in self.holes.values()).most_common()
 
-    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the cached result of `make` under `name`, for values that all rows of a table look up."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
     # Computed once: every row of a table looks up its baseline in it.
     @cached_property
     def _settings(self) -> dict[Cell, list[CellResult]]:
@@ -218,10 +212,6 @@ class Run:
     @cached_property
     def _cells(self) -> dict[Cell, list[Cell]]:
         return grouped((replace(cell, seed=0), cell) for cell in self.cells)
-
-    @cached_property
-    def _made(self) -> dict[Hashable, Any]:
-        return {}
 
 
 def load_run(folder: Path, say: Report | None = None) -> Run:

@@ -18,7 +18,6 @@ from benchmarks.analysis.tables.table_list import ON_SCREEN, TABLES, all_tables
 from benchmarks.analysis.write import to_csv, to_latex, to_list, to_markdown, to_screen
 from benchmarks.core.files import save_bytes, save_text
 from benchmarks.core.progress import to_stderr
-from resireduce.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +34,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def write_report(run: Run) -> Path:
-    """Write tables/*.{csv,md,tex}, figures/*.{svg,png,pdf} and report.html into the run's folder; return that.
-
-    Raises ConfigError, one line, if something there is in its way.
-    """
+    """Write tables/*.{csv,md,tex}, figures/*.{svg,png,pdf} and report.html into the run's folder; return that."""
     from benchmarks.analysis.charts import draw
     from benchmarks.analysis.page.page import render_page
 
-    check_room(run.folder)
     run = _noted(run)
     tables = [make(run) for make in all_tables().values()]
     for table in tables:
@@ -57,15 +52,6 @@ def write_report(run: Run) -> Path:
     write_claims(run, judged)
     save_text(render_page(run, tables, figures, judged), run.folder / "report.html")
     return run.folder / "report.html"
-
-
-def check_room(folder: Path) -> None:
-    """Raise ConfigError, one line, if something in a run's folder is in the way of its report."""
-    for name, is_folder in {"tables": True, "figures": True, "report.html": False, "claims.json": False}.items():
-        path = folder / name
-        if path.is_dir() != is_folder and (path.exists() or path.is_symlink()):
-            there, needed = ("a folder", "file") if path.is_dir() else ("no folder", "folder")
-            raise ConfigError(f"run: {path} is {there}, and the report makes a {needed} of that name; move it away")
 
 
 def write_claims(run: Run, found: list[LedgerRow]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.analysis import gpu_records
 from benchmarks.analysis.claims.ledger import adjusted
@@ -24,7 +24,6 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_text
 from benchmarks.core.ways import FORMS, WAYS
 from benchmarks.core.workloads import PAPER
-from resireduce.errors import ConfigError
 from resireduce.scheme import load
 
 RATES = ("100mbit", "1gbit")
@@ -36,28 +35,17 @@ Setting = tuple[str, str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page would change")
-    parser.add_argument("--root", type=Path, default=Path(), help="the project's folder (default: the current one)")
+    """The command has no options: it is for the project's folder, which it is run in."""
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the page and its pictures, or say in which line it differs."""
-    path, new = args.root / PAGE, render(args.root)
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
-    if args.check:
-        pairs = zip([*old.splitlines(), ""], [*new.splitlines(), ""], strict=False)
-        differs = next(((n, *pair) for n, pair in enumerate(pairs, start=1) if pair[0] != pair[1]), None)
-        if differs:
-            text = "{}:{}\n  there:    {}\n  measured: {}\nWrite it anew with: python -m benchmarks pages"
-            print(text.format(PAGE, *differs))
-        return int(old != new)
-    save_text(new, path)
-    reference = Reference(args.root / REFERENCE)
+    """Write the page and its pictures."""
+    save_text(render(Path()), PAGE)
+    reference = Reference(REFERENCE)
     for name, (chart, rows) in PICTURES.items():
         drawn = load(f"benchmarks.analysis.charts.{chart}")(*rows(reference))
-        save_text(load("benchmarks.analysis.charts.draw:drawn")(name, drawn).svg + "\n", args.root / f"docs/{name}.svg")
-    print(path)
+        save_text(load("benchmarks.analysis.charts.draw:drawn")(name, drawn).svg + "\n", Path(f"docs/{name}.svg"))
+    print(PAGE)
     return 0
 
 
@@ -67,18 +55,13 @@ def whole_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def render(root: Path) -> str:
-    """Return the text of docs/results.md. Raises ConfigError, one line, if a measurement is missing or damaged."""
+    """Return the text of docs/results.md."""
     found = Environment(
         loader=FileSystemLoader(root), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
     found.filters |= {"where": where, "percents": "{:.1f} %".format}
-    reference = Reference(root / REFERENCE)
-    try:
-        return found.get_template(TEMPLATE).render(reference.words())
-    except (TemplateError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{root / TEMPLATE}: {REFERENCE} has values of no use ({problem}); restore it") from None
+    return found.get_template(TEMPLATE).render(Reference(root / REFERENCE).words())
 
 
 def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:
@@ -101,33 +84,32 @@ class Reference:
 
     def words(self) -> dict[str, Any]:
         """Return all names that the template may use."""
-        files = (self.ref, self.rows, self.one, self.fastest, self.by_model, self.by_name, self.origin, self.usual)
-        more = (self.of_models, self.shares, self.settled, self.powers, self.speeds, self.times, self.gpus)
         plain = (interval, paired, power, seeds_needed, percent, machine, span, mib, saved)
-        return {one.__name__: one for one in (*files, *more, *plain)} | {
-            "pm": with_half,
-            "signed": signed_with_half,
-            "heading": metric_heading,
-            "published": published_savings,
-            "intervals_table": intervals_table,
-            "label": label,
-            "mean": lambda rows, name: mean(row[name] for row in rows),
-            "claims": CLAIMS,
-            "words": WORDS,
-            "verdicts": verdicts,
-            "paper_models": [workload.model for workload in PAPER],
-            "ways": WAYS,
-            "forms": FORMS,
-        }
+        own = {name: getattr(self, name) for name in vars(Reference) if name[0] != "_"}
+        return (
+            own
+            | {one.__name__: one for one in plain}
+            | {
+                "pm": with_half,
+                "signed": signed_with_half,
+                "heading": metric_heading,
+                "published": published_savings,
+                "intervals_table": intervals_table,
+                "label": label,
+                "mean": lambda rows, name: mean(row[name] for row in rows),
+                "claims": CLAIMS,
+                "words": WORDS,
+                "verdicts": verdicts,
+                "paper_models": [workload.model for workload in PAPER],
+                "ways": WAYS,
+                "forms": FORMS,
+            }
+        )
 
     def ref(self, name: str) -> Any:
         """Return the values of a file."""
         if name not in self.files:
-            path = self.folder / f"{name}.json"
-            try:
-                self.files[name] = load_json(path)
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"{path} cannot be read: {error}") from None
+            self.files[name] = load_json(self.folder / f"{name}.json")
         return self.files[name]
 
     def rows(self, name: str, /, **wanted: Any) -> list[Row]:
@@ -145,10 +127,6 @@ class Reference:
     def by_model(self, name: str, key: str = "model") -> list[list[Row]]:
         """Return the rows of each model."""
         return list(grouped((row[key], row) for row in self.rows(name)).values())
-
-    def by_name(self, name: str) -> list[list[Row]]:
-        """Return the rows of each name."""
-        return self.by_model(name, "name")
 
     def origin(self, name: str) -> str:
         """Return on which machine and from which commit a file was measured, and for cells with how many seeds."""

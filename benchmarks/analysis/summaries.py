@@ -20,7 +20,7 @@ from benchmarks.analysis import labels
 from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.claims.sound import METRICS
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.analysis.load_run import Part, Run, load_run
 from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, columns, interval, paired
 from benchmarks.analysis.table import CELL_COLUMNS, by_seed
@@ -30,7 +30,7 @@ from benchmarks.analysis.tuned import CLAIMS, judged, verdicts
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import DEFAULTS
 from benchmarks.core.files import save_json, save_text, writable
-from benchmarks.core.matrix import WHOLE, WORDS
+from benchmarks.core.matrix import WORDS
 from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 
@@ -49,10 +49,11 @@ def main(args: argparse.Namespace) -> int:
     """Write the values and print their tables. Raises ConfigError, one line, if the run has not what they need."""
     make, show, usual = KINDS[args.kind]
     folders = args.run or [Path("results/runs") / usual.partition(" ")[0]]
-    folder, run, again = folders[0], joined([load_run(one) for one in folders]), f"make some with: make run RUN={usual}"
-    if not run.results:
-        why = ", ".join(f"{count} {status}" for status, count in run.why_missing())
-        raise ConfigError(f"run: {str(folder)!r} has no finished cell{f' ({why})' if why else ''}; {again}")
+    folder, run = folders[0], joined([load_run(one) for one in folders])
+    missing = [hole for hole in run.holes.values() if not hole.has_diverged]
+    if not run.results or (missing and args.kind in OF_WHOLE_RUNS):
+        lacks = f"lacks {missing[0].name}: {missing[0].reason}" if missing else "is empty"
+        raise ConfigError(f"run: {str(folder)!r} {lacks}; make it with: make run RUN={usual}")
     if run.notes:
         raise ConfigError(f"run: {str(folder)!r}: {run.notes[0]} Copy the run's config there, or measure anew")
     output = args.output or folder / f"{args.kind}.json"
@@ -155,9 +156,7 @@ def _interval_texts(row: Row, label: str) -> list[str]:
 # --- Which models tell schemes apart: where training without residuals ends as well, a metric says nothing ---
 
 
-SEEDS = 3
-"""Seeds needed of each setting."""
-SETTINGS = {
+COMPARED = {
     "dense": ("none", "none"),
     "baseline": ("topk", "baseline"),
     "w+2d": ("topk", "w+2d"),
@@ -171,22 +170,23 @@ def tells(run: Run) -> Row:
     kept = grouped(((c.model, c.compressor, c.scheme), r) for c, r in run.results.items() if c.gradients == "kept")
     models = {}
     for model in dict.fromkeys(cell.model for cell in run.cells):
-        results = {name: kept.get((model, *setting), []) for name, setting in SETTINGS.items()}
-        for name, found in results.items():
-            if len(found) < SEEDS:
-                raise ConfigError(f"{run.folder}: {model}, {name}: {len(found)} seeds are there, needed are {SEEDS}")
-        metrics, first = {name: by_seed(found) for name, found in results.items()}, results["none"][0]
-        sign = 1 if first.higher_is_better else -1
-        loss = _summary([sign * one for one in paired(metrics["baseline"], metrics["none"])])
-        verdict = {"tells": loss["mean"] - loss["half_width"] > 0, "metric_name": first.metric_name, "loss": loss}
-        models[model] = verdict | {name: _summary(list(values.values())) for name, values in metrics.items()}
+        metrics = {name: by_seed(kept[model, *setting]) for name, setting in COMPARED.items()}
+        first = kept[model, *COMPARED["none"]][0]
+        loss = _summary(_lost(first, metrics["baseline"], metrics["none"]))
+        is_worse = loss["half_width"] is not None and loss["mean"] > loss["half_width"]
+        models[model] = {"tells": is_worse, "metric_name": first.metric_name, "loss": loss}
+        models[model] |= {name: _summary([*values.values()]) for name, values in metrics.items()}
     return {"models": models}
 
 
 def _summary(values: Sequence[float]) -> Row:
     found = interval(values)
-    assert found is not None
-    return {"mean": found.mean, "half_width": found.half_width, "values": list(values)}
+    return {"mean": found and found.mean, "half_width": found and found.half_width, "values": list(values)}
+
+
+def _lost(one: CellResult, of: dict[int, float], metrics: dict[int, float]) -> list[float]:
+    """Return by how much metrics are worse than others, seed by seed; `one` has the direction that is better."""
+    return [difference if one.higher_is_better else -difference for difference in paired(of, metrics)]
 
 
 def _tells_text(values: Row) -> str:
@@ -210,27 +210,23 @@ RIVALS_COLUMNS += ("total_bytes", "step_seconds")
 
 
 def rivals(run: Run) -> Row:
-    """Return a row for each finished setting. Raises ConfigError if a cell did not observe what rows need.
+    """Return a row for each finished setting.
 
     A row has: model, compressor, scheme, density; seeds; metric_name, higher_is_better, metrics by seed, metric_mean
     and its half_width; lost_mean, lost_half_width and pairs, by how much the metric is worse than that of training
     without compression, seed by seed (None where that has not finished); sent_bytes of a rank's step, dense_bytes of
-    them of small tensors; contraction, cosine and density_sent; the most bytes held; step_seconds.
+    them of small tensors; contraction, cosine and density_sent, None where a cell did not observe them; the most bytes
+    held; step_seconds.
     """
     found = run.settings().items()
-    for result in (result for _, results in found for result in results if not _points(result)):
-        raise ConfigError(
-            f"{result.cell.name}: it did not observe {OBSERVED!r}; give observe: [{OBSERVED}] in the run's config"
-        )
     dense = {setting.model: by_seed(results) for setting, results in found if setting.compressor == "none"}
-    return {"rows": [_rival(one, results, dense.get(one.model, {})) for one, results in found if results]}
+    return {"rows": [_rival(results, dense.get(one.model, {})) for one, results in found if results]}
 
 
-def _rival(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]) -> Row:
-    """Return the row of one setting; `dense`: metrics to compare with. What any result did not observe is None."""
+def _rival(results: Sequence[CellResult], dense: dict[int, float]) -> Row:
+    """Return the row of one setting; `dense`: metrics to compare with."""
     first, metrics, seen = results[0], by_seed(results), [_points(result) for result in results]
-    sign = 1 if first.higher_is_better else -1
-    lost = interval([sign * one for one in paired(dense, metrics)])
+    lost = interval(_lost(first, dense, metrics))
     timed = [median(result.step_seconds) for result in results if result.step_seconds]
     observed: Row = dict.fromkeys(("sent_bytes", "dense_bytes", *SEEN.values()))
     if all(seen):
@@ -240,7 +236,7 @@ def _rival(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]
             known = [[point[name] for point in points if point[name] is not None] for points in seen]
             observed[column] = mean(map(median, known)) if all(known) else None
     return {
-        **{name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density", "learning_rate")},
+        **{name: getattr(first.cell, name) for name in ("model", "compressor", "scheme", "density", "learning_rate")},
         "metric_name": first.metric_name,
         "higher_is_better": first.higher_is_better,
         "seeds": len(metrics),
@@ -273,33 +269,29 @@ def systems(run: Run) -> Row:
 
     A row is like one of `rivals`, with the part DENSE as training without compression, plus: system, title, about;
     held_share and peak_share, the most bytes of model states between two steps and at the fullest moment of one, as
-    shares of what the part BASELINE holds between steps (None while that has not finished). Unobserved values are None.
-    Raises ConfigError for a run without parts, and for a part with several settings of a model.
+    shares of what the part BASELINE holds between steps (None while that has not finished).
+    Raises ConfigError for a part with several settings of a model, as all cells without parts are.
     """
-    parts = {name: part for name, part in run.parts.items() if name != WHOLE}
-    if not parts:
-        raise ConfigError(
-            f"run: {str(run.folder)!r} has no parts, which are systems; make some with: make run RUN=systems"
-        )
-    for name, part in parts.items():
+    for name, part in run.parts.items():
         for model, settings in grouped((cell.model, replace(cell, seed=0)) for cell in part.cells).items():
             if len(set(settings)) > 1:
                 raise ConfigError(f"part {name}: {model} has several settings; give one for each model")
-    found = {
-        name: grouped((cell.model, run.results[cell]) for cell in part.cells if cell in run.results)
-        for name, part in parts.items()
-    }
-    plain = {model: by_seed(results) for model, results in found.get(DENSE, {}).items()}
+    found = {name: _finished(run, part) for name, part in run.parts.items()}
     rows = []
-    for name, its in found.items():
-        words = {"title": parts[name].title or name, "about": parts[name].about or name}
+    for (name, its), part in zip(found.items(), run.parts.values(), strict=True):
+        words = {"title": part.title or name, "about": part.about or name}
         for model, results in its.items():
-            row = {"system": name, **words, **_rival(results[0].cell, results, plain.get(model, {}))}
+            row = {"system": name, **words, **_rival(results, by_seed(found.get(DENSE, {}).get(model, [])))}
             whole = max((one.total_bytes or 0 for one in found.get(BASELINE, {}).get(model, [])), default=0)
             for share, held in (("held_share", "total_bytes"), ("peak_share", "peak_states_bytes")):
                 row[share] = row[held] / whole if whole else None
             rows.append(row)
     return {"rows": rows, "links": links_words(run.results.values())}
+
+
+def _finished(run: Run, part: Part) -> dict[str, list[CellResult]]:
+    """Return the results of a part by model."""
+    return grouped((cell.model, run.results[cell]) for cell in part.cells if cell in run.results)
 
 
 def links_words(results: Iterable[CellResult]) -> str:
@@ -323,34 +315,27 @@ def rates(run: Run) -> Row:
     """Return the best rate of each part and model, by the mean metric over the run's seeds, and the config of these.
 
     A rate at which training diverged has no metric, None. One at the border of its grid is marked, since a better one
-    may lie beyond it. Raises ConfigError for a run in which a cell has not ended, since all parts are given the same
-    number of trials, and for a part of which none finished.
+    may lie beyond it. All parts are given the same number of trials. Raises ConfigError if none of a part finished.
     """
-    if missing := [hole for hole in run.holes.values() if not hole.has_diverged]:
-        raise ConfigError(
-            f"run: {str(run.folder)!r} lacks {len(missing)} cells, such as {missing[0].name}, and rates are chosen "
-            f"from all: go on with: make resume RUN={run.folder.name}"
-        )
     tuned = {cell.seed for cell in run.cells}
     seeds = [max(tuned) + one for one in range(1, MEASURED_SEEDS + 1)]
     rows, parts = [], {}
     for name, part in run.parts.items():
         entries = []
         for model, cells in grouped((cell.model, cell) for cell in part.cells).items():
-            metric_name, higher_is_better = METRICS[cells[0].workload.task]
-            tried: dict[float, float | None] = {}
+            first, tried = cells[0], dict[float, float | None]()
+            metric_name, higher_is_better = METRICS[first.workload.task]
             for rate, its in sorted(grouped((cell.workload.learning_rate, cell) for cell in cells).items()):
-                ended = [run.results[cell].metric for cell in its if cell in run.results]
-                tried[rate] = mean(float(one) for one in ended if one is not None) if len(ended) == len(its) else None
+                ended = by_seed([run.results[cell] for cell in its if cell in run.results])
+                tried[rate] = mean(ended.values()) if len(ended) == len(its) else None
             finished = {rate: metric for rate, metric in tried.items() if metric is not None}
             if not finished:
-                listed = ", ".join(f"{rate:g}" for rate in tried)
-                raise ConfigError(f"part {name}: {model} diverged at each rate, {listed}; give lower ones")
+                raise ConfigError(f"part {name}: {model} diverged at each rate, {[*tried]}; give lower ones")
             best = (max if higher_is_better else min)(finished, key=lambda rate: finished[rate])
             words = {"system": name, "title": part.title or name, "model": model, "metric_name": metric_name}
             chosen = {"tried": tried, "best": best, "border": best in (min(tried), max(tried))}
-            rows.append({**words, "optimizer": cells[0].workload.optimizer, **chosen})
-            plain = replace(cells[0], learning_rate=best, seed=0).to_dict()
+            rows.append({**words, "optimizer": first.workload.optimizer, **chosen})
+            plain = replace(first, learning_rate=best, seed=0).to_dict()
             entries.append({key: plain[key] for key in plain if plain[key] not in (DEFAULTS.get(key), [], {})})
         parts[name] = {key: text for key in WORDS if (text := getattr(part, key))} | {"matrix": entries}
     return {"rows": rows, "config": {"run": "tuned", "defaults": {"seed": seeds}, "parts": parts}}
@@ -370,48 +355,38 @@ def reach(run: Run) -> Row:
     two evaluations the metric is taken as a straight line. A row has: system, title, model, the fields of SETTING,
     metric_name, higher_is_better, level; steps by seed (None where one diverged or stays short of it), their steps_mean
     and steps_half_width (None unless all reach it); metric_mean at the end; total_bytes and peak_states_bytes; curve:
-    the mean metric after each evaluated step. Raises ConfigError for a cell that has not finished and did not diverge.
+    the mean metric after each evaluated step. Raises ConfigError if no part, or no seed, has what that needs.
     """
+    if BASELINE not in run.parts:
+        raise ConfigError(f"run: {str(run.folder)!r} has no part {BASELINE!r}, which sets the level; add it")
+    ends = _finished(run, run.parts[BASELINE])
     rows = []
     for name, part in run.parts.items():
+        finished = _finished(run, part)
         for model, cells in grouped((cell.model, cell) for cell in part.cells).items():
-            results, level = [run.results[cell] for cell in cells if cell in run.results], _level(run, model)
-            for cell in cells:
-                if cell in run.holes and run.holes[cell].status != "diverged":
-                    raise ConfigError(f"part {name}: {cell.name} is missing: {run.holes[cell].reason}; finish the run")
-            if not results:
-                raise ConfigError(f"part {name}: all seeds of {model} diverged; give a lower learning_rate")
-            first, evaluated = results[0], [[step for step, _ in one.metric_history] for one in results]
-            if any(one != evaluated[0] for one in evaluated):
-                raise ConfigError(f"part {name}: seeds of {model} were evaluated after different steps; measure anew")
-            steps: dict[int, float | None] = {cell.seed: None for cell in cells}  # of seeds that diverged it stays so
-            for one in results:
+            results = finished.get(model, [])
+            evaluated = {tuple(step for step, _ in one.metric_history) for one in results}
+            if len(evaluated) != 1 or model not in ends:
+                why = "evaluated after different steps" if results and model in ends else "none ended"
+                raise ConfigError(f"part {name}: seeds of {model}, or of its baseline: {why}; measure anew")
+            first, steps = results[0], dict[int, float | None].fromkeys(cell.seed for cell in cells)
+            level = (min if first.higher_is_better else max)(by_seed(ends[model]).values())
+            for one in results:  # of seeds that diverged it stays None
                 steps[one.cell.seed] = steps_to(one.metric_history, level, bool(one.higher_is_better))
             reached = [one for one in steps.values() if one is not None]
-            whole = interval(reached) if len(reached) == len(steps) else None
             values = zip(*([value for _, value in one.metric_history] for one in results), strict=True)
-            curve = zip(evaluated[0], values, strict=True)
+            curve = zip(*evaluated, values, strict=True)
             rows.append(
                 {"system": name, "title": part.title or name, "model": model}
                 | {field: getattr(first.cell, field) for field in SETTING}
                 | {"metric_name": first.metric_name, "higher_is_better": first.higher_is_better, "level": level}
-                | {"seeds": len(steps), "steps": steps, **columns("steps", whole)}
-                | {"metric_mean": mean(float(one.metric or 0) for one in results)}
-                | {
-                    name: max(getattr(one, name) or 0 for one in results)
-                    for name in ("total_bytes", "peak_states_bytes")
-                }
+                | {"seeds": len(steps), "steps": steps}
+                | columns("steps", interval(reached) if len(reached) == len(steps) else None)
+                | {"metric_mean": mean(by_seed(results).values())}
+                | {name: max(getattr(one, name) or 0 for one in results) for name in HELD[2:]}
                 | {"curve": [[step, mean(map(float, at))] for step, at in curve if None not in at]}
             )
     return {"rows": rows}
-
-
-def _level(run: Run, model: str) -> float:
-    cells = [cell for cell in run.parts[BASELINE].cells if cell.model == model] if BASELINE in run.parts else []
-    ends = [run.results[cell] for cell in cells if cell in run.results]
-    if not ends or len(ends) < len(cells):
-        raise ConfigError(f"run: {model} has not every cell of the part {BASELINE!r}, which sets its level; add them")
-    return float((min if ends[0].higher_is_better else max)(one.metric for one in ends if one.metric is not None))
 
 
 def steps_to(history: Sequence[Sequence[float | None]], level: float, higher_is_better: bool) -> float | None:
@@ -479,3 +454,5 @@ KINDS: dict[str, tuple[Callable[[Run], Row], Callable[[Row], str], str]] = {
     "reach": (reach, lambda values: tables(values["rows"], REACH_COLUMNS), "tuned"),
 }
 """By kind: what makes the values and their text, and the run that it was made for."""
+OF_WHOLE_RUNS = ("tell", "rates", "reach")
+"""Kinds that compare equal numbers of trials: each cell has to have ended."""

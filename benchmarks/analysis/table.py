@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import ABSENT, short_labels
 from benchmarks.analysis.load_run import Run
 from benchmarks.core.cell import CELL_FIELDS, Cell
@@ -90,14 +89,9 @@ def by_seed(results: Sequence[CellResult]) -> dict[int, float]:
 
 def finished_like(run: Run, setting: Cell, same: Sequence[str], wanted: dict[str, Any]) -> list[Cell]:
     """Return the settings that have results, the `wanted` values, and the values of `setting` in the fields `same`."""
-
-    def by_values() -> dict[tuple[Any, ...], list[Cell]]:
-        finished = (other for other, results in run.settings().items() if results)
-        found = (other for other in finished if all(getattr(other, name) == value for name, value in wanted.items()))
-        return grouped((tuple(getattr(other, name) for name in same), other) for other in found)
-
-    known: dict[tuple[Any, ...], list[Cell]] = run.once((*same, *wanted.items()), by_values)
-    return known.get(tuple(getattr(setting, name) for name in same), [])
+    values = {name: getattr(setting, name) for name in same} | wanted
+    finished = (other for other, results in run.settings().items() if results)
+    return [other for other in finished if all(getattr(other, name) == value for name, value in values.items())]
 
 
 def by_model(

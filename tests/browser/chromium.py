@@ -4,15 +4,13 @@ Protocol: messages of JSON, each ended by a zero byte, on the file descriptors 3
 """
 
 import base64
-import contextlib
-import fcntl
 import json
 import os
 import select
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = ("--headless", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run")
 FLAGS += ("--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-pipe")
 PATIENCE_SECONDS = 60
-KEYS = {"Delete": 46, "Enter": 13, "Escape": 27, "ArrowDown": 40}
+KEYS = {"Enter": 13, "Escape": 27, "ArrowDown": 40}
 
 
 def find_chromium() -> tuple[str, dict[str, str]] | None:
@@ -48,23 +46,23 @@ class Chromium:
 
     def __init__(self, path: str, variables: dict[str, str], profile: Path) -> None:
         """Start the browser at `path` with further environment variables; its files lie in profile."""
-        to_read, self._to = (_high(one) for one in os.pipe())
-        self._from, to_write = (_high(one) for one in os.pipe())
+        (read, self._to), (self._from, write) = os.pipe(), os.pipe()
         # Chromium's own sandbox does not work for root.
         flags = [*FLAGS, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-        quiet = [(os.POSIX_SPAWN_OPEN, one, "/dev/null", os.O_RDWR, 0) for one in (0, 1, 2)]
-        pipes = [(os.POSIX_SPAWN_DUP2, to_read, 3), (os.POSIX_SPAWN_DUP2, to_write, 4)]
-        self._pid = os.posix_spawn(
-            path, [path, *flags], os.environ | variables, file_actions=[*quiet, *pipes], setsid=True
+        # A shell, since the pipes have to be its descriptors 3 and 4.
+        shell = ["bash", "-c", f'exec 3<&{read} 4>&{write} > /dev/null 2>&1; exec "$@"', "bash", path, *flags]
+        self._process = subprocess.Popen(
+            shell, env=os.environ | variables, pass_fds=(read, write), start_new_session=True
         )
-        os.close(to_read)
-        os.close(to_write)
+        os.close(read)
+        os.close(write)
         self._buffer, self._number, self._session = b"", 0, None
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command, and return its result."""
@@ -81,7 +79,6 @@ class Chromium:
 
     def open(self, path: Path, width: int = 1400, scripts: bool = True) -> None:
         """Show a file on a light screen, and wait until all of it is there."""
-        self.media()
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.resize(width)
         self.events.clear()
@@ -95,11 +92,6 @@ class Chromium:
         """Give the page a size, in CSS pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-
-    def media(self, media: str = "") -> None:
-        """Show the page as on a screen or as printed, in light colours."""
-        features = [{"name": "prefers-color-scheme", "value": "light"}]
-        self.call("Emulation.setEmulatedMedia", media=media, features=features)
 
     def run(self, expression: str) -> Any:
         """Return the value of an expression, waiting where it is a promise."""
@@ -126,25 +118,17 @@ class Chromium:
         assert box[2], f"{selector} is covered"
         return box[0], box[1]
 
-    def mouse(self, kind: str, x: float, y: float) -> None:
-        """Move, press or release the mouse."""
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=int(kind != "mouseMoved"))
-
     def click(self, selector: str) -> None:
         """Click on the middle of the first element, as a mouse does."""
-        place = self.place(selector)
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.mouse(kind, *place)
+        x, y = self.hover(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def hover(self, selector: str) -> None:
-        """Move the mouse to the first element."""
-        self.mouse("mouseMoved", *self.place(selector))
-
-    def tap(self, selector: str) -> None:
-        """Touch the first element."""
+    def hover(self, selector: str) -> tuple[float, float]:
+        """Move the mouse to the first element; returns where that is."""
         x, y = self.place(selector)
-        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
-        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        return x, y
 
     def key(self, name: str) -> None:
         """Press a key."""
@@ -156,15 +140,12 @@ class Chromium:
     def write(self, selector: str, text: str) -> None:
         """Click into a field and write into it, over what is there."""
         self.click(selector)
-        self.run("document.activeElement.select()")
-        if text:
-            self.call("Input.insertText", text=text)
-        else:
-            self.key("Delete")
+        self.run("document.execCommand('selectAll')")
+        self.call("Input.insertText", text=text)
 
     def pdf(self) -> bytes:
-        """Return the page as it is printed, with the tags that screen readers use."""
-        found = self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=True, generateTaggedPDF=True)
+        """Return the page as it is printed."""
+        found = self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)
         return base64.b64decode(found["data"])
 
     def named(self, method: str) -> list[dict[str, Any]]:
@@ -173,9 +154,8 @@ class Chromium:
 
     def close(self) -> None:
         """End the browser and all its processes."""
-        with contextlib.suppress(OSError):
-            os.killpg(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         os.close(self._to)
         os.close(self._from)
 
@@ -188,20 +168,3 @@ class Chromium:
             self._buffer += read
         message, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(message))
-
-
-@contextlib.contextmanager
-def chromium(path: str, variables: dict[str, str], profile: Path) -> Iterator[Chromium]:
-    """Start a browser, and end it whatever happens."""
-    browser = Chromium(path, variables, profile)
-    try:
-        yield browser
-    finally:
-        browser.close()
-
-
-def _high(number: int) -> int:
-    """Move a file descriptor away from 3 and 4, and keep it from other programs."""
-    moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(number)
-    return moved

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.analysis.charts.draw import draw_all
 from benchmarks.analysis.claims.claim import LedgerRow
-from benchmarks.analysis.grouping import starts_of
 from benchmarks.analysis.labels import MINUS
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page
@@ -21,7 +20,7 @@ from benchmarks.core.matrix import expand
 from benchmarks.core.run_config import get_cells, get_config
 from resireduce.errors import ConfigError
 from tests import claim_records
-from tests.browser.chromium import Chromium, chromium, fetch_chromium, find_chromium
+from tests.browser.chromium import Chromium, fetch_chromium, find_chromium
 from tests.records import make_result
 
 MODELS = ["vgg-digits", "gpt2-bytes", "resnet-digits"]
@@ -63,16 +62,6 @@ def odd_table() -> Table:
     return Table("odd", "Odd values", "Read it.", [{"name": name} for name in ODD_ROWS], ["Name", "Value"], body)
 
 
-def long_table(rows: int) -> Table:
-    """A table of many rows in three groups; shown values are equal where raw ones are not."""
-    records = [{"model": f"m{index * 3 // rows}", "row": index, "raw": (index * 7919) % rows} for index in range(rows)]
-    shown = [[one["model"], f"row {one['row']}", "1.0", *["0.123"] * 7] for one in records]
-    starts = starts_of([one["model"] for one in records])
-    head = ["Model", "Name", "Raw", *(f"c{index}" for index in range(7))]
-    columns = ("", "", "raw", *[""] * 7)
-    return Table("long", "Long", "Read it.", records, head, shown, "", 2, starts, columns=columns)
-
-
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     found = find_chromium()
@@ -83,8 +72,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
             pytest.skip(f"{error}: the page is NOT tested in a browser")
     if found is None:
         pytest.skip("no chromium is installed: the page is NOT tested in a browser (make test-browser fetches one)")
-    with chromium(*found, tmp_path_factory.mktemp("chromium")) as browser:
-        yield browser
+    browser = Chromium(*found, tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")
@@ -120,4 +110,4 @@ def smoke_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def page(make_page: Callable[..., Path]) -> Path:
     """A run with a few holes, and judged of every status."""
-    return make_page(more=(odd_table(), long_table(150)))
+    return make_page(more=(odd_table(),))

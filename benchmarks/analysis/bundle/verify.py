@@ -1,109 +1,31 @@
 """`python -m benchmarks verify`: does a bundle hold what it says, and do its records reproduce its tables?"""
 
 import argparse
-import shutil
+import re
 import tempfile
 import zlib
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from benchmarks.analysis.bundle.pack import (
-    NAME,
-    OUTPUTS,
-    PROJECT,
-    BundleError,
-    Manifest,
-    differences,
-    files_of,
-    fresh_report,
-    record_problem,
-)
+from benchmarks.analysis.bundle.pack import FORMAT, NAME, OUTPUTS, PROJECT, files_of, fresh_report, record_problem
 from benchmarks.analysis.labels import say
 from benchmarks.core.files import file_hash, load_json
 from benchmarks.core.paths import ROOT, RUNS
 from benchmarks.core.progress import counted
 from benchmarks.core.provenance import provenance
+from benchmarks.core.run_config import get_run_name
 from resireduce.errors import ConfigError
-
-# --- Unpack a zip, and compare its files with its manifest ---
-
 
 MOST_BYTES = 16 * 2**30
 """Most bytes of all unpacked files together."""
-
-
-def unpack(bundle: ZipFile, folder: Path) -> tuple[Manifest, list[str]]:
-    """Write all files below `folder`; return the manifest and a line for each file that differs from it.
-
-    `zipfile` itself makes no links, and writes nothing outside of the folder, whatever a name says. Raises BundleError,
-    with one line, for a zip that is damaged or too large, or whose manifest cannot be read.
-    """
-    entries = bundle.infolist()
-    total = sum(entry.file_size for entry in entries)
-    if total > min(MOST_BYTES, shutil.disk_usage(tempfile.gettempdir()).free):
-        raise BundleError(f"its files have {total:,} bytes unpacked; allowed are {MOST_BYTES:,} and what the disk has")
-    if NAME not in bundle.namelist():
-        raise BundleError(f"it has no {NAME}")
-    for entry in counted("unpacked files", entries, len(entries)):
-        try:
-            bundle.extract(entry, folder)
-        except (BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
-            raise BundleError(f"{entry.filename!r} is damaged: {error}") from None
-    try:
-        values = load_json(folder / NAME)
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{NAME}: {error}") from None
-    manifest = Manifest.from_values(values)
-    paths = [path for path in folder.rglob("*") if path.is_file() and path != folder / NAME]
-    found = {path.relative_to(folder).as_posix(): (file_hash(path), path.stat().st_size) for path in paths}
-    said = manifest.files
-    problems = [f"{path}: missing, though the manifest has it" for path in sorted(said.keys() - found.keys())]
-    problems += [f"{path}: added, the manifest does not have it" for path in sorted(found.keys() - said.keys())]
-    changed = (path for path in sorted(found.keys() & said.keys()) if found[path] != said[path])
-    return manifest, [*problems, *(f"{path}: changed, its SHA-256 is not that of the manifest" for path in changed)]
-
-
-# --- What a bundle rests on, beside what this checkout has ---
-
-
-UNTOLD = ("LICENSE", "CITATION.cff", "results/reference/")
-"""Files of the project whose changes `dirty` does not tell."""
-
-
-def of_checkout(manifest: Manifest, folder: Path) -> tuple[list[str], list[str]]:
-    """Return what is wrong with a bundle's files of the project, and notes on why its tables may differ.
-
-    folder: where the bundle was unpacked. Files that are not this checkout's are wrong if both are of one commit
-    without changes.
-    """
-    here = provenance()
-    same = manifest.commit is not None and manifest.commit == here["commit"]
-    is_clean = same and not manifest.dirty and not here["dirty"]
-    notes = []
-    if not same:
-        said = f"the bundle was made by commit {manifest.commit}, this checkout is {here['commit']}"
-        notes.append(f"{said}; if tables differ, verify with that commit")
-    elif not is_clean:
-        notes.append("the bundle or this checkout has changes that were not committed")
-    paths = [(path, place) for place in (folder, ROOT) for pattern in PROJECT for path in sorted(place.glob(pattern))]
-    names = dict.fromkeys(path.relative_to(place).as_posix() for path, place in paths if is_clean or place == folder)
-    other = [name for name in names if _bytes(folder / name) != _bytes(ROOT / name)]
-    why = f"not that of commit {manifest.commit}, which bundle and checkout are"
-    wrong = [f"{name}: {why}" for name in other if is_clean and not name.startswith(UNTOLD)]
-    return wrong, [
-        *notes,
-        *(f"{name} is not this checkout's" for name in other if not is_clean or name.startswith(UNTOLD)),
-    ]
-
-
-def _bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
-
-
-# --- Does a bundle hold what it says, and do its records reproduce its tables ---
-
-
-MOST_SHOWN = 20
+PICTURES = (".png", ".svg", ".pdf")
+"""Pictures depend on the versions of the drawing libraries, also inside the page; all else is text from the records."""
+PICTURE = re.compile("<svg.*?</svg>")
+DAMAGE = (BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+MOST_SHOWN, WIDTH = 20, 160
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,49 +40,87 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"bundle: {args.bundle} is not a file; give a zip that `make bundle` made")
     with tempfile.TemporaryDirectory(prefix="resireduce-verify-") as folder:
         try:
-            with ZipFile(args.bundle) as bundle:
-                manifest, problems = unpack(bundle, Path(folder))
-        except (BadZipFile, UnicodeDecodeError) as error:
-            return _failed(args.bundle, [f"it is no zip: {error}"])
-        except BundleError as error:
-            return _failed(args.bundle, [str(error)])
-        wrong, notes = of_checkout(manifest, Path(folder))
-        more = [f"{len(notes) - MOST_SHOWN} more like these"] if len(notes) > MOST_SHOWN else []
-        for note in [*notes[:MOST_SHOWN], *more]:
-            say(f"Note: {note}")
-        problems += wrong
-        run = Path(folder) / RUNS / manifest.run
-        paths = sorted((run / "cells").glob("*.json"))
-        broken = filter(None, map(record_problem, counted("checked records", paths, len(paths))))
-        problems += [problem.replace(f"{run}/", "") for problem in broken]
-        problems += differing_tables(run, manifest.run)
+            manifest = unpack(args.bundle, Path(folder))
+            problems = [*differing_files(manifest, Path(folder)), *other_inputs(manifest, Path(folder))]
+            problems += [*differing_records(Path(folder) / RUNS / manifest["run"], manifest["run"])]
+        except DAMAGE as error:
+            problems = [f"it cannot be read: {type(error).__name__}: {error}"]
+    for problem in problems[:MOST_SHOWN]:
+        say(f"DIFFERS: {problem}")
     if problems:
-        return _failed(args.bundle, problems)
-    tables = sum(f"{RUNS}/{manifest.run}/tables/" in path for path in manifest.files)
-    made = f"{tables} tables and report.html made again; of figures only the SHA-256"
-    print(f"Verified: {args.bundle}: {len(manifest.files)} files, run {manifest.run}, {made}")
+        print(f"NOT verified: {args.bundle}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")
+        return 1
+    made = "its tables and report.html made again; of figures only the SHA-256"
+    print(f"Verified: {args.bundle}: {len(manifest['files'])} files, run {manifest['run']}, {made}")
     return 0
 
 
-def differing_tables(run: Path, name: str) -> list[str]:
-    """Make all tables from the records again, and return the differing files with their first differing line."""
-    if not run.is_dir():
-        return [f"{RUNS}/{name}: the run is not there"]
-    try:
-        with fresh_report(run, name) as report:
-            old, new = files_of(run, OUTPUTS), files_of(report, OUTPUTS)
-            problems = [f"{path}: no table that this code makes" for path in old.keys() - new.keys()]
-            problems += [f"{path}: missing, this code makes it" for path in new.keys() - old.keys()]
-            problems += differences(old, new).values()
-    except ConfigError as error:
-        return [f"tables cannot be made: {error}"]
-    return sorted(problems)
+def unpack(path: Path, folder: Path) -> dict[str, Any]:
+    """Write all files of a zip below `folder`, and return its manifest. Raises an error for one that is damaged.
+
+    `zipfile` itself makes no links, and writes nothing outside of the folder, whatever a name says.
+    """
+    with ZipFile(path) as bundle:
+        entries = bundle.infolist()
+        if (total := sum(entry.file_size for entry in entries)) > MOST_BYTES:
+            raise ValueError(f"its files have {total:,} bytes unpacked; allowed are {MOST_BYTES:,}")
+        for entry in counted("unpacked files", entries, len(entries)):
+            bundle.extract(entry, folder)
+    manifest: dict[str, Any] = load_json(folder / NAME)
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"{NAME}: this code reads format {FORMAT}")
+    get_run_name(manifest)
+    return manifest
 
 
-def _failed(bundle: Path, problems: list[str]) -> int:
-    for problem in problems[:MOST_SHOWN]:
-        say(f"DIFFERS: {problem}")
-    if len(problems) > MOST_SHOWN:
-        print(f"... and {len(problems) - MOST_SHOWN} more")
-    print(f"NOT verified: {bundle}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")
-    return 1
+def differing_files(manifest: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Yield a line for each file that is not as the manifest says."""
+    said = {path: one["sha256"] for path, one in manifest["files"].items()}
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    found = {name: file_hash(path) for name, path in paths.items() if name != NAME}
+    for name in sorted(said.keys() | found.keys()):
+        if name not in found:
+            yield f"{name}: missing, though the manifest has it"
+        elif name not in said:
+            yield f"{name}: added, the manifest does not have it"
+        elif found[name] != said[name]:
+            yield f"{name}: changed, its SHA-256 is not that of the manifest"
+
+
+def other_inputs(manifest: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Yield the claims, numbers and versions that are not this checkout's, where both are of one commit unchanged."""
+    commit, here = manifest["commit"], provenance()
+    if commit is None or commit != here["commit"] or manifest["dirty"] or here["dirty"]:
+        where = f"commit {commit}{' with changes' * bool(manifest['dirty'])}, this checkout is {here['commit']}"
+        changed = " with changes" * bool(here["dirty"])
+        say(f"Note: the bundle was made by {where}{changed}; if tables differ, verify with that commit")
+        return
+    roots = (folder, ROOT)
+    names = {path.relative_to(root) for root in roots for pattern in PROJECT for path in root.glob(pattern)}
+    for name in sorted(names):
+        if len({(root / name).read_bytes() if (root / name).is_file() else None for root in roots}) > 1:
+            yield f"{name}: not that of commit {commit}, which bundle and checkout are"
+
+
+def differing_records(run: Path, name: str) -> Iterator[str]:
+    """Yield invalid records, and tables and page that are not as these records make them, in their first such line."""
+    paths = sorted((run / "cells").glob("*.json"))
+    broken = [*filter(None, map(record_problem, counted("checked records", paths, len(paths))))]
+    yield from (problem.replace(f"{run}/", "") for problem in broken)
+    with fresh_report(run, name) as report:
+        old, new = files_of(run, OUTPUTS), files_of(report, OUTPUTS)
+        yield from (f"{path}: no table that this code makes" for path in sorted(old.keys() - new.keys()))
+        yield from (f"{path}: missing, this code makes it" for path in sorted(new.keys() - old.keys()))
+        both = (path for path in sorted(old.keys() & new.keys()) if not path.endswith(PICTURES))
+        yield from filter(None, (first_difference(path, old[path], new[path]) for path in both))
+
+
+def first_difference(name: str, old: Path, new: Path) -> str | None:
+    """Return the first line in which two files differ; None if they are equal, apart from the pictures of a page."""
+    texts = [path.read_bytes().decode(errors="backslashreplace") for path in (old, new)]
+    if name.endswith(".html"):
+        texts = [PICTURE.sub("<svg>", text) for text in texts]
+    for number, (was, now) in enumerate(zip_longest(*(text.split("\n") for text in texts)), start=1):
+        if was != now:
+            return f"{name}, line {number}:\n    bundle:  {was!r:.{WIDTH}}\n    records: {now!r:.{WIDTH}}"
+    return None

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import known_keys
 from benchmarks.core.config_reader import read_yaml
 from benchmarks.core.record import CellResult
 from benchmarks.core.scheme_options import thaw
@@ -137,14 +136,14 @@ class Spec:
     name: str
     title: str
     reading: str
-    parts: tuple[str, ...]
+    parts: Sequence[str]
     """Parts of config/paper.yaml whose cells the table shows."""
-    lines: tuple[Line, ...]
-    more: tuple[Wanted, ...]
+    lines: Sequence[Line]
+    more: Sequence[Wanted]
     """Settings of a run that belong to the table although the paper has no such row: those that match any of these,"""
-    but: tuple[Wanted, ...] = ()
+    but: Sequence[Wanted] = ()
     """and none of these."""
-    models: tuple[str, ...] = ()
+    models: Sequence[str] = ()
     """The models to show, if not all of the parts' models."""
     each_once: bool = False
     """Whether each model has only one row, because the values do not depend on its training."""
@@ -152,12 +151,12 @@ class Spec:
     """A further column: its heading, and the setting whose metric is subtracted, seed by seed."""
     extra: str = ""
     """Function from the results of a row's setting to further columns of its record, as "module:function"."""
-    columns: tuple[tuple[str, str], ...] = ()
+    columns: Sequence[tuple[str, str]] = ()
     """Further columns: heading, and the text column of the records."""
-    stated: tuple[str, ...] = ()
+    stated: Sequence[str] = ()
     """Ids of published values that belong to no single row; they are stated below the table."""
     figure: str = "benchmarks.analysis.charts.rows_chart:values_chart"
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
 
 def matches(setting: Cell, wanted: Wanted) -> bool:
@@ -183,43 +182,36 @@ def other(values: Wanted, setting: Cell) -> Cell:
 
 
 SPECS_FILE = Path(__file__).with_name("tables.yaml")
-PLAIN = ("title", "reading", "each_once", "extra", "figure")
-LISTS = ("parts", "models", "stated", "notes")
-KEYS = (*PLAIN, *LISTS, "like", "lines", "quantity", "against", "more", "but", "compared", "columns")
 
 
 @lru_cache
 def load_specs() -> dict[str, Spec]:
-    """Return the specifications by name, in file order. Raises ConfigError, with one line, for an unknown key."""
+    """Return the specifications by name, in file order."""
     values = read_yaml(SPECS_FILE)
-    return {name: _spec(name, entry, values["tables"], values["settings"]) for name, entry in values["tables"].items()}
+    tables, settings = values["tables"], values["settings"]
+    entries = {name: tables.get(given.get("like"), {}) | given for name, given in tables.items()}
+    return {name: _spec(name, dict(entry), settings) for name, entry in entries.items()}
 
 
-def _spec(name: str, given: Any, tables: Mapping[str, Any], settings: Mapping[str, Wanted]) -> Spec:
-    entry = tables.get(given.get("like"), {}) | known_keys(name, given, KEYS)
-    column = entry.get("compared")
-    plain: dict[str, Any] = {key: entry[key] for key in PLAIN if key in entry}
-    plain |= {key: tuple(entry[key]) for key in LISTS if key in entry}
+def _spec(name: str, entry: dict[str, Any], settings: Mapping[str, Wanted]) -> Spec:
+    column, common = entry.pop("compared", None), {key: entry.pop(key, None) for key in ("quantity", "against", "like")}
     return Spec(
         name=name,
-        **plain,
-        lines=tuple(_line(name, entry, one, settings) for one in entry["lines"]),
-        more=tuple(merged(one, settings) for one in entry["more"]),
-        but=tuple(merged(one, settings) for one in entry.get("but", ())),
+        lines=[_line({**common, **line}, settings) for line in entry.pop("lines")],
+        more=[merged(one, settings) for one in entry.pop("more")],
+        but=[merged(one, settings) for one in entry.pop("but", ())],
         compared=(column["heading"], partial(other, merged(column["to"], settings))) if column else None,
-        columns=tuple((heading, text) for heading, text in entry.get("columns", [])),
+        **entry,
     )
 
 
-def _line(name: str, entry: Mapping[str, Any], given: dict[str, Any], settings: Mapping[str, Wanted]) -> Line:
-    line = {key: entry[key] for key in ("quantity", "against") if key in entry} | given
-    known_keys(f"{name}: lines", line, ("label", "of", "quantity", "against", "published"))
+def _line(given: Mapping[str, Any], settings: Mapping[str, Wanted]) -> Line:
     return Line(
-        label=str(line["label"]),
-        wanted=merged(line["of"], settings),
-        quantity=ALL[line.get("quantity", "metric")],
-        against=partial(other, merged(line["against"], settings)) if "against" in line else None,
-        published=line.get("published", ""),
+        label=str(given["label"]),
+        wanted=merged(given["of"], settings),
+        quantity=ALL[given["quantity"] or "metric"],
+        against=partial(other, merged(given["against"], settings)) if given["against"] else None,
+        published=given.get("published", ""),
     )
 
 

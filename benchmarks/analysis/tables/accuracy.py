@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.analysis.grouping import first_of
 from benchmarks.analysis.labels import TIMES, metric_value, short_labels, signed
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.statistics import CONFIDENCE, columns, interval, paired
@@ -92,8 +91,8 @@ def paired_baseline(run: Run, setting: Cell) -> Cell | None:
 
 def metric_of_model(run: Run, model: str) -> dict[str, Any]:
     """Return name and direction of a model's metric, even for a setting of which no seed finished."""
-    first = run.once("first result of each model", lambda: first_of((c.model, one) for c, one in run.results.items()))
-    return {name: getattr(first.get(model), name, None) for name in ("metric_name", "higher_is_better")}
+    first = next((one for cell, one in run.results.items() if cell.model == model), None)
+    return {name: getattr(first, name, None) for name in ("metric_name", "higher_is_better")}
 
 
 def _text(record: Record, single: bool) -> str:
@@ -123,11 +122,8 @@ def headings(records: Sequence[Record]) -> dict[str, str]:
 
 
 def load_tells(path: Path = TELL_FILE) -> dict[str, bool]:
-    """Return, by model, whether training without residuals ends measurably worse; {} if this was not measured."""
-    try:
-        return {model: bool(entry["tells"]) for model, entry in load_json(path)["models"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    """Return, by model, whether training without residuals ends measurably worse."""
+    return {model: bool(entry["tells"]) for model, entry in load_json(path)["models"].items()}
 
 
 def _notes(records: Sequence[Record]) -> list[str]:

@@ -128,11 +128,15 @@ def test_seeds_that_the_config_no_longer_names_are_told(folder: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    "command", [["summary", "intervals", "--run", "RUN"], ["check", "--run", "RUN", "--reference", "RUN"]]
+    "command",
+    [
+        ["summary", "intervals", "--run", "RUN"],
+        ["check", "--run", "RUN", "--reference", "RUN/r.json", "--accept", "x"],
+    ],
 )
 def test_figures_of_mixed_origin_are_told(folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A commit alone changes none, and a record that does not say differs from none."""
-    record, arguments = make(cell_of()), [str(folder) if one == "RUN" else one for one in command]
+    record, arguments = make(cell_of()), [one.replace("RUN", str(folder)) for one in command]
     told = "Note: records of vgg-digits differ in data_hash, cpu: so may their figures, whatever their settings are"
     for change, is_told in (
         ({"commit": "c2"}, False),
@@ -165,7 +169,11 @@ def test_a_file_that_is_nested_deeply_ends_no_command(
     text = (folder / name).read_text()
     (folder / name).write_text(text.replace("{", f'{{"deep": {"[" * 900}{"]" * 900}, ', 1))
     main(["summary", "intervals", "--run", str(folder)])
-    for command in ["claims", "--json"], ["report", "--show"], ["check", "--reference", str(folder)]:
+    for command in (
+        ["claims", "--json"],
+        ["report", "--show"],
+        ["check", "--reference", str(folder / "r.json"), "--accept", "x"],
+    ):
         main([command[0], "--run", str(folder), *command[1:]])
         said = capsys.readouterr()
         assert "it is nested too deeply" in said.out + said.err, command
@@ -257,7 +265,12 @@ def test_runs_that_are_put_together(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_fullest_moment_that_differs_between_seeds_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = (["summary", "intervals"], ["claims"], ["report", "--show"], ["check", "--reference", str(folder)])
+    commands = (
+        ["summary", "intervals"],
+        ["claims"],
+        ["report", "--show"],
+        ["check", "--reference", str(folder / "r.json"), "--accept", "x"],
+    )
 
     def told() -> Iterator[str]:
         for command in commands:

@@ -147,19 +147,15 @@ HALF = {"model": "vgg-digits", "compressor": "fp16", "scheme": "none", "seed": [
 BOTH = {"matrix": [MODEL | {"density": 0.01}, DENSE]}
 REACH = {"parts": {"baseline": {"matrix": [{"model": "vgg-digits"}]}, "fp16": {"matrix": [HALF]}}}
 REFUSED: list[tuple[str, Any, str, str]] = [
-    ("intervals", {"matrix": MATRIX}, "*", "no finished cell (11 not run); make some with: make run RUN=mini PART="),
-    ("tell", {"matrix": MATRIX}, "*", "no finished cell (11 not run); make some with: make run RUN=tell"),
-    ("rivals", {"matrix": MATRIX}, "*", "no finished cell (11 not run); make some with: make run RUN=rivals"),
-    ("systems", {"parts": SYSTEMS}, "*", "no finished cell (8 not run); make some with: make run RUN=systems"),
-    ("rivals", {"matrix": [HALF]}, "", "did not observe 'contraction'; give observe: [contraction]"),
+    ("intervals", {"matrix": MATRIX}, "*", ": not run yet; make it with: make run RUN=mini PART=table"),
     ("systems", "{", "", "config.json cannot be read (Expecting property name"),
     ("systems", '{"matrix": [{"model": "gone"}]}', "", "model: 'gone' is not known; allowed: bert"),
-    ("systems", {"matrix": MATRIX}, "", "has no parts, which are systems; make some with: make run RUN=systems"),
+    ("systems", {"matrix": MATRIX}, "", "part matrix: vgg-digits has several settings; give one for each model"),
     ("systems", {"parts": {"other": BOTH}}, "", "part other: vgg-digits has several settings; give one for each model"),
-    ("tell", TELL, "vgg-digits.topk.none.*s1", "vgg-digits, none: 2 seeds are there, needed are 3"),
-    ("rates", TUNED, "*plain-sgd.lr0.003*", "lacks 1 cells, such as"),
-    ("reach", {"parts": {"fp16": {"matrix": [HALF]}}}, "", "has not every cell of the part 'baseline', which sets its"),
-    ("reach", REACH, "*fp16*s1*", "is missing: not run yet; finish the run"),
+    ("tell", TELL, "vgg-digits.topk.none.*s1", "lacks vgg-digits.topk.none.kept"),
+    ("rates", TUNED, "*plain-sgd.lr0.003*", "lacks vgg-digits.topk.baseline.kept"),
+    ("reach", {"parts": {"fp16": {"matrix": [HALF]}}}, "", "has no part 'baseline', which sets the level; add it"),
+    ("reach", REACH, "*fp16*s1*", ": not run yet; make it with: make run RUN=tuned"),
 ]
 
 
