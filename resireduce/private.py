@@ -10,6 +10,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer
 from torch.utils import _python_dispatch, _pytree
 
+from resireduce.errors import warn
+
+NEWEST_TESTED = (2, 15)
+"""The newest release of torch with which the tests passed."""
+if tuple(map(int, torch.__version__.split(".")[:2])) > NEWEST_TESTED:
+    newest = ".".join(map(str, NEWEST_TESTED))
+    warn(
+        f"resireduce was tested with torch 2.9 to {newest}, and this is {torch.__version__}: "
+        "parts of torch that are not public may have changed; if something fails, install a release that was tested"
+    )
+
+
 current_pass = torch._C._current_graph_task_id
 """Returns the number of the backward pass in which it is called, -1 outside of any. Without it `step()` in a hook, and
 a pass that follows one that failed, would be told as a second pass: return -1."""

@@ -1,7 +1,11 @@
 """Names of torch that are not public are used by one file of the library."""
 
 import re
+import runpy
 from pathlib import Path
+
+import pytest
+import torch
 
 import resireduce
 
@@ -26,3 +30,9 @@ def test_they_are_few_and_each_is_explained() -> None:
     text = (Path(resireduce.__file__).parent / "private.py").read_text()
     names = re.findall(r"^(\w+) = .*\n\"\"\"", text, flags=re.M)
     assert len(names) == len(re.findall(r"^\w+ = ", text, flags=re.M)) <= MOST
+
+
+def test_a_torch_that_is_newer_than_those_tested_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "99.0.0a0+git1")
+    with pytest.warns(UserWarning, match=r"tested with torch 2\.9 to 2\.\d+, and this is 99\.0\.0a0\+git1"):
+        runpy.run_module("resireduce.private")
