@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
-from resireduce.residuals.base import select
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import densities, tensors
 from tests.worlds import distributed, residuals
@@ -40,18 +38,6 @@ def test_sent_plus_kept_is_the_gradient(name: str, grad: Tensor, density: float)
     )
     torch.testing.assert_close(sent + error, before, rtol=0, atol=rounding)
     assert not (compressor.lossless and error.any())
-
-
-@pytest.mark.parametrize("name", SPARSIFIERS)
-@given(grad=tensors(DTYPES), density=densities)
-def test_what_a_sparsifier_sends_and_keeps_do_not_overlap(name: str, grad: Tensor, density: float) -> None:
-    compressor = build_compressor(name, density)
-    payload = compressor.compress(grad, "w", 0)
-    sent, error = compressor.decompress(payload), compressor.error_(grad.clone(), payload)
-    assert not torch.logical_and(sent, error).any()
-    torch.testing.assert_close(
-        squared(error), squared(grad) - squared(sent), rtol=1e-12, atol=1e-12 * float(squared(grad))
-    )
 
 
 @pytest.mark.parametrize("name", INDEXED)
@@ -110,20 +96,6 @@ def test_topk_sends_the_largest(grad: Tensor, density: float) -> None:
     assert torch.equal(compressor.decompress(compressor.compress(sent, "w", 1)), sent), "it is idempotent"
 
 
-@given(grad=tensors(rows=1, columns=300), density=densities, piece=st.integers(1, 60))
-def test_topk_is_the_same_in_pieces_of_any_size(grad: Tensor, density: float, piece: int) -> None:
-    flat, k = grad.view(-1), share(density, grad.numel())
-    expected = flat.abs().sort(stable=True).indices[-k:].sort().values
-    assert torch.equal(largest_magnitudes(flat, k), expected)
-    assert torch.equal(by_keys(flat, k, piece), expected)
-
-
-@given(norms=tensors(rows=1, columns=300), density=densities, dtype=st.sampled_from([torch.float32, torch.float64]))
-def test_the_largest_norms_are_those_of_a_stable_sort(norms: Tensor, density: float, dtype: torch.dtype) -> None:
-    flat, k = norms.view(-1).abs().to(dtype), share(density, norms.numel())
-    assert select(flat, k, "largest", None).tolist() == flat.sort(stable=True).indices[-k:].sort().values.tolist()
-
-
 @given(grads=st.tuples(tensors(), st.integers(0, 5)), density=densities)
 def test_randomk_chooses_the_same_on_all_ranks(grads: tuple[Tensor, int], density: float) -> None:
     compressor, (grad, step) = build_compressor("randomk", density), grads
@@ -150,18 +122,6 @@ def test_a_threshold_is_not_rounded_to_the_dtype_of_the_gradient(dtype: torch.dt
         sent = Threshold(threshold).decompress(Threshold(threshold).compress(grad, "w", 0))
         assert torch.equal(sent, torch.where(grad.double() > threshold, grad, 0)), threshold
     assert len(Threshold(1e-9).compress(torch.full((5,), 6e-8).to(dtype), "w", 0).parts()[0]) == 5
-
-
-@given(grad=tensors(rows=40, columns=60), density=densities, step=st.integers(0, 5))
-def test_dgc_never_sends_more_than_k_nor_smaller_than_what_it_keeps_by_much(
-    grad: Tensor, density: float, step: int
-) -> None:
-    values, indices = build_compressor("dgc", density).compress(grad, "w", step).parts()
-    k, magnitudes = share(density, grad.numel()), grad.view(-1).abs()
-    assert len(indices) <= k
-    unsent = torch.ones(grad.numel(), dtype=torch.bool).index_fill_(0, indices.long(), False)
-    if len(indices) and unsent.any() and len(indices) == k:
-        assert values.abs().min() >= magnitudes[unsent].max(), "cut to k, they are the largest"
 
 
 QUANTISERS = [QSGD(), QSGD(norm=torch.inf, bucket=None), QSGD(bucket=None), QSGD(norm=torch.inf, bucket=7)]

@@ -128,15 +128,6 @@ def test_equal_weights_make_the_weighted_average_the_plain_one(base: Tensor, see
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * float(base.abs().max()))
 
 
-@given(drawn=groups)
-def test_a_weighted_average_lies_between_its_members(drawn: tuple[list[tuple[str, int]]]) -> None:
-    errors = members(drawn)
-    stored = compensation(filled(WeightedResidual(grouping=grouping(errors)), errors), "m0", errors["m0"])
-    stacked = torch.stack(list(errors.values()))
-    slack = 1e-13 * float(stacked.abs().max())
-    assert (stored >= stacked.amin(0) - slack).all() and (stored <= stacked.amax(0) + slack).all()
-
-
 # --- the schemes of specific layers ---
 
 SPECIFIC = Grouping(specific=("w",))

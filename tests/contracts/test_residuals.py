@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from torch import nn
 
 from resireduce.compressors.topk import TopK
 from resireduce.grouping import Grouping
 from resireduce.kernels import ops
 from resireduce.kernels.ops import mean_norm
 from resireduce.residuals.base import PartialResidual, Residuals, select
-from resireduce.residuals.group import AverageResidual, MemberResidual, WeightedResidual
-from resireduce.residuals.matrix import RowsColumnsResidual
+from resireduce.residuals.group import MemberResidual, WeightedResidual
 from resireduce.scheme import SCHEMES, build_residual
 
 SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other": (20, 10)}
@@ -97,46 +95,6 @@ def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded
     assert torch.equal(stored, total / weight) and stored.data_ptr() == held.data_ptr()
 
 
-def test_part_of_a_larger_piece_of_memory_is_not_held_until_the_group_is_complete() -> None:
-    residual = registered(build_residual("w", GROUPING))
-    both = torch.ones(2, 30, 40, dtype=torch.float64)
-    residual.of("c").update("c", lambda: both[0], 0)
-    both.fill_(torch.nan)
-    residual.of("b").update("b", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
-    residual.of("a").update("a", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
-    assert torch.equal(residual.tensors()["weighted.a"], torch.ones(30, 40, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("scheme", ["a", "w", "member"])
-def test_errors_that_lie_in_columns_are_folded_as_they_are(scheme: str) -> None:
-    both = [registered(build_residual(scheme, GROUPING), torch.float32) for _ in range(2)]
-    for name in "cba":
-        error = gradients(0, torch.float32)[name]
-        both[0].of(name).update(name, error.clone, 0)
-        both[1].of(name).update(name, error.t().contiguous().t if name in "ba" else error.clone, 0)
-    one, other = (residual.tensors() for residual in both)
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
-def test_weights_of_ones_own_may_have_another_dtype_and_are_left_as_they_are(dtype: torch.dtype) -> None:
-    given = {name: torch.tensor(weight, dtype=dtype) for name, weight in {"a": 1, "b": 2, "c": 5}.items()}
-
-    class Given(AverageResidual):
-        def weight(self, error: torch.Tensor, name: str) -> torch.Tensor:
-            return given[name]
-
-    residual, errors = Given(grouping=GROUPING), gradients(0, torch.float32)
-    for name in GROUPING.grouped:
-        residual.register(name, errors[name])
-    for number in range(2):
-        for name in "cba":
-            residual.update(name, errors[name].clone, number)
-        expected = (errors["a"] + 2 * errors["b"] + 5 * errors["c"]) / 8
-        torch.testing.assert_close(residual.tensors()["given.a"], expected)
-    assert [int(weight) for weight in given.values()] == [1, 2, 5]
-
-
 @pytest.mark.parametrize("scheme", ["a", "w", "member"])
 def test_members_of_a_group_may_have_several_dtypes(scheme: str) -> None:
     exact, mixed = registered(build_residual(scheme, GROUPING)), build_residual(scheme, GROUPING)
@@ -149,16 +107,6 @@ def test_members_of_a_group_may_have_several_dtypes(scheme: str) -> None:
         mixed.of(name).update(name, error.clone, 0)
     one, other = (residual.tensors()[next(iter(mixed.tensors()))] for residual in (exact, mixed))
     torch.testing.assert_close(one, other.double(), rtol=1e-5, atol=1e-6)
-
-
-def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
-    residual = RowsColumnsResidual(grouping=Grouping(specific=("conv",)))
-    residual.register("conv", nn.Conv2d(16, 10, 3).weight)
-    error = torch.zeros(10, 16, 3, 3)
-    error[2, 5, 1, 1], error[7, 0, 0, 0] = 3.0, -2.0
-    residual.update("conv", error.clone, 0)
-    assert torch.equal(residual.compensate_(torch.zeros(10, 16, 3, 3), "conv"), error)
-    assert residual.tensors()["rows_columns.conv"].shape == (5, 72)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
@@ -231,18 +179,6 @@ def test_rows_drawn_by_softmax_have_its_probabilities() -> None:
     torch.testing.assert_close(shares, torch.tensor([1, 2, 4]) / 7, atol=0.03, rtol=0)
     # Scores so far apart that their probabilities underflow: softmax and a multinomial draw would fail or cheat.
     assert select(torch.tensor([0.0, 1e4, 2e4]), 2, "softmax", None).tolist() == [1, 2]
-
-
-def test_softmax_draws_anew_in_every_step_and_the_same_on_every_run() -> None:
-    def rows() -> list[list[int]]:
-        residual = registered(build_residual("2d", GROUPING, options={"choice": "softmax"}))
-        return [
-            step(residual, number, list(SHAPES)) and residual.tensors()["rows_columns.big.rows"].tolist()
-            for number in range(3)
-        ]
-
-    first = rows()
-    assert first == rows() and len({tuple(one) for one in first}) == 3
 
 
 def test_a_residual_draws_for_the_step_that_it_is_told() -> None:

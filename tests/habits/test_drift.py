@@ -1,5 +1,7 @@
-"""Ranks whose parameters differ in the first steps are told: nothing else would ever notice."""
+"""What ranks are told: their parameters differ in the first steps, or something else trains the model beside them."""
 
+import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +11,9 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.planning.memory import track_states
+from resireduce.watchers import PIECE
 from tests.threads import LocalWorld
+from tests.worlds import Net, loss_of, seeded
 
 MODES: list[dict[str, Any]] = [
     {"gradients": "kept"},
@@ -91,37 +94,6 @@ def test_what_one_rank_alone_changes_after_its_first_step(
     assert bool(told(recwarn)) == (step == 0)
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_steps_that_overflow_are_not_counted(gradients: str, recwarn: pytest.WarningsRecorder) -> None:
-    """A loss scale that begins too high has some of the first steps skipped, after which nothing has changed."""
-
-    def train(communicator: Communicator) -> None:
-        model, scaler = nn.Linear(120, 120), resireduce.GradScaler("cpu", init_scale=2.0**127)
-        optimizer = resireduce.distribute(
-            model,
-            torch.optim.SGD(model.parameters(), 0.1),
-            "baseline",
-            backend=communicator,
-            grad_scaler=scaler,
-            gradients=gradients,
-        )
-        skipped, has_changed = 0, False
-        while optimizer.steps < 2:
-            optimizer.zero_grad()
-            scaler.scale(model(torch.full((1, 120), 10.0)).sum()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            skipped += optimizer.overflowed
-            if optimizer.steps and not has_changed and communicator.rank:
-                has_changed = True
-                model.weight.data[5, 7] += 1e-6
-        assert skipped > 2
-        optimizer.close()
-
-    LocalWorld(2).run(train)
-    assert told(recwarn)
-
-
 # --- what counts as different ---
 
 
@@ -153,6 +125,7 @@ PLACES = torch.arange(24.0).view(2, 3, 4)
 CHANGES: dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]] = {
     **{f"a bit of {dtype}": (torch.ones(3, 5, dtype=dtype), last_bit) for dtype in (torch.float64, torch.bfloat16)},
     "the last of many": (torch.ones(300, 1001), last_bit),
+    "the last of a row in several pieces": (torch.ones(2, PIECE + 9), last_bit),
     "the only one": (torch.ones(()), last_bit),
     "rows in turn": (PLACES, lambda one: one.roll(1, 0)),
     "columns in turn": (PLACES, lambda one: one.roll(1, 2)),
@@ -175,21 +148,68 @@ def test_how_values_lie_in_memory_does_not_count(recwarn: pytest.WarningsRecorde
     assert not differs(lambda: torch.empty(0, 3), lambda one: one, recwarn)
 
 
-def test_looking_takes_little_memory() -> None:
-    """The two steps that compare parameters hold at most little more than the third, which does not."""
+OTHERS = ("other", "fused", "zeroed", "both", "late")
+GONE = "is gone, and the model is trained on"
 
-    def rank(communicator: Communicator) -> list[int]:
-        peaks = []
-        model = nn.Linear(1 << 21, 1, bias=False)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1)
-        with resireduce.distribute(model, wrapped, "none", "none", backend=communicator) as optimizer:
-            for _ in range(3):
-                loss = model(torch.ones(1, 1 << 21)).sum()
-                with track_states(optimizer) as tracker:
-                    loss.backward()
-                    optimizer.step()
-                peaks.append(tracker.peak_bytes)
-        return peaks
 
-    for first, second, third in LocalWorld(2).run(rank):
-        assert max(first, second) <= third + (8 << 20)
+def take_step(optimizer: torch.optim.Optimizer, model: nn.Module, rank: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, torch.Generator().manual_seed(rank)).backward()
+    optimizer.step()
+
+
+def go_on(communicator: Communicator, model: nn.Module, how: str) -> None:
+    """Take a step with an optimizer of the library, and another one when that is gone."""
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, plain, backend=communicator)
+    take_step(optimizer, model, communicator.rank)
+    if how == "closed":
+        optimizer.close()
+    del optimizer
+    gc.collect()
+    if how == "distributed anew":
+        plain = resireduce.distribute(model, plain, backend=communicator)
+    elif how == "made anew":  # as by a trainer's second fit()
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+    take_step(plain, model, communicator.rank)
+    if how != "distributed anew":
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()), "it is said once"
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks"), [("made anew", 2), ("made anew", 1), ("plain", 2), ("closed", 2), ("distributed anew", 2)]
+)
+def test_training_that_goes_on_without_averages(how: str, ranks: int, recwarn: pytest.WarningsRecorder) -> None:
+    start = seeded(Net)
+    LocalWorld(ranks).run(lambda communicator: go_on(communicator, copy.deepcopy(start), how))
+    told = [one for one in recwarn if GONE in str(one.message)]
+    assert bool(told) == (how in ("made anew", "plain") and ranks > 1)
+
+
+@pytest.mark.parametrize("by", ["step", "skipped", "decay", "wrapped", *OTHERS])
+def test_another_optimizer_beside_kept_gradients(by: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Without a guard in `.grad` that would refuse it."""
+
+    def rank(communicator: Communicator) -> None:
+        model = copy.deepcopy(start)
+        plain = torch.optim.SGD(model.parameters(), 1e-3)
+        optimizer = resireduce.distribute(model, plain, gradients="kept", backend=communicator)
+        held = [nn.Parameter(torch.ones(2))] if by == "decay" else list(model.parameters())
+        other = torch.optim.AdamW(held, 1e-3, fused=by == "fused")
+        if by == "wrapped":  # as Lookahead, or an optimizer of Accelerate
+            other.param_groups = plain.param_groups
+        for step in range(8):
+            (optimizer if by in ("zeroed", "both", "late") else model).zero_grad()
+            loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
+            for parameter in model.parameters() if by in ("decay", "wrapped") else ():
+                parameter.data.mul_(0.99)
+            if by in ("other", "fused", "zeroed", "both") or (by == "late" and step > 3):
+                other.step()
+            if by in ("step", "decay", "wrapped", "both") or (by in ("skipped", "late") and step < 4 - (by != "late")):
+                optimizer.step()
+        keep.append((optimizer, other))
+
+    keep: list[object] = []
+    start = seeded(Net)
+    LocalWorld(2).run(rank)
+    assert bool([one for one in recwarn if "another optimizer updates them" in str(one.message)]) == (by in OTHERS)

@@ -51,16 +51,6 @@ def test_a_scale_changes_nothing(gradients: str, scheme: str, compressor: str) -
     assert same(plain, model) and scaler.get_scale() == SCALE, "a power of two is divided out exactly"
 
 
-def test_a_scale_is_chosen_whatever_the_default_dtype() -> None:
-    start = seeded(Net)
-    torch.set_default_dtype(torch.float64)
-    try:
-        _, _, scaler = scaled(LocalCommunicator(), start.double(), {0: 0}, steps=1)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert scaler.get_scale() == SCALE / 2
-
-
 KINDS = [
     (name, "kept" if listed.corrects_momentum else gradients)
     for (name, listed), gradients in zip(COMPRESSORS.items(), cycle(GRADIENTS), strict=False)
@@ -190,18 +180,6 @@ def test_a_loss_that_was_not_scaled_is_not_divided_either(gradients: str) -> Non
         optimizer.step()
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_the_norm_of_a_step_that_was_skipped(gradients: str) -> None:
-    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=SCALE)
-    optimizer = distributed(model, gradients=gradients, grad_scaler=scaler, max_grad_norm=1.0)
-    for factor, finite in ((1.0, True), (torch.inf, False), (1.0, True)):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, torch.Generator()) * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert bool(optimizer.grad_norm.isfinite()) is finite
-
-
 def test_a_scaler_that_is_used_wrongly() -> None:
     model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=0.0)
     optimizer = distributed(model, scheme="w+2d", grad_scaler=scaler, gradients="kept")
@@ -232,15 +210,3 @@ def test_with_an_ordinary_optimizer_it_is_torchs_own() -> None:
         scaler.update()
         trained.append(model)
     assert same(*trained)
-
-
-def test_a_scaler_that_is_disabled_unscales_nothing_as_torchs() -> None:
-    model = seeded(Net)
-    scaler = resireduce.GradScaler("cpu", enabled=False)
-    optimizer = distributed(model, gradients="kept")
-    scaler.scale(loss_of(model, torch.Generator().manual_seed(0))).backward()
-    before = [one.grad.clone() for one in model.parameters() if one.grad is not None]
-    scaler.unscale_(optimizer)
-    assert all(map(torch.equal, before, [one.grad for one in model.parameters() if one.grad is not None]))
-    scaler.step(optimizer)
-    scaler.update()

@@ -9,7 +9,7 @@ import torch
 
 from tests.habits.script import HABITS, MODES, Habit, Refused, by_library, by_oracle, values
 
-MODULES = ("gradients", "passes", "models", "optimizers", "lives", "pairs", "odd")
+MODULES = ("steps", "scripts")
 for module in MODULES:
     importlib.import_module(f"tests.habits.{module}")
 

@@ -13,7 +13,7 @@ from resireduce.compressors.adtopk import ADTopKThreshold
 from resireduce.compressors.chunked import Chunked, L1Chunks
 from resireduce.compressors.dgc import DGC, DGCSimple
 from resireduce.compressors.powersgd import PowerSGD
-from resireduce.compressors.quantized import QSGD, Block4, Block8, TernGrad
+from resireduce.compressors.quantized import QSGD, Block4, Block8, Fp8, TernGrad
 from resireduce.compressors.signs import Signum
 from resireduce.compressors.thresholds import GaussianK, RedSync, SIDCo, Threshold
 from resireduce.compressors.topk import RandomK, TopK
@@ -113,6 +113,13 @@ def of(kind: str, *arguments: Any, **settings: Any) -> torch.optim.Optimizer:
     return getattr(torch.optim, kind)(arguments[0].parameters() if arguments else MODEL.parameters(), **settings)
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer around another, made without the constructor of torch."""
+
+    def __init__(self, base: torch.optim.Optimizer):
+        self.param_groups, self.defaults, self.state = base.param_groups, base.defaults, base.state
+
+
 MODEL, OTHER = seeded(Net), seeded(Net)
 PARAMETERS = [nn.Parameter(torch.ones(3))]
 OPTIMIZERS: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
@@ -125,6 +132,7 @@ OPTIMIZERS: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
         r"DGCMomentum corrects momentum .* give SGD with momentum=0, .*DGCSGD, or .*'dgc'",
     ),
     (lambda: of("AdamW"), {"compressor": "signum"}, "Signum corrects momentum and is not allowed"),
+    (lambda: Around(of("AdamW")), {}, r"optimizer: Around is not allowed.*super\(\)\.__init__\(params, defaults\)"),
     (lambda: MODEL, {}, "optimizer: the object of type Net is not allowed; give an object"),
     (lambda: torch.optim.SGD, {}, "optimizer: the class SGD is not allowed; give an object"),
 ]
@@ -160,7 +168,8 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (TernGrad, {"clip": 0}, "clip: 0 is not allowed; give a number of deviations"),
     (TernGrad, {"clip": "a"}, "clip: 'a' is not allowed"),
     (Block8, {"block": 12}, "block: 12 is not allowed; give a number of elements, a multiple of 8"),
-    (Block4, {"block": 0}, "block: 0 is not allowed"),
+    *((kind, {"block": 0}, "block: 0 is not allowed") for kind in (Block4, Fp8)),
+    (Fp8, {"form": "e3m4"}, "form: 'e3m4' is not allowed; give e4m3 or e5m2"),
     (ADTopKThreshold, {"density": 0.1, "warm_up": -1}, "warm_up: -1 is not allowed; give a number of steps, 0 or more"),
     (ADTopKThreshold, {"density": 0.1, "every": 0}, "every: 0 is not allowed; give a number of steps, 1 or more"),
     (ADTopKThreshold, {"density": 0.1, "every": None}, "every: None is not allowed"),

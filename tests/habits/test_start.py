@@ -113,34 +113,6 @@ def _plain(state: Any) -> Any:
     return tree_map(lambda one: [one.a, one.b] if isinstance(one, TwoTensor) else one, state)
 
 
-@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
-def test_options_come_with_a_state_that_is_of_no_parameter(rate: float | Tensor) -> None:
-    def rank(communicator: Communicator) -> list[float]:
-        model = seeded(Net)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1 if communicator.rank == 0 else rate, foreach=False)
-        plain.param_groups[0]["betas"] = [0.5, 0.9]
-        if communicator.rank == 0:
-            plain.state["steps"] = torch.tensor([7.0, 8.0])
-            plain.param_groups[0].update(lr=0.01, betas=[0.8, 0.9])
-        resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
-        group = plain.param_groups[0]
-        return [float(group["lr"]), *group["betas"], *plain.state["steps"].tolist()]
-
-    assert LocalWorld(2).run(rank) == [[0.01, 0.8, 0.9, 7, 8]] * 2
-
-
-def test_a_class_of_the_script_is_the_same_in_processes_that_multiprocessing_has_started() -> None:
-    """They call the script `__mp_main__`; rank 0 may be the process that has started them."""
-
-    def rank(communicator: Communicator) -> None:
-        module = "__mp_main__" if communicator.rank else "__main__"
-        model = seeded(Net)
-        plain = type("Own", (torch.optim.SGD,), {"__module__": module})(model.parameters(), lr=0.1)
-        resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
-
-    LocalWorld(2).run(rank)
-
-
 def test_states_that_differ_are_not_overwritten_without_a_word() -> None:
     with pytest.raises(
         ConfigError, match=r"ranks hold the state of different parameters.*state_differs_by_rank = True"
@@ -161,23 +133,6 @@ def test_a_number_of_the_rank_may_differ_and_stays() -> None:
         return int(plain.param_groups[0]["rank"])
 
     assert LocalWorld(2).run(rank) == [0, 1]
-
-
-def test_options_that_refer_to_something_are_left_alone() -> None:
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> bool:
-        model = copy.deepcopy(start)
-        plain = torch.optim.SGD(model.parameters(), 0.1)
-        whole = torch.full((4,), float(communicator.rank))
-        own = {"lock": threading.Lock(), "whole": whole, "view": whole[:2], "rule": lambda step: step}
-        plain.param_groups[0].update(own)
-        resireduce.distribute(model, plain, backend=communicator).close()
-        group = plain.param_groups[0]
-        whole.add_(1)
-        return all(group[key] is value for key, value in own.items()) and bool((group["view"] == whole[:2]).all())
-
-    assert LocalWorld(2).run(rank) == [True, True]
 
 
 def test_a_learning_rate_in_a_tensor_must_be_the_same_and_betas_in_tensors_stay() -> None:

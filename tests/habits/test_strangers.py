@@ -86,22 +86,6 @@ def test_gradients_by_hand_are_averaged_where_others_are_updated_in_the_backward
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("gradients", KINDS)
-def test_trained_parameters_that_nobody_averages(gradients: str, recwarn: pytest.WarningsRecorder) -> None:
-    for second in (False, True):
-        model = net()
-        parts = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
-        first = distributed(model, LocalCommunicator(), gradients=gradients, optimizer=parts[0])
-        others = [distributed(model, LocalCommunicator(), gradients=gradients, optimizer=parts[1])] if second else []
-        for _ in range(2):
-            loss_of(model, 0).backward()
-            for optimizer in (first, *others):
-                optimizer.step()
-                optimizer.zero_grad()
-        said = [str(one.message) for one in recwarn.list if "each rank has its own gradient" in str(one.message)]
-        assert [text.partition(":")[0] for text in said] == (["'2.weight' and 1 more"])
-
-
 @pytest.mark.parametrize("change", ["unfrozen", "used later", "replaced"])
 def test_parameters_that_nobody_averages_come_later(change: str) -> None:
     model = net()
@@ -152,24 +136,6 @@ def test_parameters_that_a_hook_updates_in_the_backward_pass(by: str, recwarn: p
     assert [text.partition(":")[0] for text in said] == ["'2.weight' and 1 more"] * (by in ("torch", "hook", "fused"))
 
 
-@pytest.mark.parametrize("gradients", ["streamed", "kept"])
-def test_a_layer_that_an_optimizer_of_its_own_trains_in_a_phase_of_its_own(gradients: str) -> None:
-    """As an adapter that was added later: no gradient of what was distributed comes, and its step() is not called."""
-    model = net()
-    first = torch.optim.SGD(model[0].parameters(), 0.1)
-    optimizer = distributed(model, LocalCommunicator(), optimizer=first, gradients=gradients)
-    model[0](torch.ones(2, 6)).square().mean().backward()
-    optimizer.step()
-    model[0].requires_grad_(False)
-    second = torch.optim.SGD(model[2].parameters(), 0.1)
-    loss_of(model, 0).backward()
-    with pytest.warns(UserWarning, match=r"'2.weight' and 1 more: trained, but not by the optimizer given to"):
-        second.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        second.step()
-
-
 def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_said() -> None:
     model = net()
     with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\): streamed gradients are let go"):
@@ -199,13 +165,6 @@ class AroundOfTorch(Around, torch.optim.Optimizer):  # type: ignore[misc]
         self.inner = inner
 
 
-class PassesOn(Around):
-    """An optimizer around another that does nothing of its own."""
-
-    def step(self) -> None:
-        self.inner.step()
-
-
 def averaging(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Averages the parameters that have a gradient; here by a function that does nothing, and needs no group."""
     return PostLocalSGDOptimizer(inner, SimpleNamespace(average_parameters=lambda params: None))
@@ -228,39 +187,12 @@ def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(make: Calla
         outer.step()  # it is said once
 
 
-@pytest.mark.parametrize(("kind", "gradients"), [(Around, "kept"), (PassesOn, "streamed")])
-def test_an_optimizer_around_it_that_passes_on_or_finds_gradients_is_not_told(
-    kind: type[Around], gradients: str
-) -> None:
-    model = net()
-    outer = kind(distributed(model, LocalCommunicator(), gradients=gradients))
-    loss_of(model, 0).backward()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        outer.step()
-
-
 def test_a_step_in_a_hook_of_the_backward_pass_is_told_where_else_to_be() -> None:
     model = net()
     optimizer = distributed(model, LocalCommunicator())
     list(model.parameters())[2].register_post_accumulate_grad_hook(lambda _: optimizer.step())
     with pytest.raises(UsageError, match=r"within a backward pass, as by a hook.*update='in_backward'"):
         loss_of(model, 0).backward()
-
-
-def test_an_optimizer_made_without_the_constructor_of_torch() -> None:
-    class Lookahead(torch.optim.Optimizer):
-        def __init__(self, base: torch.optim.Optimizer):
-            self.base, self.param_groups, self.defaults, self.state = base, base.param_groups, base.defaults, base.state
-
-        def step(self, closure: Any = None) -> Any:
-            return self.base.step(closure)
-
-    model = net()
-    with pytest.raises(
-        ConfigError, match=r"optimizer: Lookahead is not allowed.*super\(\)\.__init__\(params, defaults\)"
-    ):
-        distributed(model, LocalCommunicator(), optimizer=Lookahead(torch.optim.SGD(model.parameters(), 0.1)))
 
 
 def test_what_is_made_in_inference_mode_is_refused_with_the_cure() -> None:

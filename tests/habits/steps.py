@@ -1,0 +1,339 @@
+"""What people do within a step: with gradients, passes and borrowed tensors; rarer things were traps somewhere."""
+
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from resireduce.errors import ConfigError, NonFiniteGradient
+from tests.habits.script import INPUTS, Net, Refused, Script, before_the_step, each_step, habit, with_optimizer
+
+STREAMED = Refused(r"gradients have been streamed")
+DROPPED = Refused(r"(dropped|replaced|changed|zero_grad\(\)).*between backward\(\) and step\(\)|have been streamed")
+
+
+@before_the_step(streamed=Refused(r"max_grad_norm"))
+def clipping_by_the_norm(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """clip_grad_norm_ between backward() and step(): of this rank's own gradient."""
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+@before_the_step()
+def parameters_without_gradient_are_listed(script: Script, model: Any, optimizer: Any, step: int) -> int:
+    """A check for unused layers: `p.grad is None`."""
+    return sum(p.grad is None for p in model.parameters())
+
+
+@before_the_step(streamed=DROPPED)
+def the_model_s_zero_grad_before_the_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """model.zero_grad() in the wrong place: nothing is trained."""
+    model.zero_grad()
+
+
+@before_the_step(streamed=STREAMED)
+def gradients_are_scaled_in_place(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """p.grad.mul_(0.5), or div_ by a number of tokens."""
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)
+
+
+@before_the_step(streamed=DROPPED)
+def gradients_are_replaced_after_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """p.grad = other, a tensor from elsewhere."""
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach() * (0.1 + script.rank)
+
+
+@with_optimizer(both=Refused(r"holds NaN or infinity", NonFiniteGradient))
+def a_gradient_of_one_rank_is_nan(script: Script, model: Any, optimizer: Any) -> None:
+    """Of the last rank: no rank takes the step."""
+    script.train(model, optimizer, 1)
+    if script.rank == script.ranks - 1:
+        model.blocks[1].wide.weight.register_hook(lambda grad: grad * torch.nan)
+    script.train(model, optimizer, 1)
+
+
+@habit()
+def hooks_on_parameters(script: Script) -> nn.Module:
+    """register_hook to scale a layer's gradient, before and after the model is distributed."""
+    model = script.net()
+    model.blocks[0].wide.weight.register_hook(lambda grad: grad * 0.1)
+    optimizer = script.sgd(model)
+    model.head.weight.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+    script.train(model, optimizer)
+    return model
+
+
+def halve(parameter: Tensor) -> None:
+    parameter.grad.mul_(0.5)  # type: ignore[union-attr]
+
+
+@habit()
+def hooks_after_accumulation_from_before(script: Script) -> nn.Module:
+    """register_post_accumulate_grad_hook before the model is distributed: the gradient is still there."""
+    model = script.net()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(halve)
+    script.train(model, script.sgd(model))
+    return model
+
+
+@with_optimizer(streamed=STREAMED)
+def hooks_after_accumulation_from_later(script: Script, model: Any, optimizer: Any) -> None:
+    """The same after it: streamed, the gradient has gone by then."""
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(halve)
+    script.train(model, optimizer)
+
+
+@with_optimizer(streamed=Refused(r"zero_grad\(\) between backward\(\) and step\(\)"))
+def zero_grad_before_the_step(script: Script, model: Any, optimizer: Any) -> None:
+    """In the wrong place: in plain torch nothing is trained."""
+    for step in range(2):
+        script.loss(model, step).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    script.train(model, optimizer, 2)
+
+
+@each_step(steps=4, streamed=Refused(r"zero_grad\(\) between backward\(\) and step\(\)|a second backward\(\)"))
+def a_batch_is_left_out_after_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """No step where a loss looks odd, on all ranks alike."""
+    optimizer.zero_grad()
+    script.loss(model, step).backward()
+    if step != 1:
+        optimizer.step()
+
+
+@habit()
+def a_backward_before_the_model_is_distributed(script: Script) -> nn.Module:
+    """A dry run: its gradients are not taken for the first step's."""
+    model = script.net()
+    script.loss(model, 50).backward()
+    script.train(model, script.sgd(model))
+    return model
+
+
+SECOND = Refused(r"a second backward\(\).*no_sync.*backward_passes_per_step")
+
+
+@each_step(streamed=SECOND)
+def two_losses_two_backward_calls(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Each loss has a backward() of its own."""
+    optimizer.zero_grad()
+    script.loss(model, step).backward()
+    script.loss(model, 10 + step).backward()
+    optimizer.step()
+
+
+@each_step()
+def a_penalty_of_gradients(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """torch.autograd.grad with create_graph=True of the input, within the loss (WGAN-GP)."""
+    optimizer.zero_grad()
+    x = script.batch(step)[0].requires_grad_()
+    out = model(x)
+    (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (out.square().mean() + grad.square().mean()).backward()
+    optimizer.step()
+
+
+@with_optimizer()
+def anomaly_mode(script: Script, model: Any, optimizer: Any) -> None:
+    """Left on after a search for a NaN."""
+    torch.autograd.set_detect_anomaly(True)  # switched off after each test
+    script.train(model, optimizer)
+
+
+@with_optimizer(both=Refused(r"use resireduce\.GradScaler and give it to .*bfloat16"))
+def torch_s_own_scaler(script: Script, model: Any, optimizer: Any) -> None:
+    """torch.amp.GradScaler."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(2):
+        optimizer.zero_grad()
+        scaler.scale(script.loss(model, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+class Failing(Net):
+    """Fails once in the backward pass, half-way."""
+
+    fails = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](self.first(x))
+        if self.fails:
+            x.register_hook(self._fail)
+        return self.head(self.blocks[1](x))
+
+    def _fail(self, _: Tensor) -> None:
+        self.fails = False
+        raise MemoryError("out of memory")
+
+
+@each_step(streamed=Refused(r"did not come to its end|[Aa]fter a backward pass that failed"), build=Failing)
+def a_batch_that_does_not_fit_is_left_out(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """`except MemoryError: continue`, as scripts do that meet long sequences."""
+    optimizer.zero_grad()
+    try:
+        script.loss(model, step).backward()
+    except MemoryError:
+        return
+    optimizer.step()
+
+
+@each_step()
+def two_steps_for_one_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Streamed, nothing is left for the second; kept, it takes what `.grad` holds, as ever."""
+    script.train(model, optimizer, range(step, step + 1))
+    optimizer.step()
+
+
+def borrowed(script: Script, **options: object) -> list[object]:
+    """Directions that are computed once; step() must not write into them."""
+    model = script.net()
+    optimizer = script.sgd(model, **options)
+    directions = torch.autograd.grad(script.loss(model, 0), list(model.parameters()))
+    before = [direction.clone() for direction in directions]
+    for _ in range(3):
+        for parameter, direction in zip(model.parameters(), directions, strict=True):
+            parameter.grad = direction
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model, [torch.equal(a, b) for a, b in zip(directions, before, strict=True)]]
+
+
+@habit()
+def the_same_tensors_are_the_gradients_of_every_step_without_compression(script: Script) -> list[object]:
+    """The same, where what is sent is the gradient itself."""
+    return borrowed(script, compressor="none")
+
+
+@habit(streamed=Refused(r"max_local_grad_norm", ConfigError))
+def the_same_tensors_are_the_gradients_of_every_step_and_clipped(script: Script) -> list[object]:
+    """Each rank's own are clipped, in the library; by both norms."""
+    return borrowed(script, max_local_grad_norm=0.05, max_grad_norm=0.01)
+
+
+class Twins(Net):
+    """Two layers of one shape, which get one gradient, and a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twin = nn.Linear(100, 100)
+
+
+def twins(script: Script, **options: object) -> nn.Module:
+    model = script.net()
+    optimizer = script.sgd(model, **options)
+    pairs = ((model.twin.weight, model.blocks[0].wide.weight), (model.twin.bias, model.blocks[0].wide.bias))
+    for step in range(3):
+        optimizer.zero_grad()
+        grads = torch.autograd.grad(script.loss(model, step), [second for _, second in pairs])
+        for (first, second), grad in zip(pairs, grads, strict=True):
+            first.grad = second.grad = grad
+        optimizer.step()
+    return model
+
+
+@habit(build=Twins)
+def one_tensor_is_the_gradient_of_two_without_compression(script: Script) -> nn.Module:
+    """The same, where what is sent is the gradient itself."""
+    return twins(script, compressor="none")
+
+
+@each_step(settings={"compressor": "none"})
+def a_gradient_by_hand_is_expanded(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """A scalar in the form of the parameter: small ones, and without compression, since all is equal."""
+    optimizer.zero_grad()
+    for parameter in model.parameters():
+        parameter.grad = torch.tensor(0.01 * (step + script.rank)).expand(parameter.shape)
+    optimizer.step()
+
+
+@with_optimizer(wrapped=partial(torch.optim.AdamW, lr=1e-3))
+def the_state_is_reset(script: Script, model: Any, optimizer: Any) -> None:
+    """`optimizer.state = defaultdict(dict)`, a known way to forget momentum."""
+    script.train(model, optimizer, 2)
+    optimizer.state = defaultdict(dict)
+    script.train(model, optimizer, 2)
+
+
+@before_the_step(steps=4)
+def a_layer_is_frozen_between_backward_and_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Its gradient is there already: in plain torch it is still updated in this step."""
+    model.blocks[0].requires_grad_(step >= 2)
+
+
+@each_step(build=lambda: Net().double(), rounded=("streamed",))
+def step_without_a_pass_that_sends(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """All passes lie within no_sync(), and step() is called all the same."""
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        script.loss(model, 2 * step).backward()
+        script.loss(model, 2 * step + 1).backward()
+    optimizer.step()
+
+
+@each_step(build=lambda: Net().double(), rounded=("streamed",))
+def ranks_add_up_different_numbers_of_passes(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """The last rank has fewer batches left."""
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        for part in range(2 - script.rank):
+            script.loss(model, 3 * step + part).backward()
+    script.loss(model, 3 * step + 2).backward()
+    optimizer.step()
+
+
+@with_optimizer()
+def the_head_is_replaced(script: Script, model: Any, optimizer: Any) -> None:
+    """A new layer that the optimizer does not know is not trained, as in plain torch; the old one has no gradient."""
+    script.train(model, optimizer, 2)
+    new = nn.Linear(100, 5)
+    with torch.no_grad():
+        new.weight.copy_(model.head.weight * 2)
+        new.bias.zero_()
+    model.head = new
+    script.train(model, optimizer, 2)
+
+
+@before_the_step()
+def parameters_are_changed_between_backward_and_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Decay by hand, or a projection: in place, under no_grad."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.99)
+
+
+@with_optimizer(ranks=(1,))
+def a_compiled_step(script: Script, model: Any, optimizer: Any) -> None:
+    """torch.compile of a function that calls optimizer.step()."""
+    # torch's own optimizer, compiled, rounds in another way before torch 2.13.
+    compiled = torch.compile(optimizer.step, backend="eager") if script.library else optimizer.step
+    for step in range(3):
+        optimizer.zero_grad()
+        script.loss(model, step).backward()
+        compiled()
+
+
+class Pictures(nn.Module):
+    """A convolution whose memory lies channels last, and a transposed matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(INPUTS, 32, 3, padding=1).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter((torch.randn(288, 40) / 10).t())
+        self.small = nn.Parameter((torch.randn(288, 5) / 10).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.image(x[:, :, None, None].expand(-1, -1, 3, 3)).flatten(1)
+        return torch.tanh(x @ self.turned.t()) @ torch.ones(40, 5) + x @ self.small.t()
+
+
+@with_optimizer(build=Pictures, wrapped=partial(torch.optim.AdamW, lr=1e-2, fused=True))
+def memory_that_lies_channels_last_in_a_fused_optimizer(script: Script, model: Any, optimizer: Any) -> None:
+    """With one that goes through their memory: an average must lie as its parameter does."""
+    script.train(model, optimizer)
