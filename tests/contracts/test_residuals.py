@@ -55,23 +55,6 @@ def test_bytes_of_each_scheme_are_the_papers_arithmetic() -> None:
     assert nbytes("partial") == everything / 2
 
 
-def one_group() -> WeightedResidual:
-    residual = WeightedResidual(grouping=GROUPING)
-    for name in GROUPING.grouped:
-        residual.register(name, torch.empty(SHAPES[name], dtype=torch.float64))
-    return residual
-
-
-def test_a_group_without_all_members_averages_those_that_came() -> None:
-    residual = one_group()
-    only = torch.randn(30, 40, dtype=torch.float64)
-    residual.update("a", only.clone, 0)
-    residual.end_step(0)
-    torch.testing.assert_close(residual.tensors()["weighted.a"], only)
-    residual.end_step(1)
-    torch.testing.assert_close(residual.tensors()["weighted.a"], only, msg="a step without members changes nothing")
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("order", ["cba", "bca", "ac", "b"])
 def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded(
@@ -93,20 +76,6 @@ def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded
     residual.end_step(0)
     stored = residual.tensors()["weighted.a"]
     assert torch.equal(stored, total / weight) and stored.data_ptr() == held.data_ptr()
-
-
-@pytest.mark.parametrize("scheme", ["a", "w", "member"])
-def test_members_of_a_group_may_have_several_dtypes(scheme: str) -> None:
-    exact, mixed = registered(build_residual(scheme, GROUPING)), build_residual(scheme, GROUPING)
-    dtypes = {"a": torch.float64, "b": torch.bfloat16, "c": torch.float32}
-    for name, dtype in dtypes.items():
-        mixed.of(name).register(name, torch.empty(SHAPES[name], dtype=dtype))
-    for name in "cba":
-        error = gradients(0)[name].to(dtypes[name])
-        exact.of(name).update(name, error.double().clone, 0)
-        mixed.of(name).update(name, error.clone, 0)
-    one, other = (residual.tensors()[next(iter(mixed.tensors()))] for residual in (exact, mixed))
-    torch.testing.assert_close(one, other.double(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

@@ -338,20 +338,6 @@ def a_gan_as_in_the_tutorial(script: Script) -> nn.Module:
     return game.both
 
 
-@habit(streamed=Refused(r"requires_grad_\(False\)"), build=Adversaries)
-def a_gan_with_one_backward_each(script: Script) -> nn.Module:
-    """The generator's backward pass leaves gradients in the discriminator, of which nobody takes a step."""
-    game = Game(script)
-    for step in range(3):
-        game.optimizer_d.zero_grad()
-        (game.judge(game.real(step), 1.0) + game.judge(game.fake(step).detach(), 0.0)).backward()
-        game.optimizer_d.step()
-        game.optimizer_g.zero_grad()
-        game.judge(game.fake(step), 1.0).backward()
-        game.optimizer_g.step()
-    return game.both
-
-
 @habit(rounded=("streamed",), build=lambda: Adversaries().double())
 def a_gan_with_the_cure(script: Script) -> nn.Module:
     """no_sync() for the first of two passes, requires_grad_(False) where the other side is trained."""

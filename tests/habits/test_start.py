@@ -4,8 +4,8 @@ leaves."""
 import copy
 import io
 import pickle
-import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import pytest
@@ -27,28 +27,6 @@ from tests.worlds import Net, loss_of, seeded
 DENSE: dict[str, Any] = {"compressor": "none", "scheme": "none"}
 
 
-class Divided(torch.optim.Optimizer):
-    """SGD with momentum; each of two ranks holds the momentum of every second parameter, and sends what it updates."""
-
-    def __init__(self, parameters: Any, rank: int, meeting: tuple[threading.Barrier, dict[int, Tensor]]):
-        super().__init__(parameters, {"lr": 0.05})
-        self._rank, self._meeting = rank, meeting
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        barrier, updated = self._meeting
-        parameters = self.param_groups[0]["params"]
-        for number, one in enumerate(parameters):
-            if number % 2 == self._rank:
-                momentum = self.state[one].setdefault("momentum", torch.zeros_like(one))
-                one.sub_(momentum.mul_(0.9).add_(one.grad), alpha=0.05)
-                updated[number] = one.detach().clone()
-        barrier.wait()
-        for number, one in enumerate(parameters):
-            one.copy_(updated[number])
-        barrier.wait()
-
-
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
     for step in steps:
         optimizer.zero_grad()
@@ -56,29 +34,25 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: 
         optimizer.step()
 
 
-def divided(own: bool, stop: int | None) -> list[dict[str, Tensor]]:
-    """Train seven steps on two ranks; with a `stop`, go on after it with new objects, the states loaded before."""
-    start = seeded(Net)
-    meeting = threading.Barrier(2, timeout=300), dict[int, Tensor]()
+@pytest.mark.parametrize("own", [True, False])
+def test_states_that_differ_stay_where_that_is_said_and_are_not_overwritten_without_a_word(own: bool) -> None:
+    """Each of two ranks holds the momentum of every second parameter."""
 
-    def rank(communicator: Communicator) -> dict[str, Tensor]:
-        model, begin, state = copy.deepcopy(start), 0, None
-        for end in (*([] if stop is None else [stop]), 7):
-            plain = Divided(model.parameters(), communicator.rank, meeting)
-            plain.state_differs_by_rank = own  # type: ignore[attr-defined]
-            if state is not None:
-                plain.load_state_dict(state)
-            with resireduce.distribute(model, plain, backend=communicator, **DENSE) as optimizer:
-                train(model, optimizer, communicator.rank, range(begin, end))
-            model, begin, state = copy.deepcopy(model), end, copy.deepcopy(plain.state_dict())
-        return dict(model.state_dict())
+    def rank(communicator: Communicator) -> bool:
+        model = seeded(Net)
+        plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        for one in [*model.parameters()][communicator.rank :: 2]:
+            plain.state[one]["momentum_buffer"] = torch.full_like(one, 3.0 + communicator.rank)
+        plain.state_differs_by_rank = own  # type: ignore[attr-defined]
+        before = copy.deepcopy(plain.state_dict()["state"])
+        said = r"ranks hold the state of different parameters.*state_differs_by_rank = True"
+        with nullcontext() if own else pytest.raises(ConfigError, match=said):
+            resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
+        after = plain.state_dict()["state"]
+        momenta = [(after[number]["momentum_buffer"], one["momentum_buffer"]) for number, one in before.items()]
+        return before.keys() == after.keys() and all(torch.equal(*pair) for pair in momenta)
 
-    return LocalWorld(2).run(rank)
-
-
-def test_states_of_every_second_parameter_go_on_after_a_stop() -> None:
-    for whole, resumed in zip(divided(True, None), divided(True, 4), strict=True):
-        assert all(torch.equal(whole[name], resumed[name]) for name in whole if "running" not in name)
+    assert all(LocalWorld(2).run(rank))
 
 
 @pytest.mark.parametrize(
@@ -111,28 +85,6 @@ def test_the_state_of_a_parameter_is_rank_0s_whatever_it_is(held: Callable[[Tens
 def _plain(state: Any) -> Any:
     """Return `state` with the parts of tensors that wrap others in the place of these."""
     return tree_map(lambda one: [one.a, one.b] if isinstance(one, TwoTensor) else one, state)
-
-
-def test_states_that_differ_are_not_overwritten_without_a_word() -> None:
-    with pytest.raises(
-        ConfigError, match=r"ranks hold the state of different parameters.*state_differs_by_rank = True"
-    ):
-        divided(False, 4)
-
-
-def test_a_number_of_the_rank_may_differ_and_stays() -> None:
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> int:
-        model = copy.deepcopy(start)
-        plain = torch.optim.SGD(model.parameters(), 0.1)
-        plain.rank = communicator.rank  # type: ignore[attr-defined]
-        plain.param_groups[0]["rank"] = communicator.rank
-        resireduce.distribute(model, plain, backend=communicator).close()
-        assert plain.rank == communicator.rank  # type: ignore[attr-defined]
-        return int(plain.param_groups[0]["rank"])
-
-    assert LocalWorld(2).run(rank) == [0, 1]
 
 
 def test_a_learning_rate_in_a_tensor_must_be_the_same_and_betas_in_tensors_stay() -> None:

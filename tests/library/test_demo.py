@@ -3,22 +3,7 @@
 import torch
 
 import resireduce
-from resireduce.contrib.demo import DeMo
-from tests.tensors import gradient
 from tests.worlds import Net, distributed, loss_of, same, seeded
-
-
-def test_a_tile_whose_rest_would_overflow_stays() -> None:
-    grad = torch.zeros(128, 64, dtype=torch.float16)
-    grad[:64] = 65504 * gradient(64, 64).sign()
-    grad[64:] = gradient(64, 64)
-    payload = DeMo(0.5).compress(grad, "w", 0)
-    sent = DeMo(0.5).decompress(payload)
-    assert not sent[:64].any() and sent[64:].any()
-    assert torch.equal(DeMo(0.5).error_(grad.clone(), payload)[:64], grad[:64])
-    constant = torch.full((64, 64), 65504.0, dtype=torch.float16)
-    assert torch.equal(DeMo(0.5).decompress(DeMo(0.5).compress(constant, "w", 0)), constant), "nothing is left of it"
-
 
 # --- the residual ---
 
