@@ -10,7 +10,7 @@ import transformers
 
 from resireduce.__main__ import main
 from resireduce.plan import plan
-from tests.library.test_zoo import planned
+from tests.library.test_main import planned
 
 LLAMA = {
     "model_type": "llama",
