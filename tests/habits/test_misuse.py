@@ -126,16 +126,6 @@ def test_a_nan_in_any_pass_of_a_step(bad: int) -> None:
         optimizer.step()
 
 
-def test_a_gradient_from_before_is_not_taken_for_an_average() -> None:
-    model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
-    model[1](torch.ones(2, 120)).sum().backward()
-    before = model[1].weight.clone()
-    optimizer = distributed(model)
-    model[0](torch.ones(2, 120)).sum().backward()
-    optimizer.step()
-    assert torch.equal(model[1].weight, before)
-
-
 def test_groups_are_found_among_what_is_trained() -> None:
     model = seeded(Net)
     whole = find_groups(model)
@@ -148,22 +138,6 @@ def test_groups_are_found_among_what_is_trained() -> None:
     wrapped = torch.optim.SGD([*half.first.parameters(), *half.blocks[0].parameters()], 0.1)
     with pytest.warns(UserWarning, match="saves nothing"):
         resireduce.distribute(half, wrapped, "w", backend="local")
-
-
-def test_groups_by_pattern_and_tensors_to_send_dense() -> None:
-    model = seeded(Net)
-    groups = {"groups": ["blocks.*.up.weight"], "specific": ["blocks.0.down.weight"]}
-    optimizer = distributed(model, scheme="w", groups=groups, dense=["first.*"])
-    assert sorted(optimizer.residual_state_dict()) == [
-        *(f"full.blocks.{i}.down.weight" for i in range(3)),
-        "members.blocks.0.up.weight",
-        "rank",
-        "steps",
-        "weighted.blocks.0.up.weight",
-        "world_size",
-    ]
-    with pytest.raises(ConfigError, match=r"groups: .*matches 'first\.weight'"):
-        distributed(seeded(Net), groups={"specific": ["first.weight"]}, dense=["first.*"])
 
 
 def test_a_scheme_that_saves_nothing_here_says_so(recwarn: pytest.WarningsRecorder) -> None:

@@ -56,6 +56,19 @@ class Text(nn.Module):
         return self.after(torch.tanh(x + (self.places(join) + self.kinds(join))))
 
 
+class Tokens(nn.Module):
+    """A token is some rows of the positions beside it, so that with a batch of one its gradient is some of theirs."""
+
+    def __init__(self, own: bool):
+        super().__init__()
+        self.token, self.own = nn.Parameter(torch.randn(105, 100)), own
+        self.places, self.after = nn.Parameter(torch.randn(110, 100)), nn.Linear(100, 100)
+
+    def forward(self, x: Tensor, join: Join) -> Tensor:
+        token, places = (self.token * 1.0, self.places * 1.0) if self.own else (self.token, self.places)
+        return self.after(torch.tanh(torch.cat([x[:, :5], token.expand(len(x), -1, -1)], 1) + places[None]))
+
+
 def trained(communicator: Communicator, model: nn.Module, join: Join, batch: int, **options: object) -> nn.Module:
     model = copy.deepcopy(model)
     wrapped = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
@@ -67,63 +80,18 @@ def trained(communicator: Communicator, model: nn.Module, join: Join, batch: int
 
 @pytest.mark.parametrize(("lifetime", "batch"), zip(LIFETIMES, (1, 3), strict=True), ids=str)
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize("build", [Text, Tokens])
 def test_views_of_others_gradients_are_not_changed(
-    options: dict[str, object], lifetime: dict[str, object], batch: int
+    build: Callable[[bool], nn.Module], options: dict[str, object], lifetime: dict[str, object], batch: int
 ) -> None:
     """As where each gradient has memory of its own: parameters are equal bit for bit."""
-    starts = [seeded(partial(Text, own)) for own in (False, True)]
+    starts = [seeded(partial(build, own)) for own in (False, True)]
     joins: list[Join] = [lambda one: one.unsqueeze(0), lambda one: one.view(1, 110, 100), lambda one: one.t().t()[None]]
     for number, join in enumerate(joins):
         act = partial(trained, join=join, batch=batch, **options, **lifetime)
         world = LocalWorld(1 if number else 2)
         found, wanted = (world.run(partial(act, model=start)) for start in starts)
         assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
-
-
-class Tokens(nn.Module):
-    """A token is some rows of the positions beside it, so that with a batch of one its gradient is some of theirs."""
-
-    def __init__(self, own: bool):
-        super().__init__()
-        self.token, self.own = nn.Parameter(torch.randn(105, 100)), own
-        self.places, self.after = nn.Parameter(torch.randn(110, 100)), nn.Linear(100, 100)
-
-    def forward(self, x: Tensor) -> Tensor:
-        token, places = (self.token * 1.0, self.places * 1.0) if self.own else (self.token, self.places)
-        return self.after(torch.tanh(torch.cat([x[:, :5], token[None]], 1) + places[None]))
-
-
-def trained_by_two(communicator: Communicator, model: nn.Module, apart: str, **options: object) -> nn.Module:
-    model = copy.deepcopy(model)
-    names = ["token"] if apart else []
-    second = [one for name, one in model.named_parameters() if name in names]
-    first = [one for name, one in model.named_parameters() if name not in names]
-    kind = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
-    wrapped: list[torch.optim.Optimizer] = [kind(part) for part in (first, second) if part]
-    for number in range(len(wrapped) if apart != "plain" else 1):
-        wrapped[number] = resireduce.distribute(model, wrapped[number], backend=communicator, density=0.05, **options)  # type: ignore[arg-type]
-    source = torch.Generator().manual_seed(communicator.rank)
-    for _ in range(3):
-        for optimizer in wrapped:
-            optimizer.zero_grad()
-        model(torch.randn(1, 110, 100, generator=source)).square().mean().backward()
-        for optimizer in wrapped:
-            optimizer.step()
-    return model
-
-
-@pytest.mark.parametrize("lifetime", LIFETIMES, ids=str)
-@pytest.mark.parametrize("apart", ["", "distributed", "plain"])
-@pytest.mark.parametrize("options", SETTINGS[:3], ids=str)
-@pytest.mark.filterwarnings("ignore:'token'")  # trained by another optimizer
-def test_gradients_of_which_one_is_a_part_of_another(
-    options: dict[str, object], apart: str, lifetime: dict[str, object]
-) -> None:
-    """Also where another optimizer, of the library or not, updates the part: it must find its own gradient."""
-    starts = [seeded(partial(Tokens, own)) for own in (False, True)]
-    act: Callable[..., nn.Module] = partial(trained_by_two, apart=apart, **options, **lifetime)  # type: ignore[arg-type]
-    found, wanted = (LocalWorld(2).run(partial(act, model=start)) for start in starts)
-    assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("options", SETTINGS[:3], ids=str)

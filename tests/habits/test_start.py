@@ -87,23 +87,6 @@ def _plain(state: Any) -> Any:
     return tree_map(lambda one: [one.a, one.b] if isinstance(one, TwoTensor) else one, state)
 
 
-def test_a_learning_rate_in_a_tensor_must_be_the_same_and_betas_in_tensors_stay() -> None:
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> bool:
-        model = copy.deepcopy(start)
-        betas = torch.tensor(0.8), torch.tensor(0.9)
-        plain = torch.optim.Adam(model.parameters(), torch.tensor(0.25), betas, foreach=False, capturable=True)
-        resireduce.distribute(model, plain, backend=communicator).close()
-        group = plain.param_groups[0]
-        with pytest.raises(ConfigError, match=r"option lr of parameter group 0|another rank says which"):
-            group["lr"] = torch.tensor(0.25 + communicator.rank)
-            resireduce.distribute(model, plain, backend=communicator)
-        return bool(group["betas"][0] is betas[0] and group["betas"][1] is betas[1])
-
-    assert LocalWorld(2).run(rank) == [True, True]
-
-
 def fail(*_: object, **__: object) -> NoReturn:
     raise MemoryError("here")
 

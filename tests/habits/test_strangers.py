@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_backward
+from torch.distributed.optim import PostLocalSGDOptimizer
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -111,29 +111,6 @@ def test_parameters_that_nobody_averages_come_later(change: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(whole=True)
-
-
-@pytest.mark.parametrize("by", ["torch", "hook", "fused", "logging", "unused"])
-def test_parameters_that_a_hook_updates_in_the_backward_pass(by: str, recwarn: pytest.WarningsRecorder) -> None:
-    """No gradient of them is left to be seen in the step."""
-    model = net()
-    if by == "torch":
-        _apply_optimizer_in_backward(torch.optim.SGD, list(model[2].parameters()), {"lr": 0.1})
-    within = torch.optim.SGD(model[2].parameters(), 0.1, fused=by == "fused")
-
-    def step(_: torch.Tensor) -> None:
-        if by != "logging":
-            within.step()
-        within.zero_grad()
-
-    for parameter in model[2].parameters() if by != "torch" else ():
-        parameter.register_post_accumulate_grad_hook(step)
-    optimizer = distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
-    for _ in range(3):
-        (model[0](torch.ones(2, 6)).sum() if by == "unused" else loss_of(model, 0)).backward()
-        optimizer.step()
-    said = [str(one.message) for one in recwarn.list if "each rank has its own gradient" in str(one.message)]
-    assert [text.partition(":")[0] for text in said] == ["'2.weight' and 1 more"] * (by in ("torch", "hook", "fused"))
 
 
 def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_said() -> None:
