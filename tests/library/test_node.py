@@ -190,9 +190,7 @@ def test_ranks_share_a_node_by_its_number_in_the_step_or_by_its_name() -> None:
         ("nodes", "hierarchy: 'nodes' is not known .*did you mean 'node'.*allowed: flat, node"),
         ([[0, 1], [2]], "hierarchy: .* with 4 ranks; give the ranks of each node, every rank once"),
         ([[0, 1], [2, 2]], "every rank once"),
-        ([0, 1, 2, 3], "every rank once"),
         ([[0, 1, 2], [3]], "equally many ranks, and these have 1 to 3 .*ranks 0, 1, 2; ranks 3"),
-        (3, "hierarchy: 3 is not known; allowed: flat, node"),
     ],
 )
 def test_what_is_no_hierarchy_is_refused_on_all_ranks(given: object, message: str) -> None:
