@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, build_compressor
@@ -134,16 +133,6 @@ def test_plan_is_what_a_run_holds_to_the_byte_and_near_its_peak(scheme: str, com
         assert max(peaks) <= planned["peak_states"]
     else:
         assert max(peaks) == pytest.approx(planned["peak_states"], rel=0.05)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_plan_is_what_ranks_hold_with_adamw(scheme: str) -> None:
-    planned = plan(Net, optimizer="adamw", world_size=2, scheme=scheme)
-    for _, distributed in train_world(2, seeded(Net), steps=2, optimizer="adamw", scheme=scheme):
-        states = measure_states(distributed).as_dict()
-        assert states == {key: planned[key] for key in states}
-    with pytest.raises(ConfigError, match="corrects momentum and is not allowed with the betas of AdamW"):
-        plan(Net, optimizer="adamw", scheme=scheme, compressor="dgc-momentum")
 
 
 # Each precision with residuals of a whole tensor, of a group and of a part of it; each scheme with one, in turn.

@@ -2,6 +2,7 @@
 
 import copy
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
+from resireduce.core import feedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
@@ -20,9 +22,14 @@ SCALE = 2.0**10
 
 
 def scaled(
-    communicator: Communicator, start: nn.Module, overflows: dict[int, int], steps: int = 6, **options: object
+    communicator: Communicator,
+    start: nn.Module,
+    overflows: dict[int, int],
+    steps: int = 6,
+    of: str = "weight",
+    **options: object,
 ) -> tuple[nn.Module, DistributedOptimizer, resireduce.GradScaler]:
-    """Train with a scaled loss, which is infinite in step s on rank `overflows[s]`."""
+    """Train with a scaled loss; the gradient `of` the first layer alone is infinite in step s, on rank overflows[s]."""
     model = copy.deepcopy(start)
     scaler = resireduce.GradScaler("cpu", init_scale=SCALE, growth_interval=1000)
     wrapped = OPTIMIZERS[sgd_for(options)](list(model.parameters()))
@@ -32,10 +39,10 @@ def scaled(
     for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, generator)
-        if overflows.get(step) == communicator.rank:  # in the first layer alone: the gradients of the others are finite
-            model.first.weight.register_hook(lambda grad: grad * torch.inf)
+        if overflows.get(step) == communicator.rank:
+            getattr(model.first, of).register_hook(lambda grad: grad * torch.inf)
         scaler.scale(loss).backward()
-        model.first.weight._backward_hooks = None
+        getattr(model.first, of)._backward_hooks = None
         assert scaler.step(optimizer) is None
         assert optimizer.overflowed == (step in overflows)
         scaler.update()
@@ -74,6 +81,23 @@ def test_all_ranks_skip_a_step_in_which_one_overflows(gradients: str, compressor
     (first, skipped, scale, steps), (second, *_) = LocalWorld(2).run(rank)
     assert same(first, second) and not same(first, skipped) and scale == SCALE / 2
     assert steps == 3, "the step that was skipped is taken again"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"of": "bias"}, {"overflows": {}, "scheme": "w+2d"}, {"overflows": {}, "residual_dtype": "int8"}],
+    ids=str,
+)
+@pytest.mark.parametrize("gradients", GRADIENTS)
+def test_steps_are_taken_and_skipped_alike_where_the_host_must_not_wait(
+    gradients: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, options = seeded(Net), {"overflows": {2: 0}, "gradients": gradients, "scheme": "baseline", **options}
+    expected, before, _ = scaled(LocalCommunicator(), start, **options)
+    monkeypatch.setattr(feedback, "AT_ONCE", ("meta",))
+    model, after, _ = scaled(LocalCommunicator(), start, **options)
+    states = before.residual_state_dict(), after.residual_state_dict()
+    assert same(model, expected) and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 REMEMBERING = ("sidco-exp", "powersgd", "l1-chunks", "ok-topk", "block8-two-phase")

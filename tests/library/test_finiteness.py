@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.core import feedback
-from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping
 from resireduce.kernels.ops import SWITCH, library
@@ -23,49 +22,6 @@ LIFETIMES = ("kept", "streamed")
 def as_a_device(patch: pytest.MonkeyPatch) -> None:
     """Have the CPU be seen as a device that the host would wait for."""
     patch.setattr(feedback, "AT_ONCE", ("meta",))
-
-
-def scaled(
-    start: nn.Module, spoilt: int, steps: int, of: str = "weight", **options: object
-) -> tuple[nn.Module, DistributedOptimizer]:
-    """Train with a GradScaler; the loss of step number `spoilt` overflows in that parameter `of` the first layer."""
-    model, scaler = copy.deepcopy(start), resireduce.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    optimizer = resireduce.distribute(model, wrapped, backend="local", grad_scaler=scaler, density=0.05, **options)
-    generator = torch.Generator().manual_seed(0)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, generator)
-        if step == spoilt:
-            getattr(model.first, of).register_hook(lambda grad: grad * torch.nan)
-        scaler.scale(loss).backward()
-        getattr(model.first, of)._backward_hooks = None
-        scaler.step(optimizer)
-        assert optimizer.overflowed == (step == spoilt)
-        scaler.update()
-    return model, optimizer
-
-
-NEVER = -1
-SKIPPING = [
-    {"of": "weight"},
-    {"of": "bias"},
-    {"spoilt": NEVER, "scheme": "w+2d"},
-    {"spoilt": NEVER, "residual_dtype": "int8"},
-]
-
-
-@pytest.mark.parametrize("options", SKIPPING, ids=str)
-@pytest.mark.parametrize("gradients", LIFETIMES)
-def test_steps_are_taken_and_skipped_as_if_it_were_asked_at_once(
-    gradients: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start, options = seeded(Net), {"spoilt": 2, "gradients": gradients, "scheme": "baseline", **options}
-    expected, before = scaled(start, steps=6, **options)
-    as_a_device(monkeypatch)
-    model, after = scaled(start, steps=6, **options)
-    states = before.residual_state_dict(), after.residual_state_dict()
-    assert same(model, expected) and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 LARGE, SMALL = "blocks.1.up.weight", "blocks.1.up.bias"
