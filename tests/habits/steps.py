@@ -337,3 +337,119 @@ class Pictures(nn.Module):
 def memory_that_lies_channels_last_in_a_fused_optimizer(script: Script, model: Any, optimizer: Any) -> None:
     """With one that goes through their memory: an average must lie as its parameter does."""
     script.train(model, optimizer)
+
+
+class Maybe(torch.autograd.Function):
+    """A product whose weight has no gradient, not even zeros, where it is not used."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, is_used: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.is_used = is_used
+        return x @ weight if is_used else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return (grad @ weight.t(), x.t() @ grad, None) if ctx.is_used else (grad, None, None)
+
+
+class Skipping(Net):
+    """Net with a matrix that some passes do not use."""
+
+    uses = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Parameter(torch.eye(100) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(Maybe.apply(self.first(x), self.extra, self.uses)))
+
+
+@each_step(steps=4, build=lambda: Skipping().double(), rounded=("streamed",))
+def a_function_returns_no_gradient_in_some_pass(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """In the first, the last, both or none of two passes."""
+    optimizer.zero_grad()
+    model.uses = step % 2 == 0
+    with optimizer.no_sync():
+        script.loss(model, 2 * step).backward()
+    model.uses = step % 3 == 0
+    script.loss(model, 2 * step + 1).backward()
+    optimizer.step()
+
+
+@each_step()
+def gradients_are_never_cleared(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """The average of the last step is added to, where it is kept, as the gradient is in plain training."""
+    script.loss(model, step).backward()
+    optimizer.step()
+
+
+@each_step()
+def gradients_are_cleared_to_zero(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """zero_grad(set_to_none=False)."""
+    optimizer.zero_grad(set_to_none=False)
+    script.loss(model, step).backward()
+    optimizer.step()
+
+
+@each_step(build=lambda: Net().double(), rounded=("streamed",))
+def the_model_is_converted_and_converted_back(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Between two steps, of which each has two passes."""
+    model.bfloat16().double()
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        script.loss(model, step).backward()
+    script.loss(model, step + 5).backward()
+    optimizer.step()
+
+
+@with_optimizer()
+def a_vector_of_which_autograd_makes_gradients(script: Script, model: Any, optimizer: Any) -> Tensor:
+    """It is the script's own, and goes on being used where gradients are streamed; kept averages would lie in it."""
+    vector = torch.full((sum(one.numel() for one in model.parameters()),), 1e-3 * (1 + script.rank))
+    for step in range(3):
+        optimizer.zero_grad()
+        vector += torch.linspace(0, 1e-3 * step, len(vector))
+        given = vector if script.gradients == "streamed" else vector.clone()
+        nn.utils.parameters_to_vector(model.parameters()).backward(given)
+        optimizer.step()
+    return vector
+
+
+IN_BACKWARD = {"compressor": "none", "scheme": "none", "update": "in_backward"}
+
+
+@each_step(kept=Refused(r"update", ConfigError), settings=IN_BACKWARD)
+def a_gradient_by_hand_where_others_are_updated_in_the_backward_pass(
+    script: Script, model: Any, optimizer: Any, step: int
+) -> None:
+    """It is averaged all the same."""
+    model.zero_grad()
+    model.first.weight.grad = torch.full_like(model.first.weight, 1.0 + 2 * script.rank)
+    model.head(model.blocks(torch.ones(2, 100))).square().mean().backward()
+    optimizer.step()
+
+
+class Odd(Net):
+    """Net with a layer that only the second rank uses, in the first step."""
+
+    uses = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = nn.Linear(100, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.head(self.blocks(self.odd(x) if self.uses else x))
+
+
+@each_step(steps=4, build=Odd, wrapped=partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1))
+def ranks_clear_gradients_in_other_ways(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """What one rank has no gradient of, and the other zeros, drives them not apart."""
+    model.uses = step == 0 and script.rank == 1
+    optimizer.zero_grad(set_to_none=script.rank == 0)
+    script.loss(model, step).backward()
+    optimizer.step()

@@ -23,25 +23,13 @@ def loss(model: nn.Module) -> torch.Tensor:
 
 
 def test_passes_that_are_left_over_and_dropped() -> None:
-    """As by a trainer at the end of an epoch: streamed ones are in residuals; kept ones leave no trace."""
+    """As by a trainer at the end of an epoch: streamed ones are in residuals by then."""
     model = seeded(Net)
     optimizer = distributed(model)
     with optimizer.no_sync():
         loss(model).backward()
     with pytest.raises(UsageError, match="left over at the end of an epoch: gradients='kept'"):
         optimizer.zero_grad()
-    models = [seeded(Net), seeded(Net)]
-    for model, drops in zip(models, (False, True), strict=True):
-        optimizer = distributed(model, gradients="kept")
-        for _ in range(3):
-            if drops:
-                with optimizer.no_sync():
-                    (5 * loss(model)).backward()
-                optimizer.zero_grad()
-            loss(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert same(*models)
 
 
 def test_another_optimizer_in_the_place_of_the_wrapped_one() -> None:
@@ -90,6 +78,43 @@ def test_gradients_that_are_dropped_between_two_passes() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("options", [{}, {"compressor": "none"}], ids=str)
+@pytest.mark.parametrize("name", ["head.bias", "first.weight", "all", "the only one"])
+def test_a_gradient_that_is_laid_before_the_backward_pass(name: str, options: dict[str, Any]) -> None:
+    """Also that of the parameter which autograd reaches first."""
+    model = seeded(Net)
+    if name == "the only one":
+        model.requires_grad_(False).first.weight.requires_grad_(True)
+    parameters = {key: one for key, one in model.named_parameters() if one.requires_grad}
+    optimizer = distributed(model, **options)
+    loss(model).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for one in parameters.values() if name in ("all", "the only one") else [parameters[name]]:
+        one.grad = torch.zeros(2, *one.shape)[1]
+    with pytest.raises(UsageError, match=r"was in \.grad before backward\(\).*gradients='kept'"):
+        loss(model).backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"compressor": "none"}], ids=str)
+def test_a_second_backward_pass_that_makes_a_graph_of_gradients(options: dict[str, Any]) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, **options)
+    loss(model).backward(create_graph=True)
+    with pytest.raises(UsageError, match=r"a second backward\(\) reached 'head\.(bias|weight)' before step\(\)"):
+        loss(model).backward(create_graph=True)
+    optimizer.close()
+
+
+def test_an_average_has_no_graph_of_the_gradient_that_it_replaces() -> None:
+    """An optimizer that differentiates gradients, as AdaHessian, would find the curvature of this rank alone."""
+    model = seeded(Net)
+    optimizer = distributed(model, gradients="kept")
+    loss(model).backward(create_graph=True)
+    optimizer.step()
+    assert not any(parameter.grad.requires_grad for parameter in model.parameters())
+
+
 def test_no_sync_within_no_sync() -> None:
     model = seeded(Net)
     optimizer = distributed(model)
@@ -134,10 +159,6 @@ def test_groups_are_found_among_what_is_trained() -> None:
     grouped = {name for group in find_groups(model).groups for name in group}
     assert grouped == {name for group in whole.groups for name in group if not name.startswith("blocks.0.")}
     assert all("blocks.0." not in name for name in optimizer.residual_state_dict())
-    half = seeded(Net)
-    wrapped = torch.optim.SGD([*half.first.parameters(), *half.blocks[0].parameters()], 0.1)
-    with pytest.warns(UserWarning, match="saves nothing"):
-        resireduce.distribute(half, wrapped, "w", backend="local")
 
 
 def test_a_scheme_that_saves_nothing_here_says_so(recwarn: pytest.WarningsRecorder) -> None:

@@ -94,30 +94,6 @@ def test_views_of_others_gradients_are_not_changed(
         assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("options", SETTINGS[:3], ids=str)
-def test_a_vector_of_which_autograd_makes_gradients(options: dict[str, object]) -> None:
-    """It is the script's own, and goes on being used, where gradients are streamed."""
-
-    def ends(communicator: Communicator, copies: bool) -> tuple[nn.Module, Tensor]:
-        model = copy.deepcopy(start)
-        wrapped = torch.optim.SGD(model.parameters(), 0.5)
-        settings = {"density": 0.05, "backend": communicator, **options}
-        optimizer = resireduce.distribute(model, wrapped, **settings)  # type: ignore[arg-type]
-        vector = torch.full((sum(one.numel() for one in model.parameters()),), 1e-3 * (1 + communicator.rank))
-        for step in range(3):
-            optimizer.zero_grad()
-            vector += torch.linspace(0, 1e-3 * step, len(vector))
-            given = vector.clone() if copies else vector
-            nn.utils.parameters_to_vector(model.parameters()).backward(given)
-            optimizer.step()
-        return model, vector
-
-    start = seeded(lambda: nn.Sequential(nn.Linear(100, 110), nn.Linear(110, 100)))
-    found, wanted = (LocalWorld(2).run(partial(ends, copies=copies)) for copies in (False, True))
-    for (model, vector), (other, expected) in zip(found, wanted, strict=True):
-        assert same(model, other) and torch.equal(vector, expected)
-
-
 DENSE = {"compressor": "none"}
 ALL_SENT = {"density": 1.0}
 

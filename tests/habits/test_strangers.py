@@ -66,26 +66,6 @@ def test_a_method_that_would_find_gradients_of_one_rank_alone(gradients: str) ->
     assert LocalWorld(2).run(rank) == ["sharpness"] * 2
 
 
-def test_gradients_by_hand_are_averaged_where_others_are_updated_in_the_backward_pass() -> None:
-    def train(model: nn.Module, step: Any, value: float) -> nn.Module:
-        for _ in range(3):
-            model[0].weight.grad = torch.full_like(model[0].weight, value)
-            model[1:](torch.ones(2, 100)).square().mean().backward()  # type: ignore[index]
-            step()
-            model.zero_grad()
-        return model
-
-    def rank(communicator: Communicator) -> nn.Module:
-        model = copy.deepcopy(start)
-        return train(model, distributed(model, communicator, update="in_backward").step, 1.0 + 2 * communicator.rank)
-
-    start = nn.Sequential(*(nn.Linear(100, 100) for _ in range(5)))
-    plain = copy.deepcopy(start)
-    train(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=0.1).step, 2.0)
-    for model in LocalWorld(2).run(rank):
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
-
-
 @pytest.mark.parametrize("change", ["unfrozen", "used later", "replaced"])
 def test_parameters_that_nobody_averages_come_later(change: str) -> None:
     model = net()
