@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from resireduce.errors import ConfigError
-from tests.habits.script import INPUTS, Refused, Script, each_step, habit, with_optimizer
+from tests.habits.script import INPUTS, Refused, Script, before_the_step, each_step, habit, with_optimizer
 
 
 @with_optimizer()
@@ -274,6 +274,66 @@ def updates_within_the_backward_pass(script: Script, model: Any, optimizer: Any)
     script.train(model, optimizer, 4)
 
 
+def stack() -> nn.Module:
+    return nn.Sequential(nn.Linear(INPUTS, 130), *(nn.Linear(130, 130) for _ in range(5)))
+
+
+@before_the_step(kept=NOT_KEPT, settings=IN_BACKWARD, build=stack)
+def what_has_not_been_updated_yet_is_changed(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Before its update, as in plain training."""
+    model[0].bias.data = model[0].bias.data * 0.9
+
+
+def has_updated(said: str) -> Any:
+    """Refused when the backward pass has updated already."""
+    return before_the_step(kept=NOT_KEPT, settings=IN_BACKWARD, streamed=Refused(said + ".*update='in_step'"))
+
+
+@has_updated(r"'\S+' was changed between backward\(\) and step\(\)")
+def what_the_backward_pass_has_updated_is_changed(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Decay of all, by hand."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+
+
+@has_updated(r"the optimizer's state of '\S+' was changed between")
+def a_state_that_the_backward_pass_has_updated_is_changed(
+    script: Script, model: Any, optimizer: Any, step: int
+) -> None:
+    """Momentum is let go of."""
+    for state in optimizer.state.values():
+        state["momentum_buffer"].zero_()
+
+
+@has_updated("an option of the optimizer was changed ")
+def the_rate_is_changed_when_the_backward_pass_has_updated(
+    script: Script, model: Any, optimizer: Any, step: int
+) -> None:
+    """Between backward() and step()."""
+    optimizer.param_groups[0]["lr"] = 0.01
+
+
+@has_updated("a hook before the step was registered")
+def a_hook_is_registered_when_the_backward_pass_has_updated(
+    script: Script, model: Any, optimizer: Any, step: int
+) -> None:
+    """It would see parameters that have changed."""
+    optimizer.register_step_pre_hook(lambda *_: None)
+
+
+@before_the_step(kept=NOT_KEPT, settings=IN_BACKWARD, streamed=Refused(r"state_dict\(\) between backward\(\) and"))
+def a_state_is_saved_when_the_backward_pass_has_updated(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Of half a step."""
+    optimizer.state_dict()
+
+
+@with_optimizer(both=Refused(r"^wrapped: another optimizer .* distribute the other, and give it what was"))
+def the_wrapped_optimizer_is_replaced(script: Script, model: Any, optimizer: Any) -> None:
+    """Another one is put in its place."""
+    optimizer.wrapped = torch.optim.SGD(model.parameters(), 0.1)
+
+
 @habit()
 def two_optimizers_with_two_rates(script: Script) -> nn.Module:
     """The second steps in every other iteration: its gradients are dropped, or passed over by detaching."""
@@ -355,3 +415,37 @@ def a_gan_with_the_cure(script: Script) -> nn.Module:
         game.judge(game.fake(step), 1.0).backward()
         game.optimizer_g.step()
     return game.both
+
+
+class Sharpness(torch.optim.SGD):
+    """Moves the parameters by this rank's own gradients first, as SAM does."""
+
+    def first_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.add_(parameter.grad, alpha=0.1)
+
+
+@before_the_step(
+    ranks=(2,), wrapped=partial(Sharpness, lr=0.1), both=Refused(r"first_step\(\) between backward\(\) and step\(\)")
+)
+def a_method_that_would_find_gradients_of_one_rank_alone(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Any of the wrapped optimizer's own."""
+    optimizer.first_step()
+
+
+@with_optimizer(streamed=Refused(r"within a backward pass, as by a hook.*update='in_backward'"))
+def a_step_in_a_hook_of_the_backward_pass(script: Script, model: Any, optimizer: Any) -> None:
+    """Other gradients are to come."""
+    model.blocks[0].small.bias.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    script.loss(model, 0).backward()
+
+
+@with_optimizer(
+    both=Refused(r"the optimizer has momentum now.*cycle_momentum=False"),
+    wrapped=partial(torch.optim.SGD, lr=0.1),
+    settings={"compressor": "dgc-momentum"},
+)
+def momentum_comes_later_beside_momentum_that_is_corrected(script: Script, model: Any, optimizer: Any) -> None:
+    """By a scheduler."""
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    script.train(model, optimizer, 1)

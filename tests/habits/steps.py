@@ -453,3 +453,34 @@ def ranks_clear_gradients_in_other_ways(script: Script, model: Any, optimizer: A
     optimizer.zero_grad(set_to_none=script.rank == 0)
     script.loss(model, step).backward()
     optimizer.step()
+
+
+@with_optimizer(streamed=Refused(r"left over at the end of an epoch: gradients='kept'"))
+def a_pass_is_left_over_at_the_end_of_an_epoch(script: Script, model: Any, optimizer: Any) -> None:
+    """Streamed, it is in residuals by then."""
+    with optimizer.no_sync():
+        script.loss(model, 0).backward()
+    script.train(model, optimizer)
+
+
+@with_optimizer(streamed=Refused(r"'\S+' was dropped between two backward passes"))
+def gradients_are_dropped_between_two_passes(script: Script, model: Any, optimizer: Any) -> None:
+    """Of a layer that the second pass does not use."""
+    with optimizer.no_sync():
+        script.loss(model, 0).backward()
+    model.zero_grad()
+    model.head(torch.ones(2, 100)).square().sum().backward()
+    optimizer.step()
+
+
+@with_optimizer(
+    both=Refused(r"'odd\.weight' had a gradient on some ranks and none on others"),
+    build=Odd,
+    ranks=(2,),
+    wrapped=partial(torch.optim.SGD, lr=0.1),
+    settings={"compressor": "dgc-momentum"},
+)
+def a_layer_that_some_ranks_use_beside_momentum_that_is_corrected(script: Script, model: Any, optimizer: Any) -> None:
+    """Its velocity would not be averaged."""
+    model.uses = script.rank == 1
+    script.train(model, optimizer, 1)

@@ -1,6 +1,5 @@
 """What users do by mistake, or later: each is answered with the cure, none changes anything silently."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,34 +10,14 @@ from torch.optim.sgd import sgd
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
 from tests.threads import LocalWorld
-from tests.worlds import Net, distributed, loss_of, same, seeded
+from tests.worlds import Net, distributed, loss_of, seeded
 
 
 def loss(model: nn.Module) -> torch.Tensor:
     return loss_of(model, torch.Generator().manual_seed(0))
-
-
-def test_passes_that_are_left_over_and_dropped() -> None:
-    """As by a trainer at the end of an epoch: streamed ones are in residuals by then."""
-    model = seeded(Net)
-    optimizer = distributed(model)
-    with optimizer.no_sync():
-        loss(model).backward()
-    with pytest.raises(UsageError, match="left over at the end of an epoch: gradients='kept'"):
-        optimizer.zero_grad()
-
-
-def test_another_optimizer_in_the_place_of_the_wrapped_one() -> None:
-    model = seeded(Net)
-    optimizer = distributed(model)
-    with pytest.raises(UsageError, match=r"^wrapped: another optimizer .* distribute the other, and give it what was"):
-        optimizer.wrapped = torch.optim.SGD(model.parameters(), 0.1)
-    loss(model).backward()
-    optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -65,17 +44,6 @@ def test_a_pass_that_failed_half_way(again: bool, said: str) -> None:
         loss(model).backward() if again else optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
     optimizer.close()
-
-
-def test_gradients_that_are_dropped_between_two_passes() -> None:
-    model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
-    optimizer = distributed(model)
-    with optimizer.no_sync():
-        model[0](torch.ones(2, 120)).sum().backward()
-    model.zero_grad()
-    model[1](torch.ones(2, 120)).sum().backward()
-    with pytest.raises(UsageError, match=r"'0\.(weight|bias)' was dropped between two backward passes"):
-        optimizer.step()
 
 
 @pytest.mark.parametrize("options", [{}, {"compressor": "none"}], ids=str)
@@ -214,111 +182,6 @@ def test_a_model_may_be_moved_to_where_it_is_before_step(move: Callable[[nn.Modu
         optimizer.step()
         optimizer.close()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), moved.parameters(), strict=True))
-
-
-def dense(model: nn.Module, **options: object) -> DistributedOptimizer:
-    given = {"scheme": "baseline", "compressor": "none", "backend": "local", **options}
-    return resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), **given)  # type: ignore[arg-type]
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int = 0) -> None:
-    optimizer.zero_grad()
-    loss_of(model, torch.Generator().manual_seed(seed)).backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda one: one.param_groups[0].update(lr=0.01), r"an option of the optimizer was changed .*update='in_step'"),
-        (lambda one: one.register_step_pre_hook(print), r"a hook before the step was registered.*update='in_step'"),
-    ],
-)
-def test_what_comes_when_the_backward_pass_has_updated(change: Callable[[Any], object], said: str) -> None:
-    model = seeded(lambda: nn.Sequential(*[nn.Linear(130, 130) for _ in range(6)]))
-    optimizer = dense(model, update="in_backward")
-    model(torch.ones(2, 130)).sum().backward()
-    change(optimizer)
-    with pytest.raises(UsageError, match=said):
-        optimizer.step()
-
-
-def decay(parameter: nn.Parameter) -> None:
-    with torch.no_grad():
-        parameter.mul_(0.9)
-
-
-def decay_by_hand(parameter: nn.Parameter) -> None:
-    parameter.data = parameter.data * 0.9
-
-
-@pytest.mark.parametrize("change", [decay, decay_by_hand])
-def test_parameters_that_are_changed_when_the_backward_pass_has_updated_them(change: Callable[..., None]) -> None:
-    """Those that it has not updated yet are changed before their update, as in plain training."""
-    build = lambda: nn.Sequential(*[nn.Linear(130, 130) for _ in range(6)])  # noqa: E731
-    model, plain = seeded(build), seeded(build)
-    optimizer, other = dense(model, update="in_backward"), torch.optim.SGD(plain.parameters(), 0.1)
-    for _ in range(2):
-        for trained, one in ((model, optimizer), (plain, other)):
-            one.zero_grad()
-            trained(torch.ones(2, 130)).sum().backward()
-            change(trained[0].bias)
-            one.step()
-    assert same(model, plain)
-    optimizer.zero_grad()
-    model(torch.ones(2, 130)).sum().backward()
-    change(model[5].weight)
-    with pytest.raises(
-        UsageError, match=r"'5\.weight' was changed between backward\(\) and step\(\).*update='in_step'"
-    ):
-        optimizer.step()
-
-
-def let_go_of_momentum(optimizer: DistributedOptimizer, _: object) -> None:
-    for state in optimizer.state.values():
-        state["momentum_buffer"].zero_()
-
-
-def go_back(optimizer: DistributedOptimizer, saved: dict[str, Any]) -> None:
-    optimizer.load_state_dict(copy.deepcopy(saved))
-
-
-@pytest.mark.parametrize("change", [let_go_of_momentum, go_back])
-def test_a_state_that_is_changed_when_the_backward_pass_has_updated_it(change: Callable[..., None]) -> None:
-    model = seeded(lambda: nn.Sequential(*[nn.Linear(130, 130) for _ in range(6)]))
-    wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    optimizer = resireduce.distribute(model, wrapped, "none", compressor="none", backend="local", update="in_backward")
-    model(torch.ones(2, 130)).sum().backward()
-    optimizer.step()
-    saved = copy.deepcopy(optimizer.state_dict())
-    change(optimizer, saved)
-    model(torch.ones(2, 130)).sum().backward()
-    with pytest.raises(UsageError, match=r"state_dict\(\) between backward\(\) and step\(\)"):
-        optimizer.state_dict()
-    optimizer.step()
-    model(torch.ones(2, 130)).sum().backward()
-    change(optimizer, saved)
-    with pytest.raises(UsageError, match=r"the optimizer's state of '5\.\w+' was changed between.*update='in_step'"):
-        optimizer.step()
-
-
-def test_a_layer_that_some_ranks_use_beside_momentum_that_is_corrected() -> None:
-    def rank(communicator: Communicator) -> None:
-        model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
-        optimizer = dense(model, backend=communicator, compressor="dgc-momentum")
-        model[communicator.rank](torch.ones(2, 120)).sum().backward()
-        with pytest.raises(UsageError, match=r"'0\.weight' had a gradient on some ranks and none on others"):
-            optimizer.step()
-
-    LocalWorld(2).run(rank)
-
-
-def test_momentum_that_comes_later_beside_momentum_that_is_corrected() -> None:
-    model = seeded(Net)
-    optimizer = dense(model, compressor="dgc-momentum")
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
-    with pytest.raises(UsageError, match=r"the optimizer has momentum now.*cycle_momentum=False"):
-        step(model, optimizer)
 
 
 class Quantized(nn.Module):

@@ -16,7 +16,6 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError, UsageError
-from tests.threads import LocalWorld
 
 KINDS = ["streamed", "kept"]
 
@@ -36,34 +35,6 @@ def distributed(model: nn.Module, communicator: Communicator, **options: Any) ->
     return resireduce.distribute(
         model, wrapped, backend=communicator, **({"compressor": "none", "scheme": "none"} | options)
     )
-
-
-class Sharpness(torch.optim.SGD):
-    """Moves the parameters by this rank's own gradients first, as SAM does."""
-
-    def first_step(self) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.data.add_(parameter.grad, alpha=0.1)
-
-    def describe(self) -> str:
-        return "sharpness"
-
-
-@pytest.mark.parametrize("gradients", KINDS)
-def test_a_method_that_would_find_gradients_of_one_rank_alone(gradients: str) -> None:
-    def rank(communicator: Communicator) -> str:
-        model = net()
-        optimizer = distributed(model, communicator, gradients=gradients, optimizer=Sharpness(model.parameters(), 0.1))
-        assert optimizer.describe() == "sharpness"
-        loss_of(model, communicator.rank).backward()
-        with pytest.raises(UsageError, match=r"first_step\(\) between backward\(\) and step\(\)"):
-            optimizer.first_step()
-        optimizer.step()
-        return str(optimizer.describe())
-
-    assert LocalWorld(2).run(rank) == ["sharpness"] * 2
 
 
 @pytest.mark.parametrize("change", ["unfrozen", "used later", "replaced"])
@@ -135,14 +106,6 @@ def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(make: Calla
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outer.step()  # it is said once
-
-
-def test_a_step_in_a_hook_of_the_backward_pass_is_told_where_else_to_be() -> None:
-    model = net()
-    optimizer = distributed(model, LocalCommunicator())
-    list(model.parameters())[2].register_post_accumulate_grad_hook(lambda _: optimizer.step())
-    with pytest.raises(UsageError, match=r"within a backward pass, as by a hook.*update='in_backward'"):
-        loss_of(model, 0).backward()
 
 
 def test_what_is_made_in_inference_mode_is_refused_with_the_cure() -> None:
