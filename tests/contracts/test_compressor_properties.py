@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor
+from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
+from resireduce.residuals.base import select
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import densities, tensors
 from tests.worlds import distributed, residuals
@@ -38,6 +40,18 @@ def test_sent_plus_kept_is_the_gradient(name: str, grad: Tensor, density: float)
     )
     torch.testing.assert_close(sent + error, before, rtol=0, atol=rounding)
     assert not (compressor.lossless and error.any())
+
+
+@pytest.mark.parametrize("name", SPARSIFIERS)
+@given(grad=tensors(DTYPES), density=densities)
+def test_what_a_sparsifier_sends_and_keeps_do_not_overlap(name: str, grad: Tensor, density: float) -> None:
+    compressor = build_compressor(name, density)
+    payload = compressor.compress(grad, "w", 0)
+    sent, error = compressor.decompress(payload), compressor.error_(grad.clone(), payload)
+    assert not torch.logical_and(sent, error).any()
+    torch.testing.assert_close(
+        squared(error), squared(grad) - squared(sent), rtol=1e-12, atol=1e-12 * float(squared(grad))
+    )
 
 
 @pytest.mark.parametrize("name", INDEXED)
@@ -108,6 +122,20 @@ def test_topk_sends_the_largest(grad: Tensor, density: float) -> None:
     assert not unsent.any() or magnitudes[indices].min() >= magnitudes[unsent].max()
     assert squared(grad - sent) <= (1 - k / grad.numel()) * squared(grad) * (1 + 1e-6)
     assert torch.equal(compressor.decompress(compressor.compress(sent, "w", 1)), sent), "it is idempotent"
+
+
+@given(grad=tensors(rows=1, columns=300), density=densities, piece=st.integers(1, 60))
+def test_topk_is_the_same_in_pieces_of_any_size(grad: Tensor, density: float, piece: int) -> None:
+    flat, k = grad.view(-1), share(density, grad.numel())
+    expected = flat.abs().sort(stable=True).indices[-k:].sort().values
+    assert torch.equal(largest_magnitudes(flat, k), expected)
+    assert torch.equal(by_keys(flat, k, piece), expected)
+
+
+@given(norms=tensors(rows=1, columns=300), density=densities, dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_the_largest_norms_are_those_of_a_stable_sort(norms: Tensor, density: float, dtype: torch.dtype) -> None:
+    flat, k = norms.view(-1).abs().to(dtype), share(density, norms.numel())
+    assert select(flat, k, "largest", None).tolist() == flat.sort(stable=True).indices[-k:].sort().values.tolist()
 
 
 @given(grad=tensors(DTYPES), place=st.integers(0, 24 * 24), factor=st.sampled_from([0.5, 1.0, 1.0, 2.0, 1e6]))

@@ -85,6 +85,13 @@ def test_qsgd_of_values_whose_squares_overflow(compressor: QSGD) -> None:
     assert torch.allclose(sent + compressor.error_(grad.clone(), payload), grad)
 
 
+def test_fp16_feeds_back_what_it_cannot_send() -> None:
+    grad = torch.tensor([1e6, -1e6, 1.0, 1e-9]).view(2, 2)
+    payload = Fp16().compress(grad, "w", 0)
+    assert payload.buffer.tolist() == [2.0**15, -(2.0**15), 1.0, 0.0]
+    assert torch.equal(Fp16().error_(grad.clone(), payload), torch.tensor([[1e6 - 2**15, 2**15 - 1e6], [0.0, 1e-9]]))
+
+
 def test_fp16_loses_nothing_small_however_many_ranks_there_are() -> None:
     def moved(communicator: Communicator) -> float:
         model = nn.Linear(120, 120, bias=False)
@@ -108,6 +115,13 @@ def test_fp16_cannot_overflow_when_ranks_are_summed() -> None:
     lossy, grad = Fp16().for_world(4), torch.full((2, 2), 1e5)
     payload = lossy.compress(grad, "w", 0)
     assert torch.equal(lossy.decompress(payload) + lossy.error_(grad.clone(), payload), grad)
+
+
+@pytest.mark.parametrize(
+    ("numel", "density", "k"), [(1, 0.01, 1), (99, 0.01, 1), (100, 0.29, 29), (199, 0.01, 1), (200, 0.01, 2), (7, 1, 7)]
+)
+def test_number_of_elements_sent(numel: int, density: float, k: int) -> None:
+    assert share(density, numel) == k
 
 
 def drawn(n: int) -> dict[str, torch.Tensor]:

@@ -156,6 +156,16 @@ def test_plan_is_what_a_run_holds_in_any_precision(residual_dtype: str, scheme: 
     assert planned["residuals"] == pytest.approx(BITS[residual_dtype] / 64 * widest(scheme), rel=0.1)
 
 
+def test_plan_of_the_papers_arithmetic() -> None:
+    baseline, best = plan(Net, scheme="baseline", gradients="kept"), plan(Net, scheme="w+2d", gradients="streamed")
+    assert baseline["normalised"] == 1.0 and baseline["total"] == best["baseline_total"]
+    assert best["gradients"] == 0 and best["normalised"] < 0.7 < best["peak_normalised"] + 0.3
+    lossless = plan(Net, scheme="baseline", gradients="streamed")
+    assert lossless["normalised"] == 1 - baseline["gradients"] / baseline["total"]
+    floor = plan(Net, scheme="none", compressor="none", gradients="streamed")
+    assert floor["total"] == floor["parameters"] + floor["optimizer_states"]
+
+
 def test_patterns_that_can_be_read_once_are_planned_as_a_list() -> None:
     patterns = ["first.*", "blocks.0.*"]
     assert plan(Net, scheme="baseline", dense=iter(patterns)) == plan(Net, scheme="baseline", dense=patterns)

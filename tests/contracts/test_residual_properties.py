@@ -14,6 +14,7 @@ from resireduce.grouping import Grouping
 from resireduce.pieces import generator
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.base import FullResidual, Residual, Residuals
+from resireduce.residuals.group import AverageResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual, RowsResidual
 from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored
 from resireduce.scheme import RESIDUAL_DTYPES, SCHEMES, build_residual
@@ -90,6 +91,39 @@ def test_nbytes_is_that_of_all_tensors_that_outlive_a_step(scheme: str, dtype: s
             step(residual, number, list(SHAPES), "normal", number)
         gc.collect()
         assert residual.nbytes() == before == alive.current_bytes
+
+
+groups = st.integers(2, 5).flatmap(
+    lambda n: st.tuples(st.lists(st.tuples(st.sampled_from(KINDS), seeds), min_size=n, max_size=n))
+)
+
+
+def members(drawn: tuple[list[tuple[str, int]]], shape: tuple[int, int] = (4, 5)) -> dict[str, Tensor]:
+    return {f"m{i}": make(kind, shape, seed, *DOUBLE) for i, (kind, seed) in enumerate(drawn[0])}
+
+
+def grouping(errors: dict[str, Tensor]) -> Grouping:
+    return Grouping(groups=(tuple(errors),))
+
+
+@given(drawn=groups)
+def test_an_average_conserves_mass(drawn: tuple[list[tuple[str, int]]]) -> None:
+    errors = members(drawn)
+    residual = filled(AverageResidual(grouping=grouping(errors)), errors)
+    added = sum(compensation(residual, name, error) for name, error in errors.items())
+    scale = max(float(error.abs().max()) for error in errors.values())
+    torch.testing.assert_close(added, sum(errors.values()), rtol=0, atol=1e-14 * scale)
+
+
+@given(base=tensors(DOUBLE), seed=seeds, phi=st.floats(0, 1), count=st.integers(2, 5))
+def test_equal_weights_make_the_weighted_average_the_plain_one(base: Tensor, seed: int, phi: float, count: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    signs = [torch.randint(2, base.shape, generator=source) * 2.0 - 1 for _ in range(count)]
+    errors = {f"m{i}": base * sign for i, sign in enumerate(signs)}
+    plain = filled(AverageResidual(grouping=grouping(errors)), errors)
+    weighted = filled(WeightedResidual(grouping=grouping(errors), phi=phi), errors)
+    found, wanted = (compensation(residual, "m0", base) for residual in (weighted, plain))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * float(base.abs().max()))
 
 
 # --- the schemes of specific layers ---

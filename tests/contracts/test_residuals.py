@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from resireduce.compressors.topk import TopK
 from resireduce.grouping import Grouping
@@ -9,6 +10,7 @@ from resireduce.kernels import ops
 from resireduce.kernels.ops import mean_norm
 from resireduce.residuals.base import PartialResidual, Residuals, select
 from resireduce.residuals.group import MemberResidual, WeightedResidual
+from resireduce.residuals.matrix import RowsColumnsResidual
 from resireduce.scheme import build_residual
 
 SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other": (20, 10)}
@@ -76,6 +78,26 @@ def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded
     residual.end_step(0)
     stored = residual.tensors()["weighted.a"]
     assert torch.equal(stored, total / weight) and stored.data_ptr() == held.data_ptr()
+
+
+def test_part_of_a_larger_piece_of_memory_is_not_held_until_the_group_is_complete() -> None:
+    residual = registered(build_residual("w", GROUPING))
+    both = torch.ones(2, 30, 40, dtype=torch.float64)
+    residual.of("c").update("c", lambda: both[0], 0)
+    both.fill_(torch.nan)
+    residual.of("b").update("b", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
+    residual.of("a").update("a", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
+    assert torch.equal(residual.tensors()["weighted.a"], torch.ones(30, 40, dtype=torch.float64))
+
+
+def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
+    residual = RowsColumnsResidual(grouping=Grouping(specific=("conv",)))
+    residual.register("conv", nn.Conv2d(16, 10, 3).weight)
+    error = torch.zeros(10, 16, 3, 3)
+    error[2, 5, 1, 1], error[7, 0, 0, 0] = 3.0, -2.0
+    residual.update("conv", error.clone, 0)
+    assert torch.equal(residual.compensate_(torch.zeros(10, 16, 3, 3), "conv"), error)
+    assert residual.tensors()["rows_columns.conv"].shape == (5, 72)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,5 +1,7 @@
 """What users do by mistake, or later: each is answered with the cure, none changes anything silently."""
 
+import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
 from tests.threads import LocalWorld
-from tests.worlds import Net, distributed, loss_of, seeded
+from tests.worlds import Net, distributed, loss_of, same, seeded
 
 
 def loss(model: nn.Module) -> torch.Tensor:
@@ -182,6 +184,43 @@ def test_a_model_may_be_moved_to_where_it_is_before_step(move: Callable[[nn.Modu
         optimizer.step()
         optimizer.close()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), moved.parameters(), strict=True))
+
+
+def test_a_setting_that_is_refused_changes_no_rank() -> None:
+    models = [seeded(Net, seed=rank).bfloat16() for rank in range(2)]
+
+    def refused(communicator: Communicator) -> bool:
+        model = copy.deepcopy(models[communicator.rank])
+        with pytest.raises(ConfigError, match="residual_dtype"):
+            distributed(model, backend=communicator, residual_dtype="float64")
+        return same(model, models[communicator.rank])
+
+    assert all(LocalWorld(2).run(refused))
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        ({"compressor": "fp16"}, r"compressor: Fp16\(.* on rank 1, TopK\(.*density=0.01\) on rank 0; give all ranks"),
+        ({"density": 0.1}, r"compressor: TopK\(.*density=0.1\) on rank 1, TopK\(.*density=0.01\) on rank 0"),
+        (
+            {"width": 36},
+            r"parameter number 0: first.weight \(36, 600\) torch.float32 on rank 1, first.weight \(72,",
+        ),
+    ],
+)
+def test_ranks_that_were_given_different_settings(one: dict[str, object], message: str) -> None:
+    models = [seeded(Net), seeded(lambda: Net(width=one.get("width", 72)))]  # type: ignore[arg-type]
+    options = {key: value for key, value in one.items() if key != "width"}
+
+    def refused(communicator: Communicator) -> str:
+        with pytest.raises(ConfigError) as raised:
+            distributed(models[communicator.rank], backend=communicator, **(options if communicator.rank else {}))
+        return str(raised.value)
+
+    first, second = LocalWorld(2).run(refused)
+    assert first.startswith("settings or model differ between ranks")
+    assert re.match(message, second)
 
 
 class Quantized(nn.Module):

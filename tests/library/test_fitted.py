@@ -1,5 +1,6 @@
 """Compressors that fit a threshold to their density: against NumPy and SciPy forms, and where fits go wrong."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +16,12 @@ from resireduce.compressors.thresholds import (
     RedSyncTrim,
     SIDCo,
     exponential,
+    gamma,
     generalised_pareto,
+    magnitudes,
+    moments,
+    not_above,
+    values,
 )
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.scheme import build_compressor
@@ -129,11 +135,51 @@ def test_narrow_gradients_are_fitted_as_wide_ones(dtype: torch.dtype) -> None:
         assert found.tolist() == wanted.tolist(), name
 
 
+def test_moments_are_those_of_numpy_and_leave_the_gradient_alone() -> None:
+    for dtype in (torch.float32, torch.float64):
+        flat = drawn("shifted").to(dtype)
+        before, x = flat.clone(), flat.double().numpy()
+        all_of, above = moments(values(flat)), moments(magnitudes(flat, 1.0), logarithms=True)
+        assert all_of is not None and above is not None and torch.equal(flat, before)
+        large = abs(x)[abs(x) > 1]
+        assert (all_of.mean, all_of.variance) == (pytest.approx(x.mean()), pytest.approx(x.var()))
+        assert (above.count, above.least, above.largest) == (len(large), large.min(), large.max())
+        assert above.mean_log == pytest.approx(np.log(large).mean()) and math.isnan(all_of.mean_log)
+    assert moments(magnitudes(flat, 100.0)) is None
+
+
+@pytest.mark.parametrize("share", [0.5, 0.01, 1e-4, 1.0])
+def test_tails_are_those_of_scipy(share: float) -> None:
+    assert exponential(3.0, share) == pytest.approx(stats.expon.isf(share, scale=3.0))
+    for variance in (0.1, 1.0, 8.9, 9.0, 9.1, 20.0):
+        shape = (9 / variance - 1) / 2
+        wanted = stats.genpareto.isf(share, -shape, scale=1.5 * (9 / variance + 1))
+        assert generalised_pareto(3.0, variance, share) == pytest.approx(wanted, rel=1e-9)
+
+
 def test_a_pareto_tail_becomes_an_exponential_one_without_a_jump() -> None:
     for offset in (0.0, 1e-15, -1e-15, 1e-12, -1e-12, 1e-9, -1e-9):
         found = generalised_pareto(2.0, 4.0 * (1 + offset), 0.01)
         assert found == pytest.approx(exponential(2.0, 0.01), rel=2e-8)
     assert generalised_pareto(2.0, 0.0, 0.01) == 2.0 == pytest.approx(generalised_pareto(2.0, 1e-9, 0.01))
+
+
+def test_a_gamma_tail_is_near_that_of_scipy_far_out() -> None:
+    for shape in (0.6, 0.8, 1.0, 1.3, 2.0):
+        mean_log = special.digamma(shape)  # of scale 1, whose mean is the shape
+        for share, rel in ((1e-3, 0.35), (1e-8, 0.2)):
+            assert gamma(shape, mean_log, share) == pytest.approx(stats.gamma.isf(share, shape), rel=rel)
+    assert gamma(1.0, special.digamma(1.0), 0.01) == pytest.approx(exponential(1.0, 0.01), rel=0.02)
+
+
+def test_a_threshold_is_rounded_down_so_that_the_same_is_greater() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        eps = torch.finfo(dtype).eps
+        x = torch.tensor([1.0, 1 + eps, 1 + 2 * eps], dtype=dtype)
+        for part in (0.0, 0.4, 0.7, 1.0, 1.2):
+            threshold = 1 + part * eps
+            assert torch.equal(x > not_above(threshold, dtype), x.double() > threshold)
+    assert not_above(1e-9, torch.float16) == 0.0 and not_above(1e9, torch.float16) == 65504.0
 
 
 # --- properties ---

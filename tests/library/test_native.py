@@ -152,3 +152,15 @@ def test_norms_are_the_same_in_any_number_of_threads(monkeypatch: pytest.MonkeyP
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         assert [float(norm) for norm in l1_and_l2_norm(x)] == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_norms_are_those_of_exact_sums(dtype: torch.dtype) -> None:
+    x = values(70_007, "normal").to(dtype)
+    before = x.clone()
+    l1, l2 = l1_and_l2_norm(x.view(7, -1))
+    assert torch.equal(x, before)
+    magnitudes = [abs(value) for value in x.tolist()]
+    expected = math.fsum(magnitudes), math.sqrt(math.fsum(value * value for value in magnitudes))
+    assert l1.dtype == torch.promote_types(dtype, torch.float32)
+    assert [float(l1), float(l2)] == pytest.approx(expected, rel=1e-7 if dtype != torch.float64 else 1e-14)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import resireduce
-from resireduce.comm.base import Communicator
+from resireduce.comm.base import Communicator, Handle
 from resireduce.comm.local import LocalCommunicator, PretendCommunicator
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
-from tests.threads import LocalWorld
+from tests.threads import LocalWorld, ThreadCommunicator
 from tests.worlds import Given, averages, distribute_given
 
 SIZE = 12_000
@@ -136,6 +136,36 @@ def test_ranks_do_as_it_is_defined(ranks: int) -> None:
             assert one["starts"][:-1].tolist() == definition.starts, where
     wanted = {"few", "raised", "too many", "fewer"} | ({"many", "more", "none"} if ranks > 1 else set())
     assert wanted <= set(definition.seen), "the gradients must lead through all that is defined"
+
+
+class Counting(ThreadCommunicator):
+    """Counts the bytes that a rank exchanges."""
+
+    def __init__(self, like: LocalCommunicator):
+        super().__init__(like.rank, like._world)
+        self.exchanged = list[int]()
+
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        assert sum(sizes) == tensor.numel() and len(sizes) == self.world_size
+        self.exchanged.append(tensor.nbytes)
+        return super().all_to_all(tensor, sizes, name)
+
+
+def test_what_is_selected_stays_below_the_bound() -> None:
+    """That is 4 k / 3 elements, of 8 bytes each."""
+    steps, k = 12, 240
+
+    def rank(communicator: LocalCommunicator) -> None:
+        counting, model = Counting(communicator), Given(torch.float32, weight=(SIZE, 1))
+        wrapped = torch.optim.SGD(model.parameters(), 1.0)
+        optimizer = resireduce.distribute(model, wrapped, "baseline", OkTopK(0.02), backend=counting)
+        for step in range(steps):
+            average(model, optimizer, drawn(communicator.rank, 0).float() * (1 + 0.001 * step))
+        assert len(counting.exchanged) == steps and max(counting.exchanged) <= 8 * 4 * k / 3
+
+    LocalWorld(4).run(rank)
+    planned = OkTopK(0.02).for_world(4).compress(torch.empty(SIZE, 1, device="meta"), "w", 0)
+    assert planned.nbytes == 8 * (k + k) + 8 * 4, "a plan reckons with a step in which everything is found"
 
 
 # --- what it sends ---

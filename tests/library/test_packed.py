@@ -12,7 +12,15 @@ from resireduce.compressors.dgc import DGC
 from resireduce.compressors.packed import HEADER, Packed, decode, encode
 from resireduce.compressors.thresholds import SIDCo, Threshold
 from resireduce.compressors.topk import TopK
+from resireduce.kernels.codes import pack_bits, unpack_bits
 from tests.tensors import gradient
+
+
+@given(bits=st.lists(st.booleans(), min_size=1, max_size=70))
+def test_bits_lie_as_numpy_packs_them(bits: list[bool]) -> None:
+    packed = pack_bits(torch.tensor(bits))
+    assert packed.tolist() == np.packbits(bits, bitorder="little").tolist()
+    assert unpack_bits(packed, len(bits)).tolist() == bits
 
 
 @given(data=st.data(), numel=st.integers(1, 3000))

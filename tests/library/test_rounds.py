@@ -1,6 +1,7 @@
 """Payloads that ranks make together: PowerSGD's and chunks by L1 norm against their definitions; and these, and
 Ok-Topk's, in every step that does not go as it should."""
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,6 +9,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
@@ -17,6 +20,8 @@ from resireduce.compressors.chunked import L1Chunks
 from resireduce.compressors.powersgd import PowerSGD
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.errors import NonFiniteGradient
+from tests.tensors import tensors
 from tests.threads import LocalWorld
 from tests.worlds import Given, Net, averages, distribute_given, same, seeded, train
 
@@ -110,6 +115,17 @@ def test_three_ranks_do_as_it_is_defined(compressor: Compressor, definition: Cal
                 np.testing.assert_allclose(left[name], kept[name][i], atol=1e-9)
 
 
+@given(grad=tensors((torch.float64,)), rank=st.integers(1, 5))
+def test_what_powersgd_sends_is_an_orthogonal_projection(grad: Tensor, rank: int) -> None:
+    payload = PowerSGD(rank).compress(grad, "w", 0)
+    sent, error = PowerSGD(rank).decompress(payload), PowerSGD(rank).error_(grad.clone(), payload)
+    size = float(grad.norm())
+    assert abs(float((sent * error).sum())) <= 1e-9 * size**2
+    assert float(sent.norm()) <= size * (1 + 1e-9)
+    if rank >= min(grad.shape):
+        assert float(error.norm()) <= 1e-6 * size, "nothing is left of what has no more dimensions"
+
+
 # --- what PowerSGD remembers ---
 
 
@@ -200,6 +216,25 @@ def test_gradients_may_come_in_another_order_on_each_rank_and_none_waits_for_ano
     first_is_done.clear()
     other = LocalWorld(2).run(lambda communicator: rank(communicator, "bca" if communicator.rank else "acb"))
     assert same(usual[0], other[0]) and same(other[0], other[1])
+
+
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
+def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_leaves_its_residual(compressor: Compressor) -> None:
+    def rank(communicator: Communicator) -> None:
+        model, optimizer = distributed(communicator, compressor=compressor)
+        averages(model, optimizer, drawn(communicator.rank, 0))
+        held = optimizer.residual_state_dict()  # the tensors themselves
+        before = copy.deepcopy(held)
+        mine = dict(drawn(communicator.rank, 1))
+        if communicator.rank:
+            mine["b"] = mine["b"] * torch.nan
+        with pytest.raises(NonFiniteGradient):
+            averages(model, optimizer, mine)
+        assert all(tensor.isfinite().all() for name, tensor in held.items() if name.startswith("full."))
+        assert torch.equal(held["full.b"], before["full.b"]) == bool(communicator.rank)
+        assert all(torch.equal(held[name], before[name]) for name in held if name.startswith("compressor."))
+
+    LocalWorld(2).run(rank)
 
 
 # --- chunks ---

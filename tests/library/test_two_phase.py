@@ -13,7 +13,7 @@ from resireduce.compressors.two_phase import Block8TwoPhase
 from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
 from tests.threads import LocalWorld
-from tests.worlds import Given, averages, distribute_given
+from tests.worlds import Given, averages, distribute_given, reloaded
 
 SIZE, BLOCK, STEPS = 20_003, 256, 5
 KINDS = {"block8-two-phase": 127, "block4-two-phase": 7, "fp8-two-phase": None}
@@ -164,3 +164,23 @@ def test_steps_are_those_of_the_definition(compressor: str, ranks: int, gradient
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-9)
         np.testing.assert_allclose(state["full.weight"].flatten().numpy(), definition.residuals[rank], atol=1e-9)
         np.testing.assert_allclose(state["compressor.weight.owned"].numpy(), definition.owned[rank], atol=1e-9)
+
+
+@pytest.mark.parametrize("compressor", KINDS)
+def test_training_goes_on_from_what_was_saved_bit_for_bit(compressor: str) -> None:
+    def train(communicator: Communicator, stops: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        model, optimizer = distributed(communicator, compressor=compressor)
+        for step in range(4):
+            if stops and step == 2:
+                weights, state = model.weight.detach().clone(), reloaded(optimizer.residual_state_dict())
+                optimizer.close()
+                model, optimizer = distributed(communicator, compressor=compressor)
+                model.weight.data.copy_(weights)
+                optimizer.load_residual_state_dict(state)
+            average(model, optimizer, drawn(communicator.rank, step))
+        return model.weight.detach(), optimizer.residual_state_dict()
+
+    whole, halved = (LocalWorld(2).run(lambda one, stops=stops: train(one, stops)) for stops in (False, True))
+    for (weights, state), (others, theirs) in zip(whole, halved, strict=True):
+        assert torch.equal(weights, others) and state.keys() == theirs.keys()
+        assert all(torch.equal(one, theirs[name]) for name, one in state.items())
