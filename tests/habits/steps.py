@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from resireduce.errors import ConfigError, NonFiniteGradient
 from tests.habits.script import INPUTS, Net, Refused, Script, before_the_step, each_step, habit, with_optimizer
@@ -484,3 +485,41 @@ def a_layer_that_some_ranks_use_beside_momentum_that_is_corrected(script: Script
     """Its velocity would not be averaged."""
     model.uses = script.rank == 1
     script.train(model, optimizer, 1)
+
+
+class Checkpointed(nn.Module):
+    """A block whose activations are computed again in the backward pass."""
+
+    def __init__(self, block: nn.Module, reentrant: bool):
+        super().__init__()
+        self.block, self.reentrant = block, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=self.reentrant)
+
+
+@habit()
+def blocks_are_computed_again_in_the_backward_pass(script: Script) -> nn.Module:
+    """By reentrant checkpoints, and by others."""
+    model = script.net()
+    model.blocks = nn.Sequential(*(Checkpointed(block, not number) for number, block in enumerate(model.blocks)))
+    script.train(model, script.sgd(model))
+    return model
+
+
+@with_optimizer(ranks=(1,))
+def the_whole_model_is_compiled(script: Script, model: Any, optimizer: Any) -> None:
+    """All gradients come at once."""
+    torch.compiler.reset()
+    model.compile(backend="aot_eager")
+    script.train(model, optimizer)
+
+
+@each_step()
+def the_loss_is_computed_in_mixed_precision(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """torch.autocast around the forward pass."""
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = script.loss(model, step)
+    loss.backward()
+    optimizer.step()
