@@ -449,3 +449,43 @@ def momentum_comes_later_beside_momentum_that_is_corrected(script: Script, model
     """By a scheduler."""
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
     script.train(model, optimizer, 1)
+
+
+def tie(model: Any) -> Any:
+    """Two parameters in the same memory, without being one."""
+    model.blocks[1].wide.weight.data = model.blocks[0].wide.weight.data
+    return model
+
+
+DECAYING = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.5)
+
+
+@habit()
+def parameters_lie_in_the_same_memory(script: Script) -> nn.Module:
+    """Streamed updates wait until both averages are there."""
+    model = tie(script.net())
+    script.train(model, script.distribute(model, DECAYING(model.parameters())))
+    return model
+
+
+@with_optimizer(wrapped=DECAYING)
+def parameters_are_tied_later(script: Script, model: Any, optimizer: Any) -> None:
+    """Between two steps."""
+    script.train(model, optimizer)
+    script.train(tie(model), optimizer)
+
+
+@habit(
+    streamed=Refused(r"update: 'in_backward' is not allowed with '\S+' and '\S+', which", ConfigError), kept=NOT_KEPT
+)
+def parameters_in_the_same_memory_are_updated_within_the_backward_pass(script: Script) -> None:
+    """An update of one would change the other before its last use."""
+    model = tie(script.net())
+    script.distribute(model, DECAYING(model.parameters()), **IN_BACKWARD)
+
+
+@with_optimizer(wrapped=DECAYING, settings=IN_BACKWARD, kept=NOT_KEPT, streamed=Refused("same memory after"))
+def parameters_are_tied_later_and_updated_within_the_backward_pass(script: Script, model: Any, optimizer: Any) -> None:
+    """The next pass is refused."""
+    script.train(model, optimizer)
+    script.train(tie(model), optimizer)

@@ -523,3 +523,55 @@ def the_loss_is_computed_in_mixed_precision(script: Script, model: Any, optimize
         loss = script.loss(model, step)
     loss.backward()
     optimizer.step()
+
+
+@each_step(build=lambda: Net().double(), rounded=("streamed",))
+def no_sync_within_no_sync(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """What lies in `.grad` may be looked at still within the outer one."""
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        with optimizer.no_sync():
+            script.loss(model, 3 * step).backward()
+        script.loss(model, 3 * step + 1).backward()
+        model.head.bias.grad.norm()
+    script.loss(model, 3 * step + 2).backward()
+    optimizer.step()
+
+
+@before_the_step()
+def the_model_is_moved_to_where_it_is_before_the_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Gradients that have been streamed go with it."""
+    model.cpu().to("cpu").to(torch.float32)
+
+
+@before_the_step(streamed=STREAMED)
+def a_norm_is_logged_elsewhere(script: Script, model: Any, optimizer: Any, step: int) -> Tensor:
+    """.grad.cpu() is a guard, too."""
+    return model.head.weight.grad.cpu().norm()
+
+
+LAID = Refused(r"was in \.grad before backward\(\).*gradients='kept'")
+
+
+def lay(parameter: Tensor) -> None:
+    """A view of a buffer of zeros in `.grad`."""
+    parameter.grad = torch.zeros(2, *parameter.shape)[1]
+
+
+@each_step(streamed=LAID)
+def gradients_are_laid_before_the_backward_pass(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """Of all parameters, again after a step."""
+    optimizer.zero_grad()
+    for parameter in model.parameters() if step else ():
+        lay(parameter)
+    script.loss(model, step).backward()
+    optimizer.step()
+
+
+@each_step(streamed=LAID, settings={"compressor": "none"})
+def the_first_gradient_is_laid_before_the_backward_pass(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """That of the parameter which autograd reaches first."""
+    optimizer.zero_grad()
+    lay(model.head.bias)
+    script.loss(model, step).backward()
+    optimizer.step()

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,24 +48,6 @@ def test_a_pass_that_failed_half_way(again: bool, said: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"compressor": "none"}], ids=str)
-@pytest.mark.parametrize("name", ["head.bias", "first.weight", "all", "the only one"])
-def test_a_gradient_that_is_laid_before_the_backward_pass(name: str, options: dict[str, Any]) -> None:
-    """Also that of the parameter which autograd reaches first."""
-    model = seeded(Net)
-    if name == "the only one":
-        model.requires_grad_(False).first.weight.requires_grad_(True)
-    parameters = {key: one for key, one in model.named_parameters() if one.requires_grad}
-    optimizer = distributed(model, **options)
-    loss(model).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    for one in parameters.values() if name in ("all", "the only one") else [parameters[name]]:
-        one.grad = torch.zeros(2, *one.shape)[1]
-    with pytest.raises(UsageError, match=r"was in \.grad before backward\(\).*gradients='kept'"):
-        loss(model).backward()
-
-
-@pytest.mark.parametrize("options", [{}, {"compressor": "none"}], ids=str)
 def test_a_second_backward_pass_that_makes_a_graph_of_gradients(options: dict[str, Any]) -> None:
     model = seeded(Net)
     optimizer = distributed(model, **options)
@@ -83,20 +64,6 @@ def test_an_average_has_no_graph_of_the_gradient_that_it_replaces() -> None:
     loss(model).backward(create_graph=True)
     optimizer.step()
     assert not any(parameter.grad.requires_grad for parameter in model.parameters())
-
-
-def test_no_sync_within_no_sync() -> None:
-    model = seeded(Net)
-    optimizer = distributed(model)
-    with optimizer.no_sync():
-        with optimizer.no_sync():
-            loss(model).backward()
-        loss(model).backward()
-        model.head.bias.grad.norm()  # still within the outer one
-    loss(model).backward()
-    with pytest.raises(UsageError, match=r"\.grad was used \(norm\)"):
-        model.head.bias.grad.norm()
-    optimizer.step()
 
 
 def test_sparse_gradients() -> None:
@@ -167,23 +134,6 @@ def test_streamed_gradients_update_nothing_by_hand(options: dict[str, object], u
         BY_HAND[update](held, [one.grad for one in held])
     assert all(map(torch.equal, before, held))
     optimizer.step()
-
-
-@pytest.mark.parametrize("move", [nn.Module.cpu, lambda model: model.to("cpu"), lambda model: model.to(torch.float32)])
-def test_a_model_may_be_moved_to_where_it_is_before_step(move: Callable[[nn.Module], Any]) -> None:
-    model, moved = seeded(Net), seeded(Net)
-    for each, act in ((model, None), (moved, move)):
-        optimizer = distributed(each)
-        loss(each).backward()
-        if act is not None:
-            act(each)
-            with pytest.raises(UsageError, match=r"\.grad was used \(norm\)"):
-                each.head.weight.grad.cpu().norm()
-            with pytest.raises(UsageError, match=r"\.grad was used \(norm\)"):
-                each.head.weight.grad.to("cpu").norm()
-        optimizer.step()
-        optimizer.close()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), moved.parameters(), strict=True))
 
 
 def test_a_setting_that_is_refused_changes_no_rank() -> None:

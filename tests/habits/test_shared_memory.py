@@ -1,10 +1,8 @@
-"""Gradients and parameters that lie in memory which others use, too: trained as in plain torch, or refused."""
+"""Gradients that lie in memory which others use, too: trained as where each has memory of its own."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.errors import ConfigError, UsageError
 from resireduce.same_memory import overlapping
 from tests.threads import LocalWorld
 from tests.worlds import same, seeded, take_steps
@@ -94,88 +91,16 @@ def test_views_of_others_gradients_are_not_changed(
         assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
 
 
-DENSE = {"compressor": "none"}
-ALL_SENT = {"density": 1.0}
-
-
-def tied(by_data: bool | None = True) -> nn.Sequential:
-    """None: not tied yet."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(104, 104), nn.ReLU(), nn.Linear(104, 104), nn.ReLU(), nn.Linear(104, 10))
-    if by_data:
-        tie(model)
-    elif by_data is not None:
-        model[2].weight = model[0].weight
-    return model
-
-
-def tie(model: nn.Sequential) -> None:
-    model[2].weight.data = model[0].weight.data
-
-
-def distributed(model: nn.Module, **options: Any) -> Any:
-    wrapped = torch.optim.AdamW(model.parameters(), 0.01, weight_decay=0.5)
-    return resireduce.distribute(model, wrapped, "baseline", backend="local", **options)
-
-
-def train(model: nn.Module, optimizer: Any) -> nn.Module:
-    source = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(torch.randn(8, 104, generator=source)), torch.arange(8)).backward()
-        optimizer.step()
-    return model
-
-
-@pytest.mark.parametrize("options", [DENSE, ALL_SENT, ALL_SENT | {"max_grad_norm": 1e9}])
-def test_streamed_updates_wait_until_both_averages_are_there(options: dict[str, Any]) -> None:
-    plain = tied()
-    train(plain, torch.optim.AdamW(plain.parameters(), 0.01, weight_decay=0.5))
-    model = tied()
-    with pytest.warns(UserWarning, match=r"'0\.weight' and '2\.weight' are two parameters in the same memory"):
-        optimizer = distributed(model, **options)
-    assert same(train(model, optimizer), plain)
-
-
-@pytest.mark.parametrize("options", [DENSE, ALL_SENT, {**ALL_SENT, "gradients": "kept"}])
-def test_a_model_that_is_tied_later(options: dict[str, Any]) -> None:
-    plain, model = tied(by_data=None), tied(by_data=None)
-    other = torch.optim.AdamW(plain.parameters(), 0.01, weight_decay=0.5)
-    optimizer = distributed(model, **options)
-    for one, stepping in ((plain, other), (model, optimizer)):
-        train(one, stepping)
-        tie(one)
-    assert same(train(plain, other), plain)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        assert same(train(model, optimizer), plain)
-    text = "'0.weight' and '2.weight' are two parameters in the same memory"
-    assert [str(one.message).startswith(text) for one in said] == [True] * ("gradients" not in options)
-    assert {one.filename for one in said} <= {__file__}, "the script's own line, and not torch's wrapper of step()"
-
-
-def test_a_model_that_is_tied_later_where_updates_come_one_by_one() -> None:
-    model = tied(by_data=None)
-    optimizer = distributed(model, **DENSE, update="in_backward")
-    train(model, optimizer)
-    tie(model)
-    with pytest.raises(UsageError, match=r"'0\.weight' and '2\.weight' were given the same memory after"):
-        train(model, optimizer)
-    with pytest.raises(UsageError):
-        optimizer.step()
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_what_is_updated_before_all_uses_is_refused(frozen: bool) -> None:
-    model = tied()
-    model[2].weight.requires_grad_(not frozen)
-    with pytest.raises(ConfigError, match=r"update: 'in_backward' is not allowed with '0\.weight' and '2\.weight'"):
-        distributed(model, **DENSE, update="in_backward")
-
-
 def test_which_tensors_have_an_element_in_common() -> None:
     flat = torch.arange(60.0)
     assert overlapping({"even": flat[::2], "odd": flat[1::2]}) is None
     assert overlapping({"even": flat[::2], "third": flat[3::3]}) == ("even", "third")
     assert overlapping({"bytes": flat.view(torch.uint8), "last": flat[59:]}) == ("bytes", "last")
+
+
+def test_parameters_in_the_same_memory_are_told() -> None:
+    model = nn.Sequential(nn.Linear(104, 104), nn.Linear(104, 104))
+    model[1].weight.data = model[0].weight.data
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(UserWarning, match=r"'0\.weight' and '1\.weight' are two parameters in the same memory"):
+        resireduce.distribute(model, wrapped, "baseline", backend="local").close()
