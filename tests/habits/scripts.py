@@ -156,6 +156,9 @@ class Averaged(torch.optim.SGD):
     def train(self) -> None:
         self._scale(1.0 if self.training else 2.0, training=True)
 
+    def halve_share(self) -> None:
+        self.share /= 2
+
     def eval(self) -> None:
         self._scale(0.5 if self.training else 1.0, training=False)
 
@@ -177,6 +180,7 @@ def an_optimizer_with_train_and_eval(script: Script) -> list[object]:
     for step in range(3):
         optimizer.train()
         optimizer.share = 0.5**step
+        optimizer.halve_share()
         script.train(model, optimizer, range(step, step + 1))
         optimizer.eval()
         losses.append(script.loss(model, 100))
