@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.optim import PostLocalSGDOptimizer
 
 import resireduce
-from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError, UsageError
 
 KINDS = ["streamed", "kept"]
@@ -30,11 +28,9 @@ def loss_of(model: nn.Module, seed: int) -> torch.Tensor:
     return model(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))).square().mean()
 
 
-def distributed(model: nn.Module, communicator: Communicator, **options: Any) -> Any:
-    wrapped = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-    return resireduce.distribute(
-        model, wrapped, backend=communicator, **({"compressor": "none", "scheme": "none"} | options)
-    )
+def distributed(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    return resireduce.distribute(model, optimizer, "none", "none", backend="local", **options)
 
 
 @pytest.mark.parametrize("change", ["unfrozen", "used later", "replaced"])
@@ -42,7 +38,7 @@ def test_parameters_that_nobody_averages_come_later(change: str) -> None:
     model = net()
     head = model[2]
     head.requires_grad_(change != "unfrozen")
-    optimizer = distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
+    optimizer = distributed(model, optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
 
     def train(whole: bool) -> None:
         optimizer.zero_grad()
@@ -67,23 +63,21 @@ def test_parameters_that_nobody_averages_come_later(change: str) -> None:
 def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_said() -> None:
     model = net()
     with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\): streamed gradients are let go"):
-        distributed(model, LocalCommunicator()).zero_grad(set_to_none=False)
+        distributed(model).zero_grad(set_to_none=False)
 
 
 class Around(torch.optim.Optimizer):
-    """An optimizer around another that returns part of the way after each step, where there is a gradient."""
+    """An optimizer around another that decays what has a gradient after each step."""
 
     def __init__(self, inner: torch.optim.Optimizer):
         super().__init__(inner.param_groups, {})
         self.inner = inner
 
     def step(self) -> None:  # type: ignore[override]
-        held = [parameter for group in self.param_groups for parameter in group["params"]]
-        before = [parameter.detach().clone() for parameter in held]
         self.inner.step()
-        for parameter, slow in zip(held, before, strict=True):
+        for parameter in self.param_groups[0]["params"]:
             if parameter.grad is not None:
-                parameter.data.lerp_(slow, 0.5)
+                parameter.data.mul_(0.9)
 
 
 def averaging(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -94,7 +88,7 @@ def averaging(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("make", [Around, averaging])
 def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(make: Callable[..., Any]) -> None:
     model = net()
-    outer = make(distributed(model, LocalCommunicator()))
+    outer = make(distributed(model))
     name = type(outer).__name__
     loss_of(model, 0).backward()
     inside = r"put it inside, distribute\(model, Around\(\.\.\.\)\), or " if make is Around else ""
@@ -114,11 +108,11 @@ def test_what_is_made_in_inference_mode_is_refused_with_the_cure() -> None:
     with torch.inference_mode():
         other = net()
         with pytest.raises(ConfigError, match=r"model: distribute\(\) is not allowed within torch\.inference_mode\(\)"):
-            distributed(model, LocalCommunicator(), optimizer=wrapped)
+            distributed(model, optimizer=wrapped)
     with pytest.raises(ConfigError, match=r"model: '0\.weight' is not allowed, made within torch\.inference_mode\(\)"):
-        distributed(other, LocalCommunicator(), optimizer=torch.optim.SGD(other.parameters(), 0.1))
+        distributed(other, optimizer=torch.optim.SGD(other.parameters(), 0.1))
     with torch.no_grad():
-        optimizer = distributed(model, LocalCommunicator(), optimizer=wrapped)
+        optimizer = distributed(model, optimizer=wrapped)
     loss_of(model, 0).backward()
     optimizer.step()
 
@@ -128,12 +122,12 @@ def test_what_distribute_returned_must_be_kept(gradients: str) -> None:
     model = net()
     wrapped = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.warns(UserWarning, match="is gone before its first step"):
-        distributed(model, LocalCommunicator(), gradients=gradients, optimizer=wrapped)
+        distributed(model, gradients=gradients, optimizer=wrapped)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     loss_of(model, 0).backward()
     with pytest.raises(UsageError, match=r"SGD\.step\(\) was called by itself.*\(keep it\)"):
         wrapped.step()
-    optimizer = distributed(model, LocalCommunicator(), gradients=gradients, optimizer=wrapped)
+    optimizer = distributed(model, gradients=gradients, optimizer=wrapped)
     loss_of(model, 0).backward()
     optimizer.step()
     optimizer.close()
@@ -150,7 +144,7 @@ def test_a_gradient_of_another_dtype_than_its_parameter() -> None:
     with pytest.raises(
         ConfigError, match=r"model: '0\.weight' has grad_dtype torch\.float32; set it to torch\.bfloat16"
     ):
-        distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model.parameters(), 0.1))
+        distributed(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
 
 
 @pytest.mark.parametrize("where", ["in the object", "in the class"])
@@ -170,7 +164,7 @@ def test_a_step_that_somebody_wrapped_finds_all_averages(where: str, monkeypatch
             optimizer.step = clipping.__get__(optimizer)
         if distribute:
             with pytest.warns(UserWarning, match=r"SGD is not known to update each parameter by itself"):
-                optimizer = distributed(model, LocalCommunicator(), optimizer=optimizer)
+                optimizer = distributed(model, optimizer=optimizer)
         loss_of(model, 0).backward()
         optimizer.step()
         return model
@@ -197,9 +191,9 @@ def test_adafactor_takes_the_eps_of_the_first_dtype_for_all() -> None:
     plain.load_state_dict(model.state_dict())
     kind = partial(torch.optim.Adafactor, lr=0.1)
     with pytest.raises(ConfigError, match=r"Adafactor.* takes one eps for parameters of several dtypes \(give eps="):
-        distributed(model, LocalCommunicator(), optimizer=kind(model.parameters()), update="in_backward")
+        distributed(model, optimizer=kind(model.parameters()), update="in_backward")
     with pytest.warns(UserWarning, match=r"Adafactor takes one eps for parameters of several dtypes, so all averages"):
-        ours = distributed(model, LocalCommunicator(), optimizer=kind(model.parameters()))
+        ours = distributed(model, optimizer=kind(model.parameters()))
     for one, optimizer in (model, ours), (plain, kind(plain.parameters())):
         for seed in range(3):
             optimizer.zero_grad()
@@ -207,4 +201,4 @@ def test_adafactor_takes_the_eps_of_the_first_dtype_for_all() -> None:
             optimizer.step()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     for other in (kind(plain.parameters(), eps=(1e-6, 1e-3)), kind([{"params": [one]} for one in plain.parameters()])):
-        distributed(plain, LocalCommunicator(), optimizer=other, update="in_backward").close()
+        distributed(plain, optimizer=other, update="in_backward").close()
