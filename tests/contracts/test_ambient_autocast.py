@@ -7,7 +7,6 @@ import torch
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.core.feedback import exactly
 from resireduce.scheme import COMPRESSORS
 from tests.threads import LocalWorld
 from tests.worlds import OPTIMIZERS, Given, same, sgd_for
@@ -48,10 +47,3 @@ def test_training_is_that_without_autocast(compressor: str, dtype: torch.dtype) 
         for within in (False, True)
     )
     assert same(plain[0], cast[0]) and same(cast[0], cast[1]) and not same(plain[0], Given(dtype, **SHAPES))
-
-
-def test_what_runs_exactly_runs_so_within_an_autocast_alone() -> None:
-    product = exactly(torch.mm)
-    with torch.autocast(**WITHIN):  # type: ignore[arg-type]
-        assert product(torch.ones(1, 1), torch.ones(1, 1)).dtype == torch.float32
-        assert torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype == torch.bfloat16

@@ -85,13 +85,6 @@ def test_qsgd_of_values_whose_squares_overflow(compressor: QSGD) -> None:
     assert torch.allclose(sent + compressor.error_(grad.clone(), payload), grad)
 
 
-def test_payload_sizes_of_quantisers() -> None:
-    grad = gradient(100, 128)
-    assert Fp16().compress(grad, "w", 0).nbytes == 2 * 12_800
-    assert QSGD().compress(grad, "w", 0).nbytes == 12_800 + 4 * 100
-    assert QSGDMax().compress(grad, "w", 0).nbytes == 12_800 + 8, "a norm, and up to a multiple of eight bytes"
-
-
 def test_fp16_feeds_back_what_it_cannot_send() -> None:
     grad = torch.tensor([1e6, -1e6, 1.0, 1e-9]).view(2, 2)
     payload = Fp16().compress(grad, "w", 0)
@@ -170,9 +163,3 @@ def test_parts_of_any_dtypes_come_back_as_packed(names: list[str]) -> None:
     parts = [torch.arange(i + 3).to(getattr(torch, name)) for i, name in enumerate(names)]
     back = Payload.pack(*parts, like=torch.zeros(1)).parts()
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(parts, back, strict=True))
-
-
-def test_what_fills_a_message_up_is_zero_and_not_what_lay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "empty", lambda size, **options: torch.full((size,), 7, **options))
-    payload = Payload.pack(torch.ones(5, dtype=torch.uint8), torch.ones(1), like=torch.zeros(1))
-    assert payload.buffer.tolist()[4:] == [1, 1, 1, 1, 1, *[0] * 7]

@@ -5,6 +5,7 @@ import copy
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import cycle, product
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,14 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.errors import ConfigError
-from resireduce.kernels.ops import by_keys, largest_magnitudes
+from resireduce.compressors.base import Compressor
+from resireduce.core.optimizer import DistributedOptimizer
+from resireduce.grouping import is_small
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, build_compressor
-from tests.bounds import step_bounds
 from tests.threads import LocalWorld
-from tests.worlds import KINDS, OPTIMIZERS, Net, loss_of, seeded, train, train_world
+from tests.worlds import KINDS, Net, loss_of, seeded, train, train_world
 
 ROWS = [(scheme, "topk", gradients) for scheme in SCHEMES for gradients in GRADIENTS]
 ROWS += [("baseline", *pair) for pair in zip(COMPRESSORS, cycle(GRADIENTS), strict=False)]
@@ -43,6 +44,41 @@ def double() -> nn.Module:
 def widest(scheme: str) -> float:
     """Bytes of its residuals in 64 bits."""
     return plan(double, world_size=1, scheme=scheme, residual_dtype="float64")["residuals"]
+
+
+def step_bounds(
+    model: nn.Module, optimizer: DistributedOptimizer, compressor: str | Compressor, density: float, ranks: int = 1
+) -> dict[str, int]:
+    """Bytes alive at most beside the model states, at any time of a step of `optimizer` in streamed mode.
+
+    waiting_bytes: what is sent without compression, and waits for `step()`. dense_bytes: gradients and averaged ones:
+    twice those of the largest layer, or bucket (autograd makes gradients of weight and bias together), and a message of
+    small tensors with its parts. Tied parameters come on top: autograd holds their gradient from the last use to the
+    first. local_bytes: this rank's compressed payloads, and, where they are merged, the largest message of them.
+    gathered_bytes: all ranks' payloads of the tensors under way: a message, or a sixteenth of the gradients.
+
+    Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
+    reverse order of the model's parameters.
+    """
+    made = build_compressor(compressor, density) if isinstance(compressor, str) else compressor
+    sizes = {name: one.nbytes for name, one in model.named_parameters()}
+    like = {name: one.to("meta") for name, one in model.named_parameters() if not is_small(one)}
+    like = {} if made.lossless else {name: one for name, one in like.items() if made.compresses(one.shape)}
+    payloads = {name: made.compress(one.detach(), name, 0).nbytes for name, one in like.items()}
+    messages = [sum(payloads.get(name, 0) for name in names) for names in optimizer.messages]
+    layers: dict[str, int] = {}
+    for name, nbytes in sizes.items():
+        layer = name.rpartition(".")[0]
+        layers[layer] = layers.get(layer, 0) + nbytes
+    buckets = [sum(sizes[name] for name in names) for names in optimizer.messages if names[0] in payloads]
+    dense = sum(nbytes for name, nbytes in sizes.items() if name not in payloads)
+    small = sum(one.nbytes for one in model.parameters() if is_small(one))
+    return {
+        "waiting_bytes": 0 if optimizer.updates_in_backward else dense,
+        "dense_bytes": 2 * (max(*layers.values(), *buckets) + small),
+        "local_bytes": sum(payloads.values()) + (max(messages) if len(messages) < len(payloads) else 0),
+        "gathered_bytes": max(sum(sizes.values()) // 16, ranks * max(messages)),
+    }
 
 
 def most_alive(
@@ -115,46 +151,6 @@ def test_all_that_is_alive_beside_the_states_is_bounded(
         assert alive <= bound + largest
 
 
-def test_live_bytes_sees_making_and_freeing() -> None:
-    held = torch.zeros(1000)
-    with LiveBytes(lambda tensor: tensor.dim() == 1, [held]) as alive:
-        first = torch.zeros(1000)
-        view = first[10:]
-        second = first + 1
-        assert alive.current_bytes == 12_000
-        del first
-        assert alive.current_bytes == 12_000, "a view keeps its storage alive"
-        del view, second
-        torch.zeros(10, 10)
-    assert alive.current_bytes == 4_000 and alive.peak_bytes == 12_000
-
-
-@pytest.mark.parametrize("k", [40, 400])  # comparing takes most memory, and keeping account of the chosen
-@pytest.mark.parametrize("pieces", [1, 2, 3, 7])
-def test_the_rounds_of_a_selection_that_a_plan_runs_show_the_memory_of_all(pieces: int, k: int) -> None:
-    peaks = []
-    for device in ("cpu", "meta"):
-        flat = torch.zeros(1000 * pieces, dtype=torch.bfloat16, device=device)
-        with LiveBytes(lambda tensor: True) as alive:
-            by_keys(flat, k, 1000)
-        peaks.append(alive.peak_bytes)
-    assert peaks[0] == peaks[1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("k", [20, 400])
-def test_a_selection_takes_the_same_memory_of_any_values(k: int, dtype: torch.dtype) -> None:
-    drawn = torch.randn(3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    peaks = set()
-    for values in (drawn, torch.zeros(3000), drawn.sign(), drawn.clamp(-1, 1), drawn.relu()):
-        flat = values.to(dtype)
-        with LiveBytes(lambda tensor: True) as alive:
-            chosen = largest_magnitudes(flat, k)
-        assert torch.equal(flat[chosen].abs().sort().values, flat.abs().sort().values[-k:])
-        peaks.add(alive.peak_bytes)
-    assert len(peaks) == 1
-
-
 @pytest.mark.parametrize(("scheme", "compressor", "gradients"), ROWS)
 def test_plan_is_what_a_run_holds_to_the_byte_and_near_its_peak(scheme: str, compressor: str, gradients: str) -> None:
     options = {"scheme": scheme, "compressor": compressor, "gradients": gradients}
@@ -176,16 +172,6 @@ def test_plan_is_what_a_run_holds_to_the_byte_and_near_its_peak(scheme: str, com
         assert max(peaks) == pytest.approx(planned["peak_states"], rel=0.05)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_plan_is_what_ranks_hold_with_adamw(scheme: str) -> None:
-    planned = plan(Net, optimizer="adamw", world_size=2, scheme=scheme)
-    for _, distributed in train_world(2, seeded(Net), steps=2, optimizer="adamw", scheme=scheme):
-        states = measure_states(distributed).as_dict()
-        assert states == {key: planned[key] for key in states}
-    with pytest.raises(ConfigError, match="corrects momentum and is not allowed with the betas of AdamW"):
-        plan(Net, optimizer="adamw", scheme=scheme, compressor="dgc-momentum")
-
-
 # Each precision with residuals of a whole tensor, of a group and of a part of it; each scheme with one, in turn.
 PRECISIONS = [*product(RESIDUAL_DTYPES, ("baseline", "w+2d")), *zip(cycle(RESIDUAL_DTYPES), SCHEMES, strict=False)]
 
@@ -205,28 +191,6 @@ def test_plan_is_what_a_run_holds_in_any_precision(residual_dtype: str, scheme: 
     assert states == {key: planned[key] for key in states}
     # Numbers of rows and columns keep their size.
     assert planned["residuals"] == pytest.approx(BITS[residual_dtype] / 64 * widest(scheme), rel=0.1)
-
-
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
-def test_fused_optimizers_are_planned_without_temporaries_as_they_are_measured(
-    make: Callable[..., torch.optim.Optimizer],
-) -> None:
-    build = partial(nn.Linear, 600, 100)
-    options = {"scheme": "baseline", "gradients": "streamed", "density": 0.05}
-    fused, usual = (
-        plan(build, optimizer=partial(make, lr=0.1, fused=one), world_size=1, **options) for one in (True, False)
-    )
-    model = build()
-    optimizer = resireduce.distribute(model, make(model.parameters(), lr=0.1, fused=True), backend="local", **options)
-    for step in range(2):
-        optimizer.zero_grad()
-        with track_states(optimizer) if step else contextlib.nullcontext() as tracker:
-            model(torch.ones(3, 600)).sum().backward()
-            optimizer.step()
-    states = measure_states(optimizer).as_dict()
-    assert states == {key: fused[key] for key in states}
-    assert tracker.peak_bytes == pytest.approx(fused["peak_states"], rel=0.001) and fused["total"] == usual["total"]
-    assert fused["peak_states"] <= usual["peak_states"] - (60_000 * 4 if make is torch.optim.AdamW else 0)
 
 
 def test_plan_of_the_papers_arithmetic() -> None:
@@ -266,71 +230,41 @@ def test_tied_parameters_are_planned_with_the_gradient_that_autograd_holds() -> 
     assert tied["in_flight"] >= untied["in_flight"] + 72 * 144 * 2, "others are on their way while it is held"
 
 
+def linear(layers: int = 3, bias: bool = False) -> nn.Module:
+    return nn.Sequential(*[nn.Linear(300, 300, bias=bias) for _ in range(layers)])
+
+
+TWICE = {"backward_passes_per_step": 2}
 HALF = {"scheme": "baseline", "residual_dtype": "bfloat16"}
+EARLY = {"scheme": "none", "compressor": "none", "update": "in_backward"}
+ADAFACTOR, MOMENTUM = torch.optim.Adafactor, partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+FUSED = [partial(getattr(torch.optim, kind), lr=0.1, fused=True) for kind in ("SGD", "Adam", "AdamW", "Adagrad")]
+PEAKS: list[tuple[Callable[[], nn.Module], Callable[..., torch.optim.Optimizer], dict[str, Any], float]] = [
+    *((Net, MOMENTUM, {"scheme": scheme, "density": 0.05, **TWICE}, 0.05) for scheme in ("baseline", "w+2d")),
+    *((linear, ADAFACTOR, {**HALF, "gradients": gradients, **TWICE}, 0.05) for gradients in GRADIENTS),
+    *((partial(linear, 5, bias), torch.optim.AdamW, EARLY, 0.002) for bias in (True, False)),
+    *((partial(nn.Linear, 600, 100), make, {"scheme": "baseline", "density": 0.05}, 0.001) for make in FUSED),
+]
 
 
-def linear() -> nn.Module:
-    return nn.Sequential(*[nn.Linear(300, 300, bias=False) for _ in range(3)])
-
-
-@pytest.mark.parametrize(
-    ("build", "size", "optimizer", "options"),
-    [
-        *((Net, (6, 600), "momentum", {"scheme": scheme, "density": 0.05}) for scheme in ("baseline", "w+2d")),
-        *((linear, (2, 300), "adafactor", {**HALF, "gradients": gradients}) for gradients in GRADIENTS),
-    ],
-)
-def test_the_planned_peak_of_several_passes_is_near_the_measured_one(
-    build: Callable[[], nn.Module], size: tuple[int, int], optimizer: str, options: dict[str, object]
+@pytest.mark.parametrize(("build", "make", "options", "within"), PEAKS)
+def test_the_planned_peak_is_near_the_measured_one(
+    build: Callable[[], nn.Module],
+    make: Callable[..., torch.optim.Optimizer],
+    options: dict[str, Any],
+    within: float,
 ) -> None:
-    planner = "sgd" if optimizer == "momentum" else optimizer
-    planned = plan(build, optimizer=planner, world_size=1, backward_passes_per_step=2, **options)
+    """Of several passes, of updates in the backward pass, and of optimizers that need no temporaries."""
+    planned = plan(build, optimizer=make, world_size=1, **options)
     model = seeded(build)
-    make = OPTIMIZERS.get(optimizer, torch.optim.Adafactor)
-    ours = resireduce.distribute(
-        model, make(list(model.parameters())), backend="local", backward_passes_per_step=2, **options
-    )
+    optimizer = resireduce.distribute(model, make(list(model.parameters())), backend="local", **options)
+    x = torch.randn(2, next(model.parameters()).shape[1], generator=torch.Generator().manual_seed(0))
     for step in range(3):
-        ours.zero_grad()
-        with track_states(ours) if step == 2 else contextlib.nullcontext() as tracker:
-            for seed in range(2):
-                model(torch.randn(size, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
-            ours.step()
-    assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.05)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_planned_peak_of_updates_in_the_backward_pass(bias: bool) -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(*[nn.Linear(300, 300, bias=bias) for _ in range(5)])
-
-    options = {"scheme": "none", "compressor": "none", "update": "in_backward"}
-    planned = plan(build, optimizer="adamw", world_size=1, **options)
-    model = build()
-    optimizer = resireduce.distribute(model, torch.optim.AdamW(model.parameters()), backend="local", **options)
-    for step in range(2):
-        loss = model(torch.ones(2, 300)).sum()
-        with track_states(optimizer) if step else contextlib.nullcontext() as tracker:
-            loss.backward()
+        optimizer.zero_grad()
+        with track_states(optimizer) if step == 2 else contextlib.nullcontext() as tracker:
+            for _ in range(options.get("backward_passes_per_step", 1)):
+                model(x).square().mean().backward()
             optimizer.step()
-    assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.002)
-
-
-class Parent(nn.Module):
-    """A model with a part that refers back to the model, a circle; with `again`, the layer has a second name."""
-
-    def __init__(self, again: bool = False, knows: bool = True) -> None:
-        super().__init__()
-        self.layer, self.part = nn.Linear(200, 100), nn.Linear(100, 200)
-        if knows:
-            self.part.parent = self
-        if again:
-            self.part.layer = self.layer
-
-
-def test_a_model_whose_parts_know_it_is_planned_like_one_whose_parts_do_not() -> None:
-    for again in (False, True):
-        circle, plain = (plan(partial(Parent, again=again, knows=knows), world_size=2) for knows in (True, False))
-        assert circle == plain
-    peaks = [plan(partial(Parent, again=again), scheme="baseline")["peak_states"] for again in (True, False)]
-    assert peaks[0] > peaks[1], "the gradient of a tied parameter is held longer"
+    states = measure_states(optimizer).as_dict()
+    assert states == {key: planned[key] for key in states}
+    assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=within)

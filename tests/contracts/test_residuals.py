@@ -9,9 +9,9 @@ from resireduce.grouping import Grouping
 from resireduce.kernels import ops
 from resireduce.kernels.ops import mean_norm
 from resireduce.residuals.base import PartialResidual, Residuals, select
-from resireduce.residuals.group import AverageResidual, MemberResidual, WeightedResidual
+from resireduce.residuals.group import MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual
-from resireduce.scheme import SCHEMES, build_residual
+from resireduce.scheme import build_residual
 
 SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other": (20, 10)}
 GROUPING = Grouping(groups=(("a", "b", "c"),), specific=("big",))
@@ -57,23 +57,6 @@ def test_bytes_of_each_scheme_are_the_papers_arithmetic() -> None:
     assert nbytes("partial") == everything / 2
 
 
-def one_group() -> WeightedResidual:
-    residual = WeightedResidual(grouping=GROUPING)
-    for name in GROUPING.grouped:
-        residual.register(name, torch.empty(SHAPES[name], dtype=torch.float64))
-    return residual
-
-
-def test_a_group_without_all_members_averages_those_that_came() -> None:
-    residual = one_group()
-    only = torch.randn(30, 40, dtype=torch.float64)
-    residual.update("a", only.clone, 0)
-    residual.end_step(0)
-    torch.testing.assert_close(residual.tensors()["weighted.a"], only)
-    residual.end_step(1)
-    torch.testing.assert_close(residual.tensors()["weighted.a"], only, msg="a step without members changes nothing")
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("order", ["cba", "bca", "ac", "b"])
 def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded(
@@ -107,50 +90,6 @@ def test_part_of_a_larger_piece_of_memory_is_not_held_until_the_group_is_complet
     assert torch.equal(residual.tensors()["weighted.a"], torch.ones(30, 40, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("scheme", ["a", "w", "member"])
-def test_errors_that_lie_in_columns_are_folded_as_they_are(scheme: str) -> None:
-    both = [registered(build_residual(scheme, GROUPING), torch.float32) for _ in range(2)]
-    for name in "cba":
-        error = gradients(0, torch.float32)[name]
-        both[0].of(name).update(name, error.clone, 0)
-        both[1].of(name).update(name, error.t().contiguous().t if name in "ba" else error.clone, 0)
-    one, other = (residual.tensors() for residual in both)
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
-def test_weights_of_ones_own_may_have_another_dtype_and_are_left_as_they_are(dtype: torch.dtype) -> None:
-    given = {name: torch.tensor(weight, dtype=dtype) for name, weight in {"a": 1, "b": 2, "c": 5}.items()}
-
-    class Given(AverageResidual):
-        def weight(self, error: torch.Tensor, name: str) -> torch.Tensor:
-            return given[name]
-
-    residual, errors = Given(grouping=GROUPING), gradients(0, torch.float32)
-    for name in GROUPING.grouped:
-        residual.register(name, errors[name])
-    for number in range(2):
-        for name in "cba":
-            residual.update(name, errors[name].clone, number)
-        expected = (errors["a"] + 2 * errors["b"] + 5 * errors["c"]) / 8
-        torch.testing.assert_close(residual.tensors()["given.a"], expected)
-    assert [int(weight) for weight in given.values()] == [1, 2, 5]
-
-
-@pytest.mark.parametrize("scheme", ["a", "w", "member"])
-def test_members_of_a_group_may_have_several_dtypes(scheme: str) -> None:
-    exact, mixed = registered(build_residual(scheme, GROUPING)), build_residual(scheme, GROUPING)
-    dtypes = {"a": torch.float64, "b": torch.bfloat16, "c": torch.float32}
-    for name, dtype in dtypes.items():
-        mixed.of(name).register(name, torch.empty(SHAPES[name], dtype=dtype))
-    for name in "cba":
-        error = gradients(0)[name].to(dtypes[name])
-        exact.of(name).update(name, error.double().clone, 0)
-        mixed.of(name).update(name, error.clone, 0)
-    one, other = (residual.tensors()[next(iter(mixed.tensors()))] for residual in (exact, mixed))
-    torch.testing.assert_close(one, other.double(), rtol=1e-5, atol=1e-6)
-
-
 def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
     residual = RowsColumnsResidual(grouping=Grouping(specific=("conv",)))
     residual.register("conv", nn.Conv2d(16, 10, 3).weight)
@@ -159,22 +98,6 @@ def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
     residual.update("conv", error.clone, 0)
     assert torch.equal(residual.compensate_(torch.zeros(10, 16, 3, 3), "conv"), error)
     assert residual.tensors()["rows_columns.conv"].shape == (5, 72)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_storage_in_another_precision_is_within_its_rounding(scheme: str, dtype: str) -> None:
-    exact, stored = registered(build_residual(scheme, GROUPING)), registered(build_residual(scheme, GROUPING, dtype))
-    for number in range(2):
-        step(exact, number, list(SHAPES)), step(stored, number, list(SHAPES))
-    width = {"bfloat16": 2, "float16": 2, "float64": 8}[dtype]
-    values = [name for name in exact.tensors() if exact.tensors()[name].is_floating_point()]
-    for name in values:
-        assert stored.tensors()[name].nbytes * 8 == exact.tensors()[name].nbytes * width
-    if scheme in ("baseline", "w"):
-        for name in values:
-            a, b = exact.tensors()[name], stored.tensors()[name].double()
-            assert ((a - b).abs() <= 0.05 * a.abs().max()).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -231,18 +154,6 @@ def test_rows_drawn_by_softmax_have_its_probabilities() -> None:
     torch.testing.assert_close(shares, torch.tensor([1, 2, 4]) / 7, atol=0.03, rtol=0)
     # Scores so far apart that their probabilities underflow: softmax and a multinomial draw would fail or cheat.
     assert select(torch.tensor([0.0, 1e4, 2e4]), 2, "softmax", None).tolist() == [1, 2]
-
-
-def test_softmax_draws_anew_in_every_step_and_the_same_on_every_run() -> None:
-    def rows() -> list[list[int]]:
-        residual = registered(build_residual("2d", GROUPING, options={"choice": "softmax"}))
-        return [
-            step(residual, number, list(SHAPES)) and residual.tensors()["rows_columns.big.rows"].tolist()
-            for number in range(3)
-        ]
-
-    first = rows()
-    assert first == rows() and len({tuple(one) for one in first}) == 3
 
 
 def test_a_residual_draws_for_the_step_that_it_is_told() -> None:

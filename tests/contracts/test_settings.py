@@ -10,7 +10,6 @@ from itertools import cycle
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -132,26 +131,6 @@ def test_updates_in_the_backward_pass_are_the_same_and_must_be_asked_for() -> No
     assert planned["in_backward"]["peak_states"] < planned["in_step"]["peak_states"]
 
 
-def test_an_option_changed_after_an_update_in_the_backward_pass() -> None:
-    model = seeded(lambda: nn.Sequential(*[nn.Linear(130, 130) for _ in range(6)]))
-    optimizer = distributed(model, scheme="none", compressor="none", update="in_backward")
-    model(torch.ones(2, 130)).sum().backward()
-    optimizer.param_groups[0]["lr"] = 0.01
-    with pytest.raises(UsageError, match=r"an option of the optimizer was changed .* update='in_step'"):
-        optimizer.step()
-
-
-def test_the_state_of_the_optimizer_is_asked_for_without_a_step() -> None:
-    model = seeded(Net)
-    optimizer = resireduce.distribute(model, torch.optim.AdamW(model.parameters()), "baseline", backend="local")
-    before = copy.deepcopy(model)
-    state = get_optimizer_state_dict(model, optimizer)
-    assert optimizer.steps == 0 and same(model, before) and len(state["state"]) == len(list(model.parameters()))
-    loss_of(model, torch.Generator()).backward()
-    optimizer.step()
-    assert optimizer.steps == 1
-
-
 class Another(torch.optim.SGD):
     """Another class."""
 
@@ -229,16 +208,6 @@ def test_buffers_of_any_kind_are_rank_0s() -> None:
     assert second.counts.tolist() == [0, 1, 2, 3, 4] and second.wave.abs().sum() == 3  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_a_model_converted_afterwards(gradients: str) -> None:
-    model = seeded(Net)
-    optimizer = distributed(model, scheme="w+2d", gradients=gradients)
-    model.double()
-    with pytest.raises(UsageError, match=r"was torch\.float32 on cpu at .*, and is torch\.float64 on cpu now"):
-        model(torch.ones(6, 600).double()).sum().backward()
-        optimizer.step()
-
-
 def test_closing() -> None:
     model, wrapped = seeded(Net), None
     wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -260,19 +229,3 @@ def test_closing() -> None:
     loss_of(model, torch.Generator()).backward()
     again.step()
     assert again.steps == 1
-
-
-def test_what_only_the_wrapped_optimizer_has_is_passed_on() -> None:
-    class Modes(torch.optim.SGD):
-        mode, factor = "train", 1.0
-
-        def eval(self) -> None:
-            self.mode = "eval"
-
-    model = seeded(Net)
-    with pytest.warns(UserWarning, match="Modes is not known"):
-        optimizer = resireduce.distribute(model, Modes(model.parameters(), 0.1), backend="local")
-    optimizer.eval()
-    optimizer.factor = 0.5  # type: ignore[attr-defined]
-    assert optimizer.wrapped.factor == optimizer.factor == 0.5  # type: ignore[attr-defined]
-    assert optimizer.mode == optimizer.wrapped.mode == "eval" and not hasattr(optimizer, "no_such_thing")  # type: ignore[attr-defined]

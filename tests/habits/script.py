@@ -130,8 +130,6 @@ class Habit:
     ranks: tuple[int, ...] = (1, 2)
     rounded: tuple[str, ...] = ()
     """Modes in which sums are formed in another order than the oracle's."""
-    drifting: bool = False
-    """Whether ranks may hold different parameters at the end."""
     build: Callable[[], nn.Module] = field(default=Net)
 
 

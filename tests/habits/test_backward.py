@@ -1,4 +1,4 @@
-"""However a backward pass makes its gradients: recomputed, compiled, in mixed precision, in another memory format."""
+"""Backward passes that make gradients all at once, as compiled ones do, or in several threads."""
 
 import threading
 import time
@@ -9,30 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _python_dispatch
-from torch.utils.checkpoint import checkpoint
 
 import resireduce
 from resireduce.comm.local import LocalCommunicator
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import LiveBytes, held_tensors, track_states
-from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, take_steps
+from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded
 
 Prepare = Callable[[nn.Module], None]
-
-
-class Checkpointed(nn.Module):
-    """A block whose activations are computed again in the backward pass."""
-
-    def __init__(self, block: nn.Module, reentrant: bool):
-        super().__init__()
-        self.block, self.reentrant = block, reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.block, x, use_reentrant=self.reentrant)
-
-
-def recompute(model: nn.Module, reentrant: bool) -> None:
-    model.blocks = nn.ModuleList(Checkpointed(block, reentrant) for block in model.blocks)
 
 
 @pytest.fixture(autouse=True)
@@ -49,70 +33,6 @@ def compile_whole(model: nn.Module) -> None:
 def compile_blocks(model: nn.Module) -> None:
     for block in model.blocks:
         block.compile(backend="aot_eager")
-
-
-def mixed_loss(model: nn.Module, generator: torch.Generator) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        return loss_of(model, generator)
-
-
-def image_loss(model: nn.Module, generator: torch.Generator) -> Tensor:
-    x = torch.randn(2, 16, 5, 5, generator=generator).contiguous(memory_format=torch.channels_last)
-    return model(x).square().mean()
-
-
-def images() -> nn.Module:
-    alike = (nn.Conv2d(40, 40, 3, padding=1) for _ in range(3))
-    model = nn.Sequential(nn.Conv2d(16, 40, 3), *alike, nn.Flatten(), nn.Linear(360, 100))
-    return model.to(memory_format=torch.channels_last)
-
-
-def trained(
-    gradients: str | None,
-    prepare: Prepare = lambda model: None,
-    build: Callable[[], nn.Module] = Net,
-    loss: Callable[[nn.Module, torch.Generator], Tensor] = loss_of,
-    **options: object,
-) -> nn.Module:
-    """The model after three steps, with this library or, for None, without it."""
-    model = seeded(build)
-    prepare(model)
-    optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
-    if gradients:
-        settings = {"density": 0.05, "backend": "local", **options}
-        optimizer = resireduce.distribute(model, optimizer, gradients=gradients, **settings)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(0)
-    take_steps(optimizer, lambda: loss(model, generator), 3)
-    return model
-
-
-SITUATIONS: dict[str, dict] = {
-    "reentrant checkpoints": {"prepare": lambda model: recompute(model, True)},
-    "checkpoints": {"prepare": lambda model: recompute(model, False)},
-    "compiled": {"prepare": compile_whole},
-    "compiled blocks": {"prepare": compile_blocks},
-    "autocast": {"loss": mixed_loss},
-    "channels-last": {"build": images, "loss": image_loss},
-}
-EXACT = ("reentrant checkpoints", "checkpoints", "compiled", "compiled blocks")
-"""Those in which torch does the arithmetic of the eager model; checkpointed blocks have other names, which random
-choices would follow."""
-
-
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_streamed_is_kept(situation: str) -> None:
-    how = SITUATIONS[situation]
-    torch.compiler.reset()
-    plain = trained(None, **how)
-    kept, streamed = (trained(gradients, **how) for gradients in ("kept", "streamed"))
-    assert same(kept, streamed) and not same(kept, plain)
-    assert same(plain, trained("streamed", **how, compressor="none", scheme="none"))
-
-
-@pytest.mark.parametrize("situation", EXACT)
-def test_what_must_equal_the_eager_model_does(situation: str) -> None:
-    torch.compiler.reset()
-    assert same(trained("streamed"), trained("streamed", **SITUATIONS[situation]))
 
 
 def fullest_moment(prepare: Prepare) -> tuple[int, int]:

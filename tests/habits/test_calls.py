@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import resireduce
 from tests.fuzz.build import Clipping
-from tests.worlds import seeded, take_steps
+from tests.worlds import seeded
 
 
 def transformer() -> nn.Module:
@@ -91,12 +91,3 @@ def test_it_is_one_call_kept_with_a_hook_before_the_step_and_of_an_optimizer_tha
     assert calls(monkeypatch, name, "kept") == [1] * 4
     assert calls(monkeypatch, name, "streamed", hook=lambda *_: hooked.append(1)) == [1] * 4 and len(hooked) == 4
     assert calls(monkeypatch, name, "streamed", Clipping) == [1] * 4
-
-
-def test_what_one_call_costs_is_said_once() -> None:
-    model = seeded(transformer)
-    said = r"Clipping is not known .* all averages, .* step_is_separable = True"
-    with pytest.warns(UserWarning, match=said) as warned:
-        optimizer = resireduce.distribute(model, Clipping(model.parameters(), 0.1), "baseline", backend="local")
-        take_steps(optimizer, lambda: model(torch.randn(2, 5, 64)).square().mean(), 3)
-    assert len([one for one in warned if "Clipping" in str(one.message)]) == 1

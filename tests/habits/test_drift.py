@@ -1,5 +1,7 @@
-"""Ranks whose parameters differ in the first steps are told: nothing else would ever notice."""
+"""What ranks are told: their parameters differ in the first steps, or something else trains the model beside them."""
 
+import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,117 +11,39 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.planning.memory import track_states
+from resireduce.watchers import PIECE
 from tests.threads import LocalWorld
+from tests.worlds import Net, loss_of, seeded
 
-MODES: list[dict[str, Any]] = [
-    {"gradients": "kept"},
-    {"gradients": "streamed"},
-    {"compressor": "none", "scheme": "none", "gradients": "streamed", "update": "in_backward"},
-]
-
-
-class Centred(nn.Module):
-    """A shift that the first forward pass sets to what it sees, as in a flow."""
-
-    def __init__(self):
-        super().__init__()
-        self.shift, self.is_new = nn.Parameter(torch.zeros(64)), True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input, shifted."""
-        if self.is_new:
-            with torch.no_grad():
-                self.shift.copy_(-x.mean(0))
-            self.is_new = False
-        return x + self.shift
-
-
-def train(
-    communicator: Communicator,
-    change: Callable[[nn.Module, int, int], None],
-    mode: dict[str, Any],
-    first: Callable[[], nn.Module],
-) -> None:
-    """Train for four steps; `change` the model of each rank after each of them."""
-    draw = torch.Generator().manual_seed(communicator.rank)
-    model = nn.Sequential(first(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend=communicator, **mode)
-    for number in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(8, 64, generator=draw)).square().mean().backward()
-        optimizer.step()
-        change(model, communicator.rank, number)
-    optimizer.close()
+MODES: list[dict[str, Any]] = [{"gradients": "kept"}, {"gradients": "streamed"}]
+MODES += [{"compressor": "none", "scheme": "none", "update": "in_backward"}]
 
 
 def told(recwarn: pytest.WarningsRecorder) -> int:
     return sum("no longer the same on all ranks" in str(one.message) for one in recwarn)
 
 
-def nothing(model: nn.Module, rank: int, step: int) -> None:
-    """Change nothing."""
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_that_train_alike_are_told_nothing(mode: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
-    LocalWorld(2).run(lambda communicator: train(communicator, nothing, mode, nn.Identity))
-    assert not told(recwarn)
-
-
-@pytest.mark.parametrize("mode", [one for one in MODES if "update" not in one])
-def test_what_the_first_forward_pass_makes_of_a_rank_s_own_data(
-    mode: dict[str, Any], recwarn: pytest.WarningsRecorder
-) -> None:
-    LocalWorld(2).run(lambda communicator: train(communicator, nothing, mode, Centred))
-    assert told(recwarn)
-
-
-@pytest.mark.parametrize("mode", [one for one in MODES if "update" not in one])
-@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("changed", [None, 0, 1])
 def test_what_one_rank_alone_changes_after_its_first_step(
-    step: int, mode: dict[str, Any], recwarn: pytest.WarningsRecorder
+    changed: int | None, mode: dict[str, Any], recwarn: pytest.WarningsRecorder
 ) -> None:
     """Later nothing is looked at: it would cost a pass over all parameters in each step."""
 
-    def change(model: nn.Module, rank: int, number: int) -> None:
-        if (rank, number) == (1, step):
-            with torch.no_grad():
-                model[3].weight[5, 7] += 1e-6  # type: ignore[index]
+    def rank(communicator: Communicator) -> None:
+        draw = torch.Generator().manual_seed(communicator.rank)
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        with resireduce.distribute(model, wrapped, backend=communicator, **mode) as optimizer:
+            for step in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(8, 64, generator=draw)).square().mean().backward()
+                optimizer.step()
+                if communicator.rank and step == changed:
+                    model[2].weight.data[5, 7] += 1e-6
 
-    LocalWorld(2).run(lambda communicator: train(communicator, change, mode, nn.Identity))
-    assert bool(told(recwarn)) == (step == 0)
-
-
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_steps_that_overflow_are_not_counted(gradients: str, recwarn: pytest.WarningsRecorder) -> None:
-    """A loss scale that begins too high has some of the first steps skipped, after which nothing has changed."""
-
-    def train(communicator: Communicator) -> None:
-        model, scaler = nn.Linear(120, 120), resireduce.GradScaler("cpu", init_scale=2.0**127)
-        optimizer = resireduce.distribute(
-            model,
-            torch.optim.SGD(model.parameters(), 0.1),
-            "baseline",
-            backend=communicator,
-            grad_scaler=scaler,
-            gradients=gradients,
-        )
-        skipped, has_changed = 0, False
-        while optimizer.steps < 2:
-            optimizer.zero_grad()
-            scaler.scale(model(torch.full((1, 120), 10.0)).sum()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            skipped += optimizer.overflowed
-            if optimizer.steps and not has_changed and communicator.rank:
-                has_changed = True
-                model.weight.data[5, 7] += 1e-6
-        assert skipped > 2
-        optimizer.close()
-
-    LocalWorld(2).run(train)
-    assert told(recwarn)
+    LocalWorld(2).run(rank)
+    assert bool(told(recwarn)) == (changed == 0 and "update" not in mode)
 
 
 # --- what counts as different ---
@@ -153,6 +77,7 @@ PLACES = torch.arange(24.0).view(2, 3, 4)
 CHANGES: dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]] = {
     **{f"a bit of {dtype}": (torch.ones(3, 5, dtype=dtype), last_bit) for dtype in (torch.float64, torch.bfloat16)},
     "the last of many": (torch.ones(300, 1001), last_bit),
+    "the last of a row in several pieces": (torch.ones(2, PIECE + 9), last_bit),
     "the only one": (torch.ones(()), last_bit),
     "rows in turn": (PLACES, lambda one: one.roll(1, 0)),
     "columns in turn": (PLACES, lambda one: one.roll(1, 2)),
@@ -175,21 +100,68 @@ def test_how_values_lie_in_memory_does_not_count(recwarn: pytest.WarningsRecorde
     assert not differs(lambda: torch.empty(0, 3), lambda one: one, recwarn)
 
 
-def test_looking_takes_little_memory() -> None:
-    """The two steps that compare parameters hold at most little more than the third, which does not."""
+GONE = "is gone, and the model is trained on"
 
-    def rank(communicator: Communicator) -> list[int]:
-        peaks = []
-        model = nn.Linear(1 << 21, 1, bias=False)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1)
-        with resireduce.distribute(model, wrapped, "none", "none", backend=communicator) as optimizer:
-            for _ in range(3):
-                loss = model(torch.ones(1, 1 << 21)).sum()
-                with track_states(optimizer) as tracker:
-                    loss.backward()
-                    optimizer.step()
-                peaks.append(tracker.peak_bytes)
-        return peaks
 
-    for first, second, third in LocalWorld(2).run(rank):
-        assert max(first, second) <= third + (8 << 20)
+def take_step(optimizer: torch.optim.Optimizer, model: nn.Module, rank: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, torch.Generator().manual_seed(rank)).backward()
+    optimizer.step()
+
+
+def go_on(communicator: Communicator, model: nn.Module, how: str) -> None:
+    """Take a step with an optimizer of the library, and another one when that is gone."""
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, plain, backend=communicator)
+    take_step(optimizer, model, communicator.rank)
+    if how == "closed":
+        optimizer.close()
+    del optimizer
+    gc.collect()
+    if how == "distributed anew":
+        plain = resireduce.distribute(model, plain, backend=communicator)
+    elif how == "made anew":  # as by a trainer's second fit()
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+    take_step(plain, model, communicator.rank)
+    if how != "distributed anew":
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()), "it is said once"
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks"), [("made anew", 2), ("made anew", 1), ("plain", 2), ("closed", 2), ("distributed anew", 2)]
+)
+def test_training_that_goes_on_without_averages(how: str, ranks: int, recwarn: pytest.WarningsRecorder) -> None:
+    start = seeded(Net)
+    LocalWorld(ranks).run(lambda communicator: go_on(communicator, copy.deepcopy(start), how))
+    told = [one for one in recwarn if GONE in str(one.message)]
+    assert bool(told) == (how in ("made anew", "plain") and ranks > 1)
+
+
+@pytest.mark.parametrize("by", ["step", "decay", "wrapped", "other", "fused", "both", "late"])
+def test_another_optimizer_beside_kept_gradients(by: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Without a guard in `.grad` that would refuse it."""
+
+    def rank(communicator: Communicator) -> None:
+        model = copy.deepcopy(start)
+        plain = torch.optim.SGD(model.parameters(), 1e-3)
+        optimizer = resireduce.distribute(model, plain, gradients="kept", backend=communicator)
+        held = [nn.Parameter(torch.ones(2))] if by == "decay" else list(model.parameters())
+        other = torch.optim.AdamW(held, 1e-3, fused=by == "fused")
+        if by == "wrapped":  # as Lookahead, or an optimizer of Accelerate
+            other.param_groups = plain.param_groups
+        for step in range(8):
+            (optimizer if by in ("both", "late") else model).zero_grad()
+            loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
+            for parameter in model.parameters() if by in ("decay", "wrapped") else ():
+                parameter.data.mul_(0.99)
+            if by in ("other", "fused", "both") or (by == "late" and step > 3):
+                other.step()
+            if by in ("step", "decay", "wrapped", "both") or (by == "late" and step < 4):
+                optimizer.step()
+        keep.append((optimizer, other))
+
+    keep: list[object] = []
+    start = seeded(Net)
+    LocalWorld(2).run(rank)
+    told = [one for one in recwarn if "another optimizer updates them" in str(one.message)]
+    assert bool(told) == (by in ("other", "fused", "both", "late"))

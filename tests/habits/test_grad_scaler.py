@@ -2,6 +2,7 @@
 
 import copy
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
+from resireduce.core import feedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
@@ -20,9 +22,14 @@ SCALE = 2.0**10
 
 
 def scaled(
-    communicator: Communicator, start: nn.Module, overflows: dict[int, int], steps: int = 6, **options: object
+    communicator: Communicator,
+    start: nn.Module,
+    overflows: dict[int, int],
+    steps: int = 6,
+    of: str = "weight",
+    **options: object,
 ) -> tuple[nn.Module, DistributedOptimizer, resireduce.GradScaler]:
-    """Train with a scaled loss, which is infinite in step s on rank `overflows[s]`."""
+    """Train with a scaled loss; the gradient `of` the first layer alone is infinite in step s, on rank overflows[s]."""
     model = copy.deepcopy(start)
     scaler = resireduce.GradScaler("cpu", init_scale=SCALE, growth_interval=1000)
     wrapped = OPTIMIZERS[sgd_for(options)](list(model.parameters()))
@@ -32,10 +39,10 @@ def scaled(
     for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, generator)
-        if overflows.get(step) == communicator.rank:  # in the first layer alone: the gradients of the others are finite
-            model.first.weight.register_hook(lambda grad: grad * torch.inf)
+        if overflows.get(step) == communicator.rank:
+            getattr(model.first, of).register_hook(lambda grad: grad * torch.inf)
         scaler.scale(loss).backward()
-        model.first.weight._backward_hooks = None
+        getattr(model.first, of)._backward_hooks = None
         assert scaler.step(optimizer) is None
         assert optimizer.overflowed == (step in overflows)
         scaler.update()
@@ -49,16 +56,6 @@ def test_a_scale_changes_nothing(gradients: str, scheme: str, compressor: str) -
     plain, _ = train(LocalCommunicator(), seeded(Net), steps=6, **options)
     model, _, scaler = scaled(LocalCommunicator(), seeded(Net), {}, **options)
     assert same(plain, model) and scaler.get_scale() == SCALE, "a power of two is divided out exactly"
-
-
-def test_a_scale_is_chosen_whatever_the_default_dtype() -> None:
-    start = seeded(Net)
-    torch.set_default_dtype(torch.float64)
-    try:
-        _, _, scaler = scaled(LocalCommunicator(), start.double(), {0: 0}, steps=1)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert scaler.get_scale() == SCALE / 2
 
 
 KINDS = [
@@ -84,6 +81,23 @@ def test_all_ranks_skip_a_step_in_which_one_overflows(gradients: str, compressor
     (first, skipped, scale, steps), (second, *_) = LocalWorld(2).run(rank)
     assert same(first, second) and not same(first, skipped) and scale == SCALE / 2
     assert steps == 3, "the step that was skipped is taken again"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"of": "bias"}, {"overflows": {}, "scheme": "w+2d"}, {"overflows": {}, "residual_dtype": "int8"}],
+    ids=str,
+)
+@pytest.mark.parametrize("gradients", GRADIENTS)
+def test_steps_are_taken_and_skipped_alike_where_the_host_must_not_wait(
+    gradients: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, options = seeded(Net), {"overflows": {2: 0}, "gradients": gradients, "scheme": "baseline", **options}
+    expected, before, _ = scaled(LocalCommunicator(), start, **options)
+    monkeypatch.setattr(feedback, "AT_ONCE", ("meta",))
+    model, after, _ = scaled(LocalCommunicator(), start, **options)
+    states = before.residual_state_dict(), after.residual_state_dict()
+    assert same(model, expected) and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 REMEMBERING = ("sidco-exp", "powersgd", "l1-chunks", "ok-topk", "block8-two-phase")
@@ -190,18 +204,6 @@ def test_a_loss_that_was_not_scaled_is_not_divided_either(gradients: str) -> Non
         optimizer.step()
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-def test_the_norm_of_a_step_that_was_skipped(gradients: str) -> None:
-    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=SCALE)
-    optimizer = distributed(model, gradients=gradients, grad_scaler=scaler, max_grad_norm=1.0)
-    for factor, finite in ((1.0, True), (torch.inf, False), (1.0, True)):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, torch.Generator()) * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert bool(optimizer.grad_norm.isfinite()) is finite
-
-
 def test_a_scaler_that_is_used_wrongly() -> None:
     model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=0.0)
     optimizer = distributed(model, scheme="w+2d", grad_scaler=scaler, gradients="kept")
@@ -234,13 +236,22 @@ def test_with_an_ordinary_optimizer_it_is_torchs_own() -> None:
     assert same(*trained)
 
 
-def test_a_scaler_that_is_disabled_unscales_nothing_as_torchs() -> None:
-    model = seeded(Net)
-    scaler = resireduce.GradScaler("cpu", enabled=False)
-    optimizer = distributed(model, gradients="kept")
-    scaler.scale(loss_of(model, torch.Generator().manual_seed(0))).backward()
-    before = [one.grad.clone() for one in model.parameters() if one.grad is not None]
-    scaler.unscale_(optimizer)
-    assert all(map(torch.equal, before, [one.grad for one in model.parameters() if one.grad is not None]))
-    scaler.step(optimizer)
-    scaler.update()
+# --- the residual ---
+
+
+def test_streamed_what_a_skipped_step_had_sent_is_put_back_whole() -> None:
+    start, left = seeded(Net), []
+    for density in (1.0, 1e-9):
+        model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=4.0)
+        options = {"decay": 0.5}
+        optimizer = distributed(model, scheme="decayed", options=options, density=density, grad_scaler=scaler)
+        hook = model.first.weight.register_hook(lambda grad: grad * torch.inf)
+        scaler.scale(loss_of(model, torch.Generator().manual_seed(0))).backward()
+        scaler.step(optimizer)
+        hook.remove()
+        assert optimizer.overflowed and same(model, start)
+        left.append(optimizer.residual_state_dict())
+    for name, everything in left[0].items():
+        if name.startswith("full.blocks"):
+            differ = left[1][name] != everything / 2
+            assert everything.any() and differ.sum() == 1, "one element was sent, and comes back whole"

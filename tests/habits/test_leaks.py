@@ -15,7 +15,6 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.errors import ConfigError
 from tests.habits.script import MODES
 from tests.processes import on_processes
 from tests.threads import LocalWorld
@@ -99,25 +98,6 @@ def test_two_ranks_in_one_process() -> None:
     # New threads have arenas of malloc's own, which go up and down by 12 MiB in plain torch too, and once by 75 beside
     # other tests. Of four models each time, one tensor left of each would be 160.
     check(lambda: LocalWorld(2).run(act) and None, times=40, spare_mib=64, rounds=3)
-
-
-def test_an_optimizer_that_was_dropped_before_its_step() -> None:
-    def act() -> None:
-        model = build()
-        optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local")
-        model(torch.ones(3, SIDE)).square().mean().backward()
-        del optimizer
-
-    check(act)
-
-
-def test_an_optimizer_that_was_refused() -> None:
-    def act() -> None:
-        model = build()
-        with contextlib.suppress(ConfigError):
-            resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local", density=7.0)
-
-    check(act)
 
 
 def check_gloo(communicator: Communicator) -> None:

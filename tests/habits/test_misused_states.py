@@ -102,20 +102,6 @@ def test_states_are_saved_and_loaded_between_steps() -> None:
     optimizer.load_residual_state_dict(state)
 
 
-def test_states_are_not_saved_between_two_passes_that_add_up() -> None:
-    """The residual holds the first pass's gradient by then, which belongs to a step that has not been taken."""
-    model = seeded(Net)
-    optimizer = distributed(model, scheme="baseline")
-    with optimizer.no_sync():
-        loss(model).backward()
-    for act in (optimizer.residual_state_dict, optimizer.zero_grad, lambda: optimizer.start_at(0)):
-        with pytest.raises(UsageError, match=r"between backward\(\) and step\(\)"):
-            act()
-    loss(model).backward()
-    optimizer.step()
-    assert optimizer.residual_state_dict()["steps"] == 1
-
-
 @pytest.mark.parametrize("step", [-1, 2.5, "3"])
 def test_a_step_that_cannot_be(step: Any) -> None:
     with pytest.raises(ConfigError, match=r"^step: .* is not allowed; give a number of steps, 0 or more"):
@@ -134,7 +120,6 @@ def with_momentum(model: nn.Module, compressor: str) -> DistributedOptimizer:
         ("optimizer", True),
         ("wrapped", True),
         ("optimizer residuals", False),
-        ("residuals optimizer", False),
         ("optimizer start_at", False),
     ],
 )
@@ -196,22 +181,6 @@ def test_a_state_that_is_loaded_on_one_rank_alone(options: dict[str, object]) ->
     LocalWorld(2).run(rank)
 
 
-def test_residuals_that_are_forgotten_elsewhere() -> None:
-    """The optimizer's state may be loaded before it is distributed; without momentum a rollback has none."""
-    model = seeded(Net)
-    wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    loss(model).backward()
-    wrapped.step()
-    assert forgotten_in(distributed(model, wrapped), model)
-    model = seeded(Net)
-    optimizer = distributed(model)
-    state = copy.deepcopy(optimizer.state_dict())
-    optimizer.load_state_dict(state)
-    assert not forgotten_in(optimizer, model), "no step has been taken, as when a trainer moves a state to its device"
-    optimizer.load_state_dict(state)
-    assert forgotten_in(optimizer, model)
-
-
 @pytest.mark.parametrize("loads", [True, False])
 @pytest.mark.parametrize("momentum", [True, False])
 def test_residuals_that_are_forgotten_where_a_state_is_loaded_in_place(momentum: bool, loads: bool) -> None:
@@ -226,12 +195,3 @@ def test_residuals_that_are_forgotten_where_a_state_is_loaded_in_place(momentum:
             tensor.fill_(0.1)
     set_optimizer_state_dict(model, optimizer, state)
     assert forgotten_in(optimizer, model) == loads
-
-
-def test_numbers_of_rows_that_are_damaged() -> None:
-    optimizer = distributed(seeded(Net), scheme="2d")
-    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
-    name = next(name for name in state if name.endswith(".rows"))
-    state[name][0] = 10**6
-    with pytest.raises(ConfigError, match=rf"'{name}' holds .* a number that cannot be"):
-        optimizer.load_residual_state_dict(state)

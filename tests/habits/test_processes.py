@@ -96,7 +96,3 @@ def check_shards(_: Communicator) -> None:
 
 def test_two_processes() -> None:
     on_processes(2, check_fork, check_shards, check_wrapped_by_ddp_before, check_wrapped_by_ddp)
-
-
-def test_one_process() -> None:
-    on_processes(1, check_wrapped_by_ddp)

@@ -13,9 +13,9 @@ from resireduce.compressors.adtopk import ADTopKThreshold
 from resireduce.compressors.chunked import Chunked, L1Chunks
 from resireduce.compressors.dgc import DGC, DGCSimple
 from resireduce.compressors.powersgd import PowerSGD
-from resireduce.compressors.quantized import QSGD, Block4, Block8, TernGrad
+from resireduce.compressors.quantized import QSGD, Block4, Block8, Fp8, TernGrad
 from resireduce.compressors.signs import Signum
-from resireduce.compressors.thresholds import GaussianK, RedSync, SIDCo, Threshold
+from resireduce.compressors.thresholds import GaussianK, SIDCo, Threshold
 from resireduce.compressors.topk import RandomK, TopK
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.errors import ConfigError
@@ -32,7 +32,6 @@ EARLY: dict[str, Any] = {"compressor": "none", "scheme": "none", "update": "in_b
 SETTINGS: list[Row] = [
     ({"compressor": "TopK"}, r"compressor: 'TopK' is not known \(did you mean 'topk'\?\)"),
     ({"compressor": TopK}, r"compressor: <class '.*TopK'> is not known"),
-    ({"compressor": "top"}, "compressor: 'top' .*allowed: .*none, .*topk"),
     ({"scheme": "w2d"}, r"scheme: 'w2d' .*did you mean 'w\+2d'.*allowed: 2d, a, baseline"),
     *(({"density": bad}, f"density: {bad!r} is not allowed.*0 < density <= 1") for bad in (0, 1.5, math.nan, "abc")),
     ({"gradients": "stream"}, "gradients: 'stream' .*did you mean 'streamed'"),
@@ -46,23 +45,18 @@ SETTINGS: list[Row] = [
     ({"groups": {"group": []}}, "key 'group' is not known; give {"),
     ({"groups": {"groups": "*"}}, r"'groups' is '\*', not a list"),
     ({"groups": {"groups": [3]}}, "3 is no list of patterns"),
-    ({"groups": {"specific": [["first.weight"]]}}, "no list of patterns"),
     ({"groups": {"groups": ["first.wieght"]}}, "tensor of the model matches 'first.wieght'"),
     ({"groups": {"groups": [["blocks.*.up.weight"]], "specific": ["blocks.0.up.weight"]}}, "is named twice"),
-    ({"groups": {"groups": [["*"]]}}, "members must have one shape"),
     ({"groups": {"groups": ["first.weight"]}}, "fewer than two members"),
     ({"dense": "head.*"}, r"dense: 'head\.\*' is not allowed; give a list of patterns"),
-    ({"dense": 3}, r"dense: 3 is not allowed; give a list of patterns"),
     ({"dense": ["head.*", "frist.*"]}, r"dense: 'frist\.\*' matches no parameter; the model has first\.weight"),
     ({"residual_dtype": "int7"}, "residual_dtype: 'int7'"),
     ({"residual_dtype": "float64"}, r"residual_dtype: torch\.float64 is not allowed for gradients of torch\.float32"),
     ({"residual_device": "disk"}, "residual_device: 'disk' is not known; allowed: cpu"),
     ({"backward_passes_per_step": 0}, "backward_passes_per_step: 0"),
-    ({"backward_passes_per_step": True}, "backward_passes_per_step: True is not allowed"),
     ({"warm_up_steps": -1}, "warm_up_steps: -1 is not allowed; give a number of steps"),
     ({"options": 3}, "options: 3 is not allowed; give names and values"),
     ({"options": {"phi": 0.5}}, "options of scheme 'baseline': 'phi' .*allowed: none"),
-    ({"scheme": "w", "options": {"phy": 0.3}}, r"options of scheme 'w': 'phy' is not known \(did you mean 'phi'\?\)"),
     ({"scheme": "member", "options": {"smallest": "banana"}}, "smallest: 'banana' is not allowed"),
     (
         {"scheme": "partial", "options": {"ratio": {"fc.*": 0.5}}},
@@ -73,26 +67,20 @@ SETTINGS: list[Row] = [
         for norm in (0, -1.0, math.nan, True, "1")
     ),
     ({"max_local_grad_norm": 1.0}, r"max_local_grad_norm: 1\.0 .* gradients='streamed'.*or .*kept"),
-    ({"max_local_grad_norm": -1.0, **KEPT}, r"max_local_grad_norm: -1\.0 is not allowed; give a number"),
     ({"grad_scaler": torch.amp.GradScaler("cpu")}, r"grad_scaler: an object of type torch\.amp.*a resireduce\.GradSc"),
     (
         {"grad_scaler": resireduce.GradScaler("cpu"), "compressor": "dgc-momentum"},
         r"grad_scaler: .*DGCMomentum and gradients='streamed'.*gradients='kept'",
     ),
     ({**EARLY, "compressor": "topk"}, "update: 'in_backward' is not allowed with compressor='topk', only with 'none'"),
-    ({**EARLY, **KEPT}, "gradients='kept', only with 'streamed'"),
-    ({**EARLY, "max_grad_norm": 1.0}, r"max_grad_norm=1\.0, only with None"),
-    ({**EARLY, "backward_passes_per_step": 2}, "backward_passes_per_step=2, only with 1"),
     ({**EARLY, "update": "early"}, "update: 'early' is not known.*in_backward, in_step"),
     # messages
     ({"merge": "all"}, "merge: 'all' is not known; allowed: "),
     *(({"merge": bad}, f"merge: {bad} is not allowed; give") for bad in (0, True, 2.5)),
-    ({"merge": ["first.weight"]}, "merge: .* a list of names of parameters for each message"),
     ({"merge": [[]]}, "merge: .* a list of names of parameters for each message"),
     ({"merge": [["first.weigt"]]}, "merge: 'first.weigt' is not known .did you mean 'first.weight'"),
     ({"merge": [["first.weight"], ["first.weight"]]}, "merge: 'first.weight' is in several messages"),
     ({"merge": "one", "compressor": "powersgd"}, "merge: 'one' is not allowed with PowerSGD.*rounds"),
-    ({"merge": 9, "compressor": "l1-chunks", "density": lambda step: 0.1}, "merge: 9 is not allowed .*rounds"),
 ]
 
 
@@ -106,6 +94,13 @@ def test_a_setting_that_cannot_be_used_is_refused_before_anything_changes(option
 
 def of(kind: str, *arguments: Any, **settings: Any) -> torch.optim.Optimizer:
     return getattr(torch.optim, kind)(arguments[0].parameters() if arguments else MODEL.parameters(), **settings)
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another, made without the constructor of torch."""
+
+    def __init__(self, base: torch.optim.Optimizer):
+        self.param_groups, self.defaults, self.state = base.param_groups, base.defaults, base.state
 
 
 MODEL, OTHER = seeded(Net), seeded(Net)
@@ -134,45 +129,36 @@ def test_an_optimizer_that_does_not_fit_is_refused(
 MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     *((kind, {"density": 0}, "density: 0 is not allowed") for kind in (TopK, ADTopKThreshold)),
     *((kind, {"density": 2.0}, r"density: 2\.0 is not allowed") for kind in (RandomK, OkTopK, L1Chunks)),
-    (RedSync, {"density": 0.0}, r"density: 0\.0 is not allowed"),
-    (TopK, {"density": "a"}, "density: 'a' is not allowed"),
     (QSGD, {"bucket": 0}, "bucket: 0 is not allowed; give a number of elements"),
     (QSGD, {"norm": 1.0}, r"norm: 1\.0 is not allowed; give 2 or infinity"),
     (Threshold, {"threshold": "a"}, "threshold: 'a' is not allowed"),
-    (DGC, {"density": 0.01, "momentum_factor": ".9"}, r"momentum_factor: '\.9' is not allowed"),
     (DGC, {"density": 0.01, "momentum_factor": 1.0}, r"momentum_factor: 1\.0 is not allowed; give a number, 0 <= "),
-    (DGC, {"density": 0.01, "warmup": (0.1,), "warmup_steps": 2.5}, r"warmup_steps: 2\.5 is not allowed"),
     (DGC, {"density": 0.01, "warmup": 0.5}, r"warmup: 0\.5 is not allowed; give a tuple"),
     (DGC, {"density": 0.01, "warmup": (0.2, 0.1)}, "warmup_steps: 0 is not allowed with 2 densities; give a whole num"),
     (DGC, {"density": 0.01, "warmup_steps": 5}, "warmup_steps: 5 is not allowed with 0 densities; give 0, or dens"),
-    (DGC, {"density": 0.01, "warmup": (1.5,), "warmup_steps": 5}, r"density: 1\.5 is not allowed"),
     (DGCSimple, {"density": 0.01, "rounds": 1.5}, r"rounds: 1\.5 is not allowed"),
     (GaussianK, {"density": 0.01, "rounds": -1}, "rounds: -1 is not allowed"),
     (SIDCo, {"density": 0.01, "fit": "weibull"}, "fit: 'weibull' is not known"),
     (SIDCo, {"density": 0.01, "stages": 0}, "stages: 0 is not allowed; give a number, 1 or more, or None"),
     (TernGrad, {"clip": 0}, "clip: 0 is not allowed; give a number of deviations"),
-    (TernGrad, {"clip": "a"}, "clip: 'a' is not allowed"),
     (Block8, {"block": 12}, "block: 12 is not allowed; give a number of elements, a multiple of 8"),
-    (Block4, {"block": 0}, "block: 0 is not allowed"),
+    *((kind, {"block": 0}, "block: 0 is not allowed") for kind in (Block4, Fp8)),
+    (Fp8, {"form": "e3m4"}, "form: 'e3m4' is not allowed; give e4m3 or e5m2"),
     (ADTopKThreshold, {"density": 0.1, "warm_up": -1}, "warm_up: -1 is not allowed; give a number of steps, 0 or more"),
     (ADTopKThreshold, {"density": 0.1, "every": 0}, "every: 0 is not allowed; give a number of steps, 1 or more"),
-    (ADTopKThreshold, {"density": 0.1, "every": None}, "every: None is not allowed"),
     (ADTopKThreshold, {"density": 0.1, "steps": 0}, "steps: 0 is not allowed"),
     (ADTopKThreshold, {"density": 0.1, "stable": -1}, "stable: -1 is not allowed; give a number, 0 or more"),
     *((Chunked, {"density": 0.1, "chunk": bad}, "chunk: .* a number of elements, 2 or more") for bad in (1, 2.5, True)),
     (OkTopK, {"density": 0.1, "local_every": 0}, "local_every: 0 is not allowed; give a number, 1 or more"),
     (OkTopK, {"density": 0.1, "global_every": 2.5}, r"global_every: 2\.5 is not allowed"),
-    (OkTopK, {"density": 0.1, "regions_every": True}, "regions_every: True is not allowed"),
     (OkTopK, {"density": 0.1, "local_factor": 0.9}, r"local_factor: 0\.9 is not allowed"),
     (OkTopK, {"density": 0.1, "global_factor": math.inf}, "global_factor: inf is not allowed"),
     (OkTopK, {"density": 0.1, "half": True}, "half: True is not allowed for Ok-Topk"),
     (PowerSGD, {"rank": 0}, "rank: 0 is not allowed; give a number of columns, 1 or more"),
-    (PowerSGD, {"rank": 1.5}, r"rank: 1\.5 is not allowed"),
     (PowerSGD, {"min_compression_rate": 0}, "min_compression_rate: 0 is not allowed; give a number greater than 0"),
     (L1Chunks, {"density": 0.1, "size": 0}, "size: 0 is not allowed; give a number of elements, 1 or more"),
     *((Signum, {"momentum_factor": bad}, "momentum_factor: .* a number, 0 <= it < 1") for bad in (1, -0.1, "a", True)),
     (DGCSGD, {"params": PARAMETERS, "lr": -0.1}, r"lr: -0\.1 is not allowed; give a number, 0 or more"),
-    (DGCSGD, {"params": PARAMETERS, "lr": math.nan}, "lr: nan is not allowed; give a number, 0 or more"),
     (DGCSGD, {"params": [{"params": PARAMETERS, "lr": -0.1}], "lr": 0.1}, r"lr: -0\.1 is not allowed"),
     (DGCSGD, {"params": PARAMETERS, "lr": 0.1, "decay_momentum": 1.0}, r"decay_momentum: 1\.0 is not .* 0 or more"),
     (SecondMomentAdamW, {"params": PARAMETERS, "beta": 1.0}, r"beta: 1\.0 is not allowed; give a number, 0 or more"),
@@ -188,7 +174,6 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (RowsColumnsResidual, {"choice": "random"}, "choice: 'random' is not known; allowed: largest, softmax"),
     (MemberResidual, {"norm": 3}, "norm: 3 is not allowed; give 1 or 2"),
     (WeightedResidual, {"phi": -1}, "phi: -1 is not allowed"),
-    (WeightedResidual, {"phi": "half"}, "phi: 'half' is not allowed"),
     (WeightedResidual, {"norms": "residuals"}, "norms: 'residuals' is not known .did you mean 'residual'"),
     *(
         (DecayedResidual, {"decay": bad}, "decay: .* a number more than 0 and at most 1")

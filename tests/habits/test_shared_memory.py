@@ -1,4 +1,4 @@
-"""Gradients that autograd leaves in memory which other tensors use, too: no one else's are changed."""
+"""Gradients that lie in memory which others use, too: trained as where each has memory of its own."""
 
 import copy
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
+from resireduce.same_memory import overlapping
 from tests.threads import LocalWorld
 from tests.worlds import same, seeded, take_steps
 
@@ -52,6 +53,19 @@ class Text(nn.Module):
         return self.after(torch.tanh(x + (self.places(join) + self.kinds(join))))
 
 
+class Tokens(nn.Module):
+    """A token is some rows of the positions beside it, so that with a batch of one its gradient is some of theirs."""
+
+    def __init__(self, own: bool):
+        super().__init__()
+        self.token, self.own = nn.Parameter(torch.randn(105, 100)), own
+        self.places, self.after = nn.Parameter(torch.randn(110, 100)), nn.Linear(100, 100)
+
+    def forward(self, x: Tensor, join: Join) -> Tensor:
+        token, places = (self.token * 1.0, self.places * 1.0) if self.own else (self.token, self.places)
+        return self.after(torch.tanh(torch.cat([x[:, :5], token.expand(len(x), -1, -1)], 1) + places[None]))
+
+
 def trained(communicator: Communicator, model: nn.Module, join: Join, batch: int, **options: object) -> nn.Module:
     model = copy.deepcopy(model)
     wrapped = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
@@ -63,11 +77,12 @@ def trained(communicator: Communicator, model: nn.Module, join: Join, batch: int
 
 @pytest.mark.parametrize(("lifetime", "batch"), zip(LIFETIMES, (1, 3), strict=True), ids=str)
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize("build", [Text, Tokens])
 def test_views_of_others_gradients_are_not_changed(
-    options: dict[str, object], lifetime: dict[str, object], batch: int
+    build: Callable[[bool], nn.Module], options: dict[str, object], lifetime: dict[str, object], batch: int
 ) -> None:
     """As where each gradient has memory of its own: parameters are equal bit for bit."""
-    starts = [seeded(partial(Text, own)) for own in (False, True)]
+    starts = [seeded(partial(build, own)) for own in (False, True)]
     joins: list[Join] = [lambda one: one.unsqueeze(0), lambda one: one.view(1, 110, 100), lambda one: one.t().t()[None]]
     for number, join in enumerate(joins):
         act = partial(trained, join=join, batch=batch, **options, **lifetime)
@@ -76,71 +91,16 @@ def test_views_of_others_gradients_are_not_changed(
         assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
 
 
-class Tokens(nn.Module):
-    """A token is some rows of the positions beside it, so that with a batch of one its gradient is some of theirs."""
-
-    def __init__(self, own: bool):
-        super().__init__()
-        self.token, self.own = nn.Parameter(torch.randn(105, 100)), own
-        self.places, self.after = nn.Parameter(torch.randn(110, 100)), nn.Linear(100, 100)
-
-    def forward(self, x: Tensor) -> Tensor:
-        token, places = (self.token * 1.0, self.places * 1.0) if self.own else (self.token, self.places)
-        return self.after(torch.tanh(torch.cat([x[:, :5], token[None]], 1) + places[None]))
+def test_which_tensors_have_an_element_in_common() -> None:
+    flat = torch.arange(60.0)
+    assert overlapping({"first": flat[:30], "last": flat[30:]}) is None
+    assert overlapping({"even": flat[::2], "third": flat[3::3]}) == ("even", "third")
+    assert overlapping({"bytes": flat.view(torch.uint8), "last": flat[59:]}) == ("bytes", "last")
 
 
-def trained_by_two(communicator: Communicator, model: nn.Module, apart: str, **options: object) -> nn.Module:
-    model = copy.deepcopy(model)
-    names = ["token"] if apart else []
-    second = [one for name, one in model.named_parameters() if name in names]
-    first = [one for name, one in model.named_parameters() if name not in names]
-    kind = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
-    wrapped: list[torch.optim.Optimizer] = [kind(part) for part in (first, second) if part]
-    for number in range(len(wrapped) if apart != "plain" else 1):
-        wrapped[number] = resireduce.distribute(model, wrapped[number], backend=communicator, density=0.05, **options)  # type: ignore[arg-type]
-    source = torch.Generator().manual_seed(communicator.rank)
-    for _ in range(3):
-        for optimizer in wrapped:
-            optimizer.zero_grad()
-        model(torch.randn(1, 110, 100, generator=source)).square().mean().backward()
-        for optimizer in wrapped:
-            optimizer.step()
-    return model
-
-
-@pytest.mark.parametrize("lifetime", LIFETIMES, ids=str)
-@pytest.mark.parametrize("apart", ["", "distributed", "plain"])
-@pytest.mark.parametrize("options", SETTINGS[:3], ids=str)
-@pytest.mark.filterwarnings("ignore:'token'")  # trained by another optimizer
-def test_gradients_of_which_one_is_a_part_of_another(
-    options: dict[str, object], apart: str, lifetime: dict[str, object]
-) -> None:
-    """Also where another optimizer, of the library or not, updates the part: it must find its own gradient."""
-    starts = [seeded(partial(Tokens, own)) for own in (False, True)]
-    act: Callable[..., nn.Module] = partial(trained_by_two, apart=apart, **options, **lifetime)  # type: ignore[arg-type]
-    found, wanted = (LocalWorld(2).run(partial(act, model=start)) for start in starts)
-    assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
-
-
-@pytest.mark.parametrize("options", SETTINGS[:3], ids=str)
-def test_a_vector_of_which_autograd_makes_gradients(options: dict[str, object]) -> None:
-    """It is the script's own, and goes on being used, where gradients are streamed."""
-
-    def ends(communicator: Communicator, copies: bool) -> tuple[nn.Module, Tensor]:
-        model = copy.deepcopy(start)
-        wrapped = torch.optim.SGD(model.parameters(), 0.5)
-        settings = {"density": 0.05, "backend": communicator, **options}
-        optimizer = resireduce.distribute(model, wrapped, **settings)  # type: ignore[arg-type]
-        vector = torch.full((sum(one.numel() for one in model.parameters()),), 1e-3 * (1 + communicator.rank))
-        for step in range(3):
-            optimizer.zero_grad()
-            vector += torch.linspace(0, 1e-3 * step, len(vector))
-            given = vector.clone() if copies else vector
-            nn.utils.parameters_to_vector(model.parameters()).backward(given)
-            optimizer.step()
-        return model, vector
-
-    start = seeded(lambda: nn.Sequential(nn.Linear(100, 110), nn.Linear(110, 100)))
-    found, wanted = (LocalWorld(2).run(partial(ends, copies=copies)) for copies in (False, True))
-    for (model, vector), (other, expected) in zip(found, wanted, strict=True):
-        assert same(model, other) and torch.equal(vector, expected)
+def test_parameters_in_the_same_memory_are_told() -> None:
+    model = nn.Sequential(nn.Linear(104, 104), nn.Linear(104, 104))
+    model[1].weight.data = model[0].weight.data
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(UserWarning, match=r"'0\.weight' and '1\.weight' are two parameters in the same memory"):
+        resireduce.distribute(model, wrapped, "baseline", backend="local").close()

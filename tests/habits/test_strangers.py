@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
@@ -11,10 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
-from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError, UsageError
-from tests.threads import LocalWorld
 
 KINDS = ["streamed", "kept"]
 
@@ -29,75 +25,9 @@ def loss_of(model: nn.Module, seed: int) -> torch.Tensor:
     return model(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))).square().mean()
 
 
-def distributed(model: nn.Module, communicator: Communicator, **options: Any) -> Any:
-    wrapped = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-    return resireduce.distribute(
-        model, wrapped, backend=communicator, **({"compressor": "none", "scheme": "none"} | options)
-    )
-
-
-class Sharpness(torch.optim.SGD):
-    """Moves the parameters by this rank's own gradients first, as SAM does."""
-
-    def first_step(self) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.data.add_(parameter.grad, alpha=0.1)
-
-    def describe(self) -> str:
-        return "sharpness"
-
-
-@pytest.mark.parametrize("gradients", KINDS)
-def test_a_method_that_would_find_gradients_of_one_rank_alone(gradients: str) -> None:
-    def rank(communicator: Communicator) -> str:
-        model = net()
-        optimizer = distributed(model, communicator, gradients=gradients, optimizer=Sharpness(model.parameters(), 0.1))
-        assert optimizer.describe() == "sharpness"
-        loss_of(model, communicator.rank).backward()
-        with pytest.raises(UsageError, match=r"first_step\(\) between backward\(\) and step\(\)"):
-            optimizer.first_step()
-        optimizer.step()
-        return str(optimizer.describe())
-
-    assert LocalWorld(2).run(rank) == ["sharpness"] * 2
-
-
-def test_gradients_by_hand_are_averaged_where_others_are_updated_in_the_backward_pass() -> None:
-    def train(model: nn.Module, step: Any, value: float) -> nn.Module:
-        for _ in range(3):
-            model[0].weight.grad = torch.full_like(model[0].weight, value)
-            model[1:](torch.ones(2, 100)).square().mean().backward()  # type: ignore[index]
-            step()
-            model.zero_grad()
-        return model
-
-    def rank(communicator: Communicator) -> nn.Module:
-        model = copy.deepcopy(start)
-        return train(model, distributed(model, communicator, update="in_backward").step, 1.0 + 2 * communicator.rank)
-
-    start = nn.Sequential(*(nn.Linear(100, 100) for _ in range(5)))
-    plain = copy.deepcopy(start)
-    train(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=0.1).step, 2.0)
-    for model in LocalWorld(2).run(rank):
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("gradients", KINDS)
-def test_trained_parameters_that_nobody_averages(gradients: str, recwarn: pytest.WarningsRecorder) -> None:
-    for second in (False, True):
-        model = net()
-        parts = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
-        first = distributed(model, LocalCommunicator(), gradients=gradients, optimizer=parts[0])
-        others = [distributed(model, LocalCommunicator(), gradients=gradients, optimizer=parts[1])] if second else []
-        for _ in range(2):
-            loss_of(model, 0).backward()
-            for optimizer in (first, *others):
-                optimizer.step()
-                optimizer.zero_grad()
-        said = [str(one.message) for one in recwarn.list if "each rank has its own gradient" in str(one.message)]
-        assert [text.partition(":")[0] for text in said] == (["'2.weight' and 1 more"])
+def distributed(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    return resireduce.distribute(model, optimizer, "none", "none", backend="local", **options)
 
 
 @pytest.mark.parametrize("change", ["unfrozen", "used later", "replaced"])
@@ -105,7 +35,7 @@ def test_parameters_that_nobody_averages_come_later(change: str) -> None:
     model = net()
     head = model[2]
     head.requires_grad_(change != "unfrozen")
-    optimizer = distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
+    optimizer = distributed(model, optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
 
     def train(whole: bool) -> None:
         optimizer.zero_grad()
@@ -127,67 +57,31 @@ def test_parameters_that_nobody_averages_come_later(change: str) -> None:
         train(whole=True)
 
 
-@pytest.mark.parametrize("gradients", ["streamed", "kept"])
-def test_a_layer_that_an_optimizer_of_its_own_trains_in_a_phase_of_its_own(gradients: str) -> None:
-    """As an adapter that was added later: no gradient of what was distributed comes, and its step() is not called."""
-    model = net()
-    first = torch.optim.SGD(model[0].parameters(), 0.1)
-    optimizer = distributed(model, LocalCommunicator(), optimizer=first, gradients=gradients)
-    model[0](torch.ones(2, 6)).square().mean().backward()
-    optimizer.step()
-    model[0].requires_grad_(False)
-    second = torch.optim.SGD(model[2].parameters(), 0.1)
-    loss_of(model, 0).backward()
-    with pytest.warns(UserWarning, match=r"'2.weight' and 1 more: trained, but not by the optimizer given to"):
-        second.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        second.step()
-
-
 def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_said() -> None:
     model = net()
     with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\): streamed gradients are let go"):
-        distributed(model, LocalCommunicator()).zero_grad(set_to_none=False)
+        distributed(model).zero_grad(set_to_none=False)
 
 
-class Around:
-    """An optimizer around another that returns part of the way after each step, where there is a gradient."""
-
-    def __init__(self, inner: torch.optim.Optimizer):
-        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
-
-    def step(self) -> None:
-        held = [parameter for group in self.param_groups for parameter in group["params"]]
-        before = [parameter.detach().clone() for parameter in held]
-        self.inner.step()
-        for parameter, slow in zip(held, before, strict=True):
-            if parameter.grad is not None:
-                parameter.data.lerp_(slow, 0.5)
-
-
-class AroundOfTorch(Around, torch.optim.Optimizer):  # type: ignore[misc]
-    """The same, made with torch's constructor, and with a state of its own."""
+class Around(torch.optim.Optimizer):
+    """An optimizer around another that decays what has a gradient after each step."""
 
     def __init__(self, inner: torch.optim.Optimizer):
-        torch.optim.Optimizer.__init__(self, inner.param_groups, {})
+        super().__init__(inner.param_groups, {})
         self.inner = inner
 
-
-class PassesOn(Around):
-    """An optimizer around another that does nothing of its own."""
-
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         self.inner.step()
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.data.mul_(0.9)
 
 
-@pytest.mark.parametrize("make", [Around, AroundOfTorch])
-def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(make: Callable[..., Any]) -> None:
+def test_an_optimizer_around_it_that_would_find_no_gradients_is_told() -> None:
     model = net()
-    outer = make(distributed(model, LocalCommunicator()))
-    name = type(outer).__name__
+    outer = Around(distributed(model))
     loss_of(model, 0).backward()
-    with pytest.warns(UserWarning, match=rf"{name} calls step\(\) of what .* leaves out all; put it inside"):
+    with pytest.warns(UserWarning, match=r"Around calls step\(\) of what .* leaves out all; put it inside"):
         outer.step()
     loss_of(model, 1).backward()
     with warnings.catch_warnings():
@@ -195,37 +89,17 @@ def test_an_optimizer_around_it_that_would_find_no_gradients_is_told(make: Calla
         outer.step()  # it is said once
 
 
-@pytest.mark.parametrize(("kind", "gradients"), [(Around, "kept"), (PassesOn, "streamed")])
-def test_an_optimizer_around_it_that_passes_on_or_finds_gradients_is_not_told(
-    kind: type[Around], gradients: str
-) -> None:
-    model = net()
-    outer = kind(distributed(model, LocalCommunicator(), gradients=gradients))
-    loss_of(model, 0).backward()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        outer.step()
-
-
-def test_a_step_in_a_hook_of_the_backward_pass_is_told_where_else_to_be() -> None:
-    model = net()
-    optimizer = distributed(model, LocalCommunicator())
-    list(model.parameters())[2].register_post_accumulate_grad_hook(lambda _: optimizer.step())
-    with pytest.raises(UsageError, match=r"within a backward pass, as by a hook.*update='in_backward'"):
-        loss_of(model, 0).backward()
-
-
 @pytest.mark.parametrize("gradients", KINDS)
 def test_what_distribute_returned_must_be_kept(gradients: str) -> None:
     model = net()
     wrapped = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.warns(UserWarning, match="is gone before its first step"):
-        distributed(model, LocalCommunicator(), gradients=gradients, optimizer=wrapped)
+        distributed(model, gradients=gradients, optimizer=wrapped)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     loss_of(model, 0).backward()
     with pytest.raises(UsageError, match=r"SGD\.step\(\) was called by itself.*\(keep it\)"):
         wrapped.step()
-    optimizer = distributed(model, LocalCommunicator(), gradients=gradients, optimizer=wrapped)
+    optimizer = distributed(model, gradients=gradients, optimizer=wrapped)
     loss_of(model, 0).backward()
     optimizer.step()
     optimizer.close()
@@ -242,22 +116,7 @@ def test_a_gradient_of_another_dtype_than_its_parameter() -> None:
     with pytest.raises(
         ConfigError, match=r"model: '0\.weight' has grad_dtype torch\.float32; set it to torch\.bfloat16"
     ):
-        distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model.parameters(), 0.1))
-
-
-@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"update": "in_backward"}], ids=str)
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_a_part_of_torch_jit_trains_as_in_plain_torch(options: dict[str, Any]) -> None:
-    """It takes no hooks before a call."""
-    model, plain = net(), net()
-    model[0] = torch.jit.script(model[0])
-    ours = distributed(model, LocalCommunicator(), **options)
-    for one, optimizer in (model, ours), (plain, torch.optim.SGD(plain.parameters(), 0.1, 0.9, weight_decay=0.1)):
-        for seed in range(2):
-            optimizer.zero_grad()
-            loss_of(one, seed).backward()
-            optimizer.step()
-    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+        distributed(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
 
 
 @pytest.mark.parametrize("where", ["in the object", "in the class"])
@@ -277,7 +136,7 @@ def test_a_step_that_somebody_wrapped_finds_all_averages(where: str, monkeypatch
             optimizer.step = clipping.__get__(optimizer)
         if distribute:
             with pytest.warns(UserWarning, match=r"SGD is not known to update each parameter by itself"):
-                optimizer = distributed(model, LocalCommunicator(), optimizer=optimizer)
+                optimizer = distributed(model, optimizer=optimizer)
         loss_of(model, 0).backward()
         optimizer.step()
         return model
@@ -304,9 +163,9 @@ def test_adafactor_takes_the_eps_of_the_first_dtype_for_all() -> None:
     plain.load_state_dict(model.state_dict())
     kind = partial(torch.optim.Adafactor, lr=0.1)
     with pytest.raises(ConfigError, match=r"Adafactor.* takes one eps for parameters of several dtypes \(give eps="):
-        distributed(model, LocalCommunicator(), optimizer=kind(model.parameters()), update="in_backward")
+        distributed(model, optimizer=kind(model.parameters()), update="in_backward")
     with pytest.warns(UserWarning, match=r"Adafactor takes one eps for parameters of several dtypes, so all averages"):
-        ours = distributed(model, LocalCommunicator(), optimizer=kind(model.parameters()))
+        ours = distributed(model, optimizer=kind(model.parameters()))
     for one, optimizer in (model, ours), (plain, kind(plain.parameters())):
         for seed in range(3):
             optimizer.zero_grad()
@@ -314,4 +173,4 @@ def test_adafactor_takes_the_eps_of_the_first_dtype_for_all() -> None:
             optimizer.step()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     for other in (kind(plain.parameters(), eps=(1e-6, 1e-3)), kind([{"params": [one]} for one in plain.parameters()])):
-        distributed(plain, LocalCommunicator(), optimizer=other, update="in_backward").close()
+        distributed(plain, optimizer=other, update="in_backward").close()

@@ -12,7 +12,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.quantized import Block4, Block8, Natural, TernGrad
-from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD, Signum
+from resireduce.compressors.signs import EFSignSGD, OneBit, SignSGD
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import gradient
 from tests.threads import LocalWorld
@@ -93,13 +93,6 @@ def test_what_is_said_to_be_unbiased_is(name: str) -> None:
     assert ((draws.mean(0) - grad).abs() <= error + 0.01 * grad.abs().max() * (draws.std(0) == 0)).all()
 
 
-def test_which_are_unbiased() -> None:
-    assert UNBIASED == ["none", "qsgd", "qsgd-max", "natural"]
-    assert TernGrad(clip=None).unbiased and not TernGrad().unbiased
-    draws = torch.stack([sent_by(TernGrad(clip=None), gradient(500), step) for step in range(300)])
-    assert ((draws.mean(0) - gradient(500)).abs() <= 5 * draws.std(0) / math.sqrt(300) + 0.05).all()
-
-
 # --- votes ---
 
 
@@ -111,10 +104,6 @@ def test_the_majority_decides_and_a_tie_is_positive(world_size: int, dtype: torc
 
     payloads = [SignSGD().compress(one / 3, "w", 0) for one in signs]
     assert torch.equal(SignSGD().combine_(torch.empty_like(expected), payloads, 1 / world_size), expected)
-
-
-def test_signum_without_a_factor_is_signsgd() -> None:
-    assert Signum(0).momentum is None and build_compressor("signum", 0.1) == Signum(0.9)
 
 
 def test_a_tensor_of_zeros_does_not_vote() -> None:

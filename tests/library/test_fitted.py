@@ -135,9 +135,6 @@ def test_narrow_gradients_are_fitted_as_wide_ones(dtype: torch.dtype) -> None:
         assert found.tolist() == wanted.tolist(), name
 
 
-# --- parts ---
-
-
 def test_moments_are_those_of_numpy_and_leave_the_gradient_alone() -> None:
     for dtype in (torch.float32, torch.float64):
         flat = drawn("shifted").to(dtype)

@@ -8,8 +8,7 @@ import pytest
 import transformers
 
 from resireduce.plan import plan
-from tests.library.test_main import refused
-from tests.library.test_zoo import planned
+from tests.library.test_main import planned, refused
 
 LLAMA = {
     "model_type": "llama",

@@ -1,5 +1,6 @@
 """Compiled code has the bits of the plain form in torch and NumPy, and is done without where it cannot be had."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -10,19 +11,14 @@ import pytest
 import torch
 
 from resireduce.kernels import ops
-from resireduce.kernels.ops import SWITCH, l1_norms, largest_magnitudes, library
+from resireduce.kernels.ops import SWITCH, l1_and_l2_norm, l1_norms, largest_magnitudes, library, mean_norm
 from resireduce.pieces import generator
-from resireduce.planning.memory import LiveBytes
+from resireduce.residuals.matrix import add_crossing_, cut_crossing
 from resireduce.residuals.stored import Blocks
-from tests.compiled import both, needs_compiler, values
+from tests.compiled import bits, both, needs_compiler, values
 
 pytestmark = pytest.mark.usefixtures("found_anew")
 CPU = torch.device("cpu")
-
-
-@needs_compiler
-def test_code_is_compiled_where_there_is_a_compiler() -> None:
-    assert library() is not None
 
 
 @needs_compiler
@@ -44,31 +40,6 @@ def test_few_bits_have_the_same_codes_and_decode_alike_in_any_number_of_threads(
                 assert torch.equal(one, other), (n, count)
 
 
-@needs_compiler
-@pytest.mark.parametrize("n", [5000, 65_536, 688_128])
-def test_a_selection_holds_some_per_cent_of_the_tensor(n: int) -> None:
-    def held(device: str) -> list[int]:
-        flat, peaks = torch.zeros(n, device=device), []
-        for k in (max(1, n // 1000), n // 100):
-            with LiveBytes(lambda tensor: True) as alive:
-                largest_magnitudes(flat, k)
-            peaks.append(alive.peak_bytes)
-        return peaks
-
-    found = held("cpu")
-    assert found == held("meta")
-    assert found[1] <= 13 * (1.25 * n / 100 + max(2048, n / 128)) + 8 * n / 100 + 64
-
-
-@needs_compiler
-def test_what_does_not_lie_in_a_row_is_compressed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = values(60_000, "normal").view(200, 300)
-    for one, other in both(
-        monkeypatch, lambda: [*l1_norms(matrix.t(), torch.float32), largest_magnitudes(matrix[:, 7], 20)]
-    ):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     "variables",
     [{SWITCH: "0"}, {"CC": "no-such-compiler"}, {"CC": "false"}, {"CC": "cc '"}, {"XDG_CACHE_HOME": "/dev/null"}],
@@ -80,13 +51,6 @@ def test_without_a_compiler_that_works_it_is_done_without(
         monkeypatch.setenv(name, value)
     assert library() is None
     assert largest_magnitudes(torch.tensor([1.0, -3.0, 2.0, 0.5, -0.1]), 2).tolist() == [1, 2]
-
-
-def test_without_a_home_it_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # of nobody: containers are run with such
-    assert library() is None
 
 
 @needs_compiler
@@ -132,3 +96,71 @@ def test_code_in_the_packages_own_folder_is_taken_and_nothing_compiled(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     assert library() is not None and not (tmp_path / "resireduce").exists()
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 2), (16, 256), (17, 257), (128, 3000), (4097, 33)])
+def test_norms_of_rows_and_columns_are_torchs_in_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    matrix = values(shape[0] * shape[1], "normal").view(shape)
+    expected = [torch.linalg.vector_norm(matrix, 1, dim=dim) for dim in (1, 0)]
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
+    for count in (1, 2, 3, 7):
+        torch.set_num_threads(count)
+        for found, norm in zip(both(monkeypatch, lambda: [*l1_norms(matrix, torch.float32)]), expected, strict=True):
+            assert torch.equal(found[0], norm) and torch.equal(found[1], norm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["normal", "denormal", "negative zero"])
+@pytest.mark.parametrize(("shape", "of"), [((2, 2), 2), ((17, 257), 2), ((40, 1024), 50), ((2, 70_000), 3)])
+def test_rows_that_cross_columns_are_added_to_and_copied_bit_for_bit(
+    shape: tuple[int, int], of: int, kind: str, dtype: torch.dtype
+) -> None:
+    """One of so many rows and columns."""
+    matrix, block = (values(shape[0] * shape[1], one).view(shape).to(dtype) for one in (kind, "normal"))
+    source = torch.Generator().manual_seed(1)
+    rows, columns = (torch.randperm(size, generator=source)[: max(1, size // of)].sort().values for size in shape)
+    expected = matrix.clone()
+    expected[rows[:, None], columns] += block[rows][:, columns]
+    add_crossing_(matrix, rows.int(), columns.int(), block[rows][:, columns])
+    assert torch.equal(bits(matrix), bits(expected))
+    assert torch.equal(bits(cut_crossing(matrix, rows.int(), columns.int())), bits(matrix[rows][:, columns]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 65_536, 200_001])
+def test_weights_of_norms_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch, n: int, phi: float) -> None:
+    x = torch.stack([values(n, kind) for kind in ("normal", "denormal", "huge", "uneven")])
+    x = torch.cat((x, torch.full((1, n), math.inf)))
+    norms = [l1_and_l2_norm(row) for row in x]
+    expected = [phi * l1 / n + (1 - phi) * l2 / n**0.5 for l1, l2 in norms]
+    for one, other in both(monkeypatch, lambda: [mean_norm(row, phi) for row in x]):
+        assert torch.equal(bits(one), bits(other))
+        assert torch.equal(bits(one), bits(expected.pop(0))) and (one.dtype, one.shape) == (torch.float32, ())
+
+
+@needs_compiler
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_norms_are_the_same_in_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
+    monkeypatch.setenv(SWITCH, switch)
+    x = values(9 * 65_536 + 1003, "normal")
+    whole = [float(norm) for norm in l1_and_l2_norm(x)]
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        assert [float(norm) for norm in l1_and_l2_norm(x)] == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_norms_are_those_of_exact_sums(dtype: torch.dtype) -> None:
+    x = values(70_007, "normal").to(dtype)
+    before = x.clone()
+    l1, l2 = l1_and_l2_norm(x.view(7, -1))
+    assert torch.equal(x, before)
+    magnitudes = [abs(value) for value in x.tolist()]
+    expected = math.fsum(magnitudes), math.sqrt(math.fsum(value * value for value in magnitudes))
+    assert l1.dtype == torch.promote_types(dtype, torch.float32)
+    assert [float(l1), float(l2)] == pytest.approx(expected, rel=1e-7 if dtype != torch.float64 else 1e-14)

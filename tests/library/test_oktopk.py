@@ -1,6 +1,5 @@
 """Ok-Topk: what ranks exchange, keep and remember, against its definition; what it sends, and when it is refused."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from tests.threads import LocalWorld, ThreadCommunicator
-from tests.worlds import Given, averages, distribute_given, reloaded, same
+from tests.worlds import Given, averages, distribute_given
 
 SIZE = 12_000
 OFTEN = {"local_every": 5, "global_every": 7, "regions_every": 4}
@@ -139,68 +138,6 @@ def test_ranks_do_as_it_is_defined(ranks: int) -> None:
     assert wanted <= set(definition.seen), "the gradients must lead through all that is defined"
 
 
-def test_a_tensor_that_no_rank_has_a_gradient_of_is_forgotten_by_none() -> None:
-    def rank(communicator: Communicator) -> None:
-        model, optimizer = distributed(communicator)
-        average(model, optimizer, drawn(communicator.rank, 0))
-        before = copy.deepcopy(optimizer.residual_state_dict())
-        for _ in range(4):
-            assert not average(model, optimizer, None).any()
-        after = optimizer.residual_state_dict()
-        assert all(torch.equal(before[name], after[name]) for name in before if name != "steps")
-        average(model, optimizer, drawn(communicator.rank, 5))
-        assert held(optimizer, "mine")[2] == held(optimizer, "starts")[-1] == 6, "what was due meanwhile is made up for"
-
-    LocalWorld(2).run(rank)
-
-
-# --- what it remembers ---
-
-
-@pytest.mark.parametrize("stop", [3, 5, 7, 8])
-def test_it_goes_on_bit_for_bit_before_a_step_in_which_things_are_found_and_after_it(stop: int) -> None:
-    def rank(communicator: Communicator) -> None:
-        model, optimizer = distributed(communicator)
-        other, again = distributed(communicator)
-        for step in range(stop):
-            average(model, optimizer, drawn(communicator.rank, step))
-        other.load_state_dict(reloaded(model.state_dict()))
-        again.load_residual_state_dict(reloaded(optimizer.residual_state_dict()))
-        for step in range(stop, stop + 8):
-            average(model, optimizer, drawn(communicator.rank, step))
-            average(other, again, drawn(communicator.rank, step))
-        assert same(model, other)
-        ours, theirs = optimizer.residual_state_dict(), again.residual_state_dict()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-    LocalWorld(3).run(rank)
-
-
-def test_after_dense_steps_at_the_start_everything_is_found_in_the_first_that_is_compressed() -> None:
-    def rank(communicator: Communicator) -> list[float]:
-        model, optimizer = distributed(communicator, warm_up_steps=2)
-        for step in range(3):
-            average(model, optimizer, drawn(communicator.rank, step))
-        return [float(held(optimizer, name)[-1]) for name in ("mine", "common", "starts")]
-
-    assert LocalWorld(2).run(rank) == [[3, 3, 3]] * 2
-
-
-def test_a_density_that_changes_has_thresholds_of_its_own() -> None:
-    given = {"compressor": "ok-topk", "density": lambda step: 0.05 if step < 2 else 0.01}
-
-    def rank(communicator: Communicator) -> list[int]:
-        model, optimizer = distributed(communicator, **given)
-        return [int(average(model, optimizer, drawn(communicator.rank, 0)).count_nonzero()) for _ in range(3)]
-
-    counts = LocalWorld(3).run(rank)
-    assert counts[0] == counts[1] == counts[2]
-    assert counts[0][0] == 600 and counts[0][2] == 120
-
-
-# --- what it sends ---
-
-
 class Counting(ThreadCommunicator):
     """Counts the bytes that a rank exchanges."""
 
@@ -229,6 +166,9 @@ def test_what_is_selected_stays_below_the_bound() -> None:
     LocalWorld(4).run(rank)
     planned = OkTopK(0.02).for_world(4).compress(torch.empty(SIZE, 1, device="meta"), "w", 0)
     assert planned.nbytes == 8 * (k + k) + 8 * 4, "a plan reckons with a step in which everything is found"
+
+
+# --- what it sends ---
 
 
 def test_an_average_is_not_lost_where_a_sum_is_beyond_half_precision() -> None:

@@ -1,14 +1,19 @@
 """A checkpoint of another number of ranks: what would still have been applied to the model is conserved."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
 
 import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.compressors.thresholds import SIDCo
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError
 from resireduce.scheme import SCHEMES
-from tests.worlds import Net, loaded, saved, seeded, train_world
+from tests.threads import LocalWorld
+from tests.worlds import Net, distributed, loaded, loss_of, saved, seeded, train_world
 
 CONSERVING = [scheme for scheme in SCHEMES if scheme not in ("d", "2d", "w+2d", "none")]
 
@@ -66,12 +71,57 @@ def test_states_that_cannot_be_shared_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("full.first.weight", torch.nan), ("full.blocks.1.up.weight", torch.inf), ("steps", -1)]
+    ("name", "value"),
+    [
+        ("rows_columns.first.weight", torch.nan),
+        ("full.blocks.1.up.weight", torch.inf),
+        ("rows_columns.first.weight.rows", 10**6),
+        ("steps", -1),
+    ],
 )
 def test_a_damaged_state(name: str, value: float) -> None:
-    (state,) = saved(1, scheme="baseline")
+    (state,) = saved(1, scheme="2d")
     damaged = {**state, name: torch.full_like(state[name], value)}
-    (optimizer,) = train_world(1, seeded(Net), steps=0, scheme="baseline")[0][1:]
-    with pytest.raises(ConfigError, match=rf"'{name}' holds NaN, infinity or a number that cannot be"):
+    (optimizer,) = train_world(1, seeded(Net), steps=0, scheme="2d")[0][1:]
+    with pytest.raises(ConfigError, match=rf"'{name}' holds (NaN, infinity or )?a number that cannot be"):
         optimizer.load_residual_state_dict(damaged)
     assert optimizer.steps == 0
+
+
+def stages(optimizer: DistributedOptimizer) -> list[Tensor]:
+    return [tensor for name, tensor in optimizer.residual_state_dict().items() if name.endswith(".stages")]
+
+
+def test_another_number_of_ranks_takes_it_from_the_first_that_it_inherits() -> None:
+    states = []
+    for number, (_, optimizer) in enumerate(train_world(3, seeded(Net), compressor=SIDCo(0.05), steps=2)):
+        states.append(optimizer.residual_state_dict())
+        for name in states[-1]:
+            if name.endswith(".stages"):
+                states[-1][name] = torch.tensor([2.0 + number, 1.0, 0.5])
+
+    def rank(communicator: Communicator) -> list[float]:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = resireduce.distribute(model, wrapped, backend=communicator, compressor=SIDCo(0.05))
+        resireduce.redistribute(optimizer, states)
+        return [float(state[0]) for state in stages(optimizer)]
+
+    start = seeded(Net)
+    for size, expected in ((2, [2, 3]), (5, [2, 3, 4, 2, 3])):
+        assert [set(found) for found in LocalWorld(size).run(rank)] == [{float(one)} for one in expected]
+
+
+def test_a_state_whose_tensors_are_filled_in_place_is_loaded() -> None:
+    """As torch.distributed.checkpoint fills those of the present state."""
+    model = seeded(Net)
+    optimizer = distributed(model, scheme="w+2d")
+    kept = copy.deepcopy(optimizer.residual_state_dict())
+    loss_of(model, torch.Generator().manual_seed(0)).backward()
+    optimizer.step()
+    filled = optimizer.residual_state_dict()
+    for name, tensor in filled.items():
+        tensor.copy_(kept[name])
+    optimizer.load_residual_state_dict(filled)
+    found = optimizer.residual_state_dict()
+    assert optimizer.steps == 0 and all(torch.equal(found[name], tensor) for name, tensor in kept.items())

@@ -17,11 +17,10 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.chunked import L1Chunks
-from resireduce.compressors.powersgd import PowerSGD, orthonormal
+from resireduce.compressors.powersgd import PowerSGD
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient
-from resireduce.plan import plan
 from tests.tensors import tensors
 from tests.threads import LocalWorld
 from tests.worlds import Given, Net, averages, distribute_given, same, seeded, train
@@ -127,16 +126,6 @@ def test_what_powersgd_sends_is_an_orthogonal_projection(grad: Tensor, rank: int
         assert float(error.norm()) <= 1e-6 * size, "nothing is left of what has no more dimensions"
 
 
-@given(rows=tensors((torch.float32, torch.float64), 6, 30), scale=st.sampled_from([1e-30, 1.0, 1e30]))
-def test_rows_become_orthonormal_or_zero(rows: Tensor, scale: float) -> None:
-    rows = rows * scale
-    basis, wanted = orthonormal(rows).double(), rows.double() / scale
-    lengths = basis.norm(dim=1)
-    assert ((lengths == 0) | ((lengths - 1).abs() < 1e-5)).all()
-    assert (basis @ basis.T - torch.diag(lengths**2)).abs().max() < 1e-5
-    assert float((wanted - wanted @ basis.T @ basis).norm()) <= 1e-4 * float(wanted.norm()), "they span the same"
-
-
 # --- what PowerSGD remembers ---
 
 
@@ -169,15 +158,11 @@ def test_bytes_that_are_sent_are_those_of_all_rounds() -> None:
     assert PowerSGD(3).compress(grad.bfloat16(), "w", 0).nbytes == 4 * 3 * (300 + 40), "summed in float32"
     chunks = -(-12_000 // 256)
     assert L1Chunks(0.1).compress(grad, "w", 0).nbytes == 4 * (256 * (chunks // 10) + chunks)
+    sent = L1Chunks(0.1).sent_indices(L1Chunks(0.1).compress(grad, "w", 0))
+    assert len(sent.unique()) == 256 * (chunks // 10)
     for compressor in ALL.values():
         planned = compressor.compress(torch.empty(300, 40, device="meta"), "w", 0)
         assert planned.nbytes == compressor.compress(grad, "w", 0).nbytes
-
-
-def test_a_gradient_that_no_residual_takes_up_is_planned_to_wait() -> None:
-    flight = {scheme: plan(Net, compressor="powersgd", scheme=scheme)["in_flight"] for scheme in ("baseline", "w+2d")}
-    held = sum(p.nbytes for name, p in Net().named_parameters() if p.dim() > 1 and "head" not in name)
-    assert flight["baseline"] < held < flight["w+2d"]
 
 
 # --- steps that do not go as they should ---
@@ -187,35 +172,24 @@ def test_a_gradient_that_no_residual_takes_up_is_planned_to_wait() -> None:
 def test_a_rank_without_a_gradient_keeps_its_residual_and_learns_what_the_others_have_sent(
     compressor: Compressor,
 ) -> None:
-    def rank(communicator: Communicator) -> tuple[Gradients, list[Gradients], Gradients, Gradients]:
-        model, optimizer = distributed(communicator, compressor=compressor)
-        averages(model, optimizer, drawn(communicator.rank, 0))
-        before = residuals(optimizer)
-        found = averages(model, optimizer, drawn(communicator.rank, 1, "ab" if communicator.rank else "a"))
-        return before, found, residuals(optimizer), remembered(optimizer)
-
-    (one, found, left, state), (_, other, _, learnt) = LocalWorld(2).run(rank)
-    assert all(torch.equal(found[name], other[name]) for name in SHAPES)
-    assert all(torch.equal(state[name], learnt[name]) for name in state if not name.endswith(".mine"))
-    assert torch.equal(left["b"], one["b"]) and found["b"].any(), "rank 1 alone had a gradient of it"
-    assert torch.equal(left["c"], one["c"]) and not found["c"].any(), "none had"
-
-
-@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
-def test_nothing_is_lost_between_the_ranks(compressor: Compressor) -> None:
-    """Also where one has no gradient: what all hold and have found is what came back, as often as there are ranks."""
+    """And nothing is lost: what all hold and have found is what came back, as often as there are ranks."""
 
     def rank(communicator: Communicator) -> list[Gradients]:
         model, optimizer = distributed(communicator, compressor=compressor)
         averages(model, optimizer, drawn(communicator.rank, 0))
-        before, mine = residuals(optimizer), drawn(communicator.rank, 1, "abc" if communicator.rank else "bc")
-        return [before, mine, averages(model, optimizer, mine), residuals(optimizer)]
+        before, mine = residuals(optimizer), drawn(communicator.rank, 1, "ab" if communicator.rank else "a")
+        return [before, mine, averages(model, optimizer, mine), residuals(optimizer), remembered(optimizer)]
 
     ranks = LocalWorld(3).run(rank)
+    (one, _, found, left, state), *others = ranks
+    for _, _, other, _, learnt in others:
+        assert all(torch.equal(found[name], other[name]) for name in SHAPES)
+        assert all(torch.equal(state[name], learnt[name]) for name in state if not name.endswith(".mine"))
+    assert torch.equal(left["b"], one["b"]) and found["b"].any(), "the others alone had a gradient of it"
+    assert torch.equal(left["c"], one["c"]) and not found["c"].any(), "none had"
     for name in SHAPES:
-        had = sum(before[name] + mine[name] if name in mine else before[name] for before, mine, _, _ in ranks)
-        has = 3 * ranks[0][2][name] + sum(left[name] for *_, left in ranks)
-        torch.testing.assert_close(has, had)
+        had = sum(before[name] + mine[name] if name in mine else before[name] for before, mine, *_ in ranks)
+        torch.testing.assert_close(3 * found[name] + sum(after[name] for _, _, _, after, _ in ranks), had)
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
@@ -264,17 +238,6 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_leaves_its_r
 
 
 # --- chunks ---
-
-
-def test_of_equal_norms_the_first_chunks_are_sent_and_the_last_may_be_short() -> None:
-    grad, compressor = torch.ones(10, 10), L1Chunks(0.5, size=30)
-    payload = compressor.compress(grad, "w", 0)
-    assert compressor.sent_indices(payload).tolist() == list(range(60))
-    grad.view(-1)[90:] = 100.0
-    payload = compressor.compress(grad, "w", 0)
-    assert compressor.sent_indices(payload).tolist() == [*range(30), *range(90, 100)]
-    assert payload.buffer.numel() == 60 and not payload.buffer[40:].any()
-    assert torch.equal(compressor.decompress(payload) + compressor.error_(grad.clone(), payload), grad)
 
 
 class Joined(PowerSGD):

@@ -1,11 +1,24 @@
-"""Storage precisions of residuals: what comes back is what was put in, within the stated error."""
+"""Residuals as they are stored: in few bits, in the host's memory, and added where the largest are looked for."""
+
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import resireduce
+from resireduce.comm.local import LocalCommunicator
+from resireduce.compressors.topk import TopK
+from resireduce.grouping import Grouping
 from resireduce.pieces import generator
+from resireduce.plan import plan
+from resireduce.planning.memory import LiveBytes, measure_states
+from resireduce.residuals.base import FullResidual
 from resireduce.residuals.stored import Blocks, Plain, Stored
+from resireduce.scheme import GRADIENTS, SCHEMES, Scheme
+from tests.worlds import Given, Net, averages, distributed, loss_of, residuals, same, seeded, train, train_world
 
 
 def build(kind: str, shape: tuple[int, ...]) -> Stored:
@@ -44,3 +57,79 @@ def test_gradients_beyond_float16_leave_residuals_in_it_and_parameters_finite(co
             optimizer.step()
             optimizer.load_residual_state_dict(optimizer.residual_state_dict())
     assert model.weight.isfinite().all()
+
+
+DTYPES = [None, "bfloat16", "int4"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "residual_dtype", "gradients"), zip(SCHEMES, cycle(DTYPES), cycle(GRADIENTS), strict=False)
+)
+def test_where_residuals_are_held_changes_nothing(scheme: str, residual_dtype: str | None, gradients: str) -> None:
+    options = {"scheme": scheme, "gradients": gradients, "residual_dtype": residual_dtype, "steps": 4}
+    near, _ = train_world(2, seeded(Net), **options)[0]
+    far, optimizer = train_world(2, seeded(Net), residual_device="cpu", **options)[1]
+    assert same(near, far) and not same(far, seeded(Net))
+    held = residuals(optimizer)
+    indices = sum(tensor.nbytes for name, tensor in held.items() if name.endswith((".rows", ".columns")))
+    host = sum(tensor.nbytes for tensor in held.values()) - indices
+    assert measure_states(optimizer).residuals == indices < 2000, "only numbers of rows and columns stay"
+    planned = plan(Net, scheme=scheme, gradients=gradients, residual_dtype=residual_dtype, residual_device="cpu")
+    assert (planned["host_residuals"], planned["residuals"]) == (host, indices)
+    assert planned["total"] == planned["parameters"] + planned["gradients"] + indices + planned["optimizer_states"]
+
+
+def test_what_was_fetched_for_a_step_goes_with_it() -> None:
+    model, optimizer = train(LocalCommunicator(), seeded(Net), scheme="baseline", residual_device="cpu", steps=2)
+    optimizer.zero_grad()
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    with LiveBytes(lambda tensor: tensor.numel() >= 10_000) as alive:
+        loss_of(model, torch.Generator()).backward()
+        optimizer.step()
+    assert alive.current_bytes == 0 and largest <= alive.peak_bytes <= 5 * largest, "what is used, and what comes next"
+
+
+SHAPE = (300, 257)
+
+
+@dataclass(frozen=True)
+class InTurn(TopK):
+    """Adds nothing on its way."""
+
+
+class Halved(FullResidual):
+    """Adds half of the gradient."""
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        return super().compensate_(grad.div_(2), name)
+
+
+def trained(compressor: TopK, options: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
+    """Return parameters and residuals after each of some steps."""
+    model, source = Given(dtype, a=SHAPE, b=SHAPE), torch.Generator().manual_seed(0)
+    groups = Grouping(groups=(("a", "b"),))
+    found = list[Tensor]()
+    with distributed(model, lr=1.0, compressor=compressor, groups=groups, **options) as optimizer:
+        for _ in range(3):
+            averages(model, optimizer, {name: torch.randn(SHAPE, generator=source).to(dtype) for name in "ab"})
+            found += [one.detach().clone() for one in (*model.parameters(), *residuals(optimizer).values())]
+    return found
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {"scheme": "baseline"},
+    "w": {"scheme": "w"},
+    "w of compensated": {"scheme": "w", "options": {"norms": "compensated"}},
+    "bfloat16": {"residual_dtype": "bfloat16"},
+    "int8": {"residual_dtype": "int8"},
+    "int4": {"residual_dtype": "int4"},
+    "w in int8": {"scheme": "w", "residual_dtype": "int8"},
+    "half of each gradient": {"scheme": Scheme(Halved, Halved, Halved)},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(kind: str, dtype: torch.dtype) -> None:
+    ours, plain = (trained(compressor, KINDS[kind], dtype) for compressor in (TopK(0.01), InTurn(0.01)))
+    assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True)) and ours[0].any()

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
-from resireduce.compressors.quantized import Block4, Fp8
-from resireduce.compressors.two_phase import Block8TwoPhase, Fp8TwoPhase
+from resireduce.compressors.quantized import Block4
+from resireduce.compressors.two_phase import Block8TwoPhase
 from resireduce.core.messages import Payload
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError
 from tests.threads import LocalWorld
 from tests.worlds import Given, averages, distribute_given, reloaded
 
@@ -185,11 +184,3 @@ def test_training_goes_on_from_what_was_saved_bit_for_bit(compressor: str) -> No
     for (weights, state), (others, theirs) in zip(whole, halved, strict=True):
         assert torch.equal(weights, others) and state.keys() == theirs.keys()
         assert all(torch.equal(one, theirs[name]) for name, one in state.items())
-
-
-def test_only_floats_of_8_bits_are_taken() -> None:
-    with pytest.raises(ConfigError, match="form: 'e3m4' is not allowed; give e4m3 or e5m2"):
-        Fp8("e3m4")
-    with pytest.raises(ConfigError, match="block: 0"):
-        Fp8(block=0)
-    assert Fp8TwoPhase(Fp8("e5m2")).for_world(3).ranks == 3
