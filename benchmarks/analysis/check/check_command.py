@@ -32,7 +32,7 @@ from benchmarks.analysis.check.reference import (
     rows_of,
     setup_problems,
 )
-from benchmarks.analysis.claims.evidence import ambiguous, left_out, mixed, other_peaks
+from benchmarks.analysis.claims.evidence import ambiguous, mixed, odd
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import say
 from benchmarks.analysis.load_run import Run, load_run
@@ -246,7 +246,7 @@ def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None
         for name, then in ((name, reference.provenance.get(name)) for name in ("device", "torch")):
             if now[name] != then:
                 say(f"Note: {name} is {now[name]}, that of the reference {then}")
-    notes = [*_code_notes(run), *run.notes, *ambiguous(run), *mixed(run), *other_peaks(run), *left_out(run)]
+    notes = [*_code_notes(run), *run.notes, *ambiguous(run), *mixed(run), *odd(run)]
     for note in notes:
         say(f"Note: {note}")
     if reference is None:
@@ -260,9 +260,7 @@ def _code_notes(run: Run) -> list[str]:
     sources, here = [one.provenance for one in run.results.values()], provenance()["commit"]
     others = sorted({str(one.get("commit")) for one in sources} - {str(here)})
     more = f" and {len(others) - 1} others" if len(others) > 1 else ""
-    found = [f"commit of records is {others[0]}{more}, that of this checkout {here}"] if others else []
-    dirty = sum(one.get("dirty") is not False for one in sources)
-    return found + ([f"{dirty} records are of code with changes that are not committed, or not known"] if dirty else [])
+    return [f"commit of records is {others[0]}{more}, that of this checkout {here}"] if others else []
 
 
 def _accept(args: argparse.Namespace, run: Run, old: Reference | None, outcomes: list[Outcome]) -> int:

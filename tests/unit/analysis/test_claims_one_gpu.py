@@ -121,7 +121,6 @@ ELSEWHERE: dict[str, Callable[[dict[str, Any]], None]] = {
     "a CPU": lambda values: values["provenance"].update(device="cpu", uuid=None),
     "no CUDA": lambda values: values["provenance"].update(cuda=None),
     "another GPU": lambda values: values["provenance"].update(device="NVIDIA A100"),
-    "no date": lambda values: values["provenance"].update(date=None),
 }
 
 

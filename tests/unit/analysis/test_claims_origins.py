@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.claims import metric_claims, sound
 from benchmarks.analysis.claims.claim import LedgerRow
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.sound import METRICS, load_planned
+from benchmarks.analysis.claims.sound import METRICS
 from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from benchmarks.core.registry import TASKS
 from benchmarks.core.sample_counts import steps_per_second
-from resireduce.errors import ConfigError
 from resireduce.scheme import load
 from tests.claim_records import distances, make, ranks, run_of, times
 
@@ -132,7 +130,6 @@ def of_a_thousand(cell: Cell, change: Change) -> CellResult:
 
 LONG: list[tuple[Change, str]] = [
     (lambda one: {}, ""),
-    (lambda one: {"per_rank": [one.per_rank[0]] * 2}, "per_rank: two ranks took the same seconds in every phase"),
     (source(resumed_at_steps=[7]), ".s0.steps1000 was stopped, and went on at step 7: what it took is not that of"),
     (lambda one: {"steps_per_second": 1.4 * float(one.steps_per_second or 0)}, "broken, steps_per_second: "),
     (
@@ -207,19 +204,3 @@ def test_metrics_are_those_of_training() -> None:
     tasks = {name: load(where) for name, where in TASKS.items()}
     assert {name: (task.metric, task.higher_is_better) for name, task in tasks.items()} == METRICS
     assert {metric for metric, _ in METRICS.values()} == load_claims().margins.keys()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"models": {"vgg19": {}}}', '{"rows": [{}]}'])
-def test_a_damaged_table_is_told_in_one_line(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "table.json"
-    path.write_text(text)
-    monkeypatch.setattr(sound, "STATES_FILE", path)
-    with pytest.raises(
-        ConfigError, match=r"^states: .*cannot be read .*; write it with python -m benchmarks measure states$"
-    ):
-        load_planned.__wrapped__()
-    monkeypatch.setattr(metric_claims, "REFERENCE", path)
-    with pytest.raises(ConfigError, match=r"^reference: .*table\.json cannot be read .*; restore it"):
-        metric_claims.reference_metrics.__wrapped__()
-    monkeypatch.undo()
-    assert sound.STATES_FILE.exists()

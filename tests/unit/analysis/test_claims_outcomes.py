@@ -115,10 +115,6 @@ def test_an_outcome_is_not_covered_by_another_record(tmp_path: Path, status: str
         one = accuracy(*runs)
         assert one.status == "inconclusive"
         assert f"vgg-digits.topk.w+2d.kept.d0.01.s0 ended as {status} in a: the loss was nan" in one.reason
-    twin = path_of(second, cell_of("w+2d"), failed=True)
-    twin.write_text(text_of(diverged(cell_of("w+2d")), status=status))
-    one = accuracy(second)
-    assert one.status == "inconclusive" and f"{twin.name} says that vgg-digits.topk.w+2d.kept" in one.reason
 
 
 def test_a_mishap_is_covered_by_another_record(tmp_path: Path) -> None:
