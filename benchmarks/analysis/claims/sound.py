@@ -118,7 +118,7 @@ def _wrong_ranks(record: CellResult) -> Iterator[str]:
     peak_read = next((rung["bytes"] for rung in record.ladder if rung["name"] == "peak_allocated"), None)
     if peak_read and peak_read < int(record.total_bytes or 0):
         yield f"ladder: peak_allocated is {peak_read} bytes, less than its model states, {record.total_bytes}"
-    ranks = [{name: rank.get(name) for name in BYTE_FIELDS} for rank in record.per_rank]
+    ranks: list[dict[str, Any]] = [{name: rank.get(name) for name in BYTE_FIELDS} for rank in record.per_rank]
     if len(ranks) != record.cell.world_size:
         yield f"per_rank: {len(ranks)} ranks, its cell has {record.cell.world_size}"
     fullest = {name: getattr(record, name) for name in BYTE_FIELDS}

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.analysis.claims.sound import unsound, wrong_seconds
+from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.sound import METRICS, unsound, wrong_seconds
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import STATE_FIELDS, CellResult
+from benchmarks.core.registry import TASKS
+from resireduce.scheme import load
 from tests.claim_records import make, states
 
 Change = Callable[[CellResult], dict[str, Any]]
@@ -85,3 +88,9 @@ def test_what_no_training_can_leave_is_no_evidence(change: Change, reason: str) 
     except ValueError as refused:  # a record that is no record; a file with it is a hole
         said = str(refused)
     assert reason in said
+
+
+def test_metrics_are_those_of_training() -> None:
+    tasks = {name: load(where) for name, where in TASKS.items()}
+    assert {name: (task.metric, task.higher_is_better) for name, task in tasks.items()} == METRICS
+    assert {metric for metric, _ in METRICS.values()} == load_claims().margins.keys()
