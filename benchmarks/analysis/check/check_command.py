@@ -32,7 +32,7 @@ from benchmarks.analysis.check.reference import (
     rows_of,
     setup_problems,
 )
-from benchmarks.analysis.claims.evidence import ambiguous, mixed, odd
+from benchmarks.analysis.claims.evidence import doubts, mixed, odd
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import say
 from benchmarks.analysis.load_run import Run, load_run
@@ -246,7 +246,7 @@ def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None
         for name, then in ((name, reference.provenance.get(name)) for name in ("device", "torch")):
             if now[name] != then:
                 say(f"Note: {name} is {now[name]}, that of the reference {then}")
-    notes = [*_code_notes(run), *run.notes, *ambiguous(run), *mixed(run), *odd(run)]
+    notes = [*_code_notes(run), *run.notes, *doubts(run), *mixed(run), *odd(run)]
     for note in notes:
         say(f"Note: {note}")
     if reference is None:

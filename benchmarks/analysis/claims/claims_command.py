@@ -26,9 +26,8 @@ SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
 LABELS = {
     "paper": "The paper's models, and its numbers by arithmetic",
     "one GPU": "On one GPU, by the records of its check",
-    "small models": "On small models",
+    "small models": "On small models: what a laptop can show of each; published values themselves were not tested",
 }
-HONEST = "what a laptop can show of each claim; published values themselves were not tested"
 COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
 COLUMNS += ("seeds", "seeds_needed", "p_value", "p_holm", "holm", "statement", "source", "tolerance", "reason")
 COLUMNS += ("command", "hardware", "cells")
@@ -75,9 +74,7 @@ def to_screen(judged: Sequence[LedgerRow]) -> str:
     lines = [counts(judged), ", ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())]
     for scope, label in LABELS.items():
         tested = [one for one in judged if one.scope == scope and one.status != "not run"]
-        one_seed = ", one seed" if {one.seeds for one in tested} <= {0, 1} else ""
-        if tested:
-            lines += ["", label + (f"{one_seed}: {HONEST}" if scope == "small models" else ""), *map(_line, tested)]
+        lines += ["", label, *map(_line, tested)] if tested else []
     return printable("\n".join([*lines, *_not_run(judged)]))
 
 

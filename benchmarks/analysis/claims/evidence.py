@@ -81,9 +81,8 @@ def _measured(result: CellResult) -> tuple[object, ...]:
 
 
 EVALUATIONS = 3
-"""Fewest different values of a history that is compared: the first steps of many trainings end with one accuracy."""
-EXACT = 2
-"""Fewest of perplexities, which have so many digits that they do not agree by chance."""
+"""Fewest different values of a history that is compared: the first steps of many trainings end with one accuracy. Two
+are enough of perplexities, which have so many digits that they do not agree by chance."""
 COARSE = "accuracy"
 """The metric that is a share of a few hundred answers, so that one of 10,000 pairs of trainings agrees by chance."""
 SIZED = ("baseline", "w", "2d", "w+2d")
@@ -91,8 +90,9 @@ SIZED = ("baseline", "w", "2d", "w+2d")
 
 
 def same_histories(records: Iterable[CellResult]) -> list[list[CellResult]]:
-    """Return records of one model by their histories."""
-    return list(grouped((str([[*pair] for pair in one.metric_history]), one) for one in records).values())
+    """Return records by their models and histories."""
+    histories = ((one, [[*pair] for pair in one.metric_history]) for one in records)
+    return list(grouped((f"{one.cell.model} {history}", one) for one, history in histories).values())
 
 
 def doubled(records: Iterable[CellResult]) -> dict[Cell, str]:
@@ -100,12 +100,11 @@ def doubled(records: Iterable[CellResult]) -> dict[Cell, str]:
 
     Two settings may agree once by chance in a coarse metric, not twice.
     """
-    records, texts, found = list(records), dict[Cell, str](), list[list[CellResult]]()
+    records, texts = list(records), dict[Cell, str]()
     for those in grouped((tuple(one.step_seconds), one) for one in records if len(one.step_seconds) > 1).values():
         text = f"{_names(those)} took the same seconds in every step: one training, not {len(those)}"
         texts |= {one.cell: text for one in those if len(those) > 1}
-    for those in grouped((one.cell.model, one) for one in records).values():
-        found += [alike for alike in same_histories(those) if _tells(alike[0]) and len({*map(_training, alike)}) > 1]
+    found = [alike for alike in same_histories(records) if _tells(alike[0]) and len({*map(_training, alike)}) > 1]
     often = Counter(pair for alike in found for pair in _settings(alike))
     for alike in found:
         if alike[0].metric_name != COARSE or any(often[pair] > 1 for pair in _settings(alike)):
@@ -139,7 +138,7 @@ def _training(record: CellResult) -> Hashable:
 
 def _tells(record: CellResult) -> bool:
     different = len({value for _, value in record.metric_history})
-    return different >= (EXACT if record.metric_name == "perplexity" else EVALUATIONS)
+    return different >= EVALUATIONS - (record.metric_name == "perplexity")
 
 
 # --- What is odd about the records of a run, for commands whose figures are of them all ---
@@ -154,26 +153,17 @@ NUMERIC += ("deterministic", "cudnn", "content: resireduce", "content: benchmark
 
 def print_doubts(run: Run) -> None:
     """Print to stderr which records of a run the ledger does not count, and what else is odd about it."""
-    for line in [*doubts(run, "These figures count it"), *mixed(run), *odd(run)]:
+    for line in [*doubts(run), *mixed(run), *odd(run)]:
         print(printable(f"Note: {line}"), file=sys.stderr)
 
 
-def doubts(run: Run, shown: str = "Tables show it") -> list[str]:
-    """Return a line for each record of a run that its ledger does not count; `shown` says, as words, what does."""
+def doubts(run: Run) -> list[str]:
+    """Return a line for each record of a run that is shown, and that the ledger does not count."""
     evidence = gather([run])
     broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
-    return _lines([*broken, *evidence.twice.values()], shown)
-
-
-def ambiguous(run: Run) -> list[str]:
-    """Return a line for each record of a run that is sound, but a copy of another."""
-    return _lines(gather([run]).twice.values(), "The check counts it")
-
-
-def _lines(texts: Iterable[str], shown: str) -> list[str]:
-    found = list(dict.fromkeys(texts))
+    found = list(dict.fromkeys([*broken, *evidence.twice.values()]))
     more = [f"{len(found) - MOST} more records like these"] if len(found) > MOST else []
-    return [f"{text}. {shown}, the ledger does not count it." for text in (*found[:MOST], *more)]
+    return [f"{text}. It is shown, but the ledger does not count it." for text in (*found[:MOST], *more)]
 
 
 def mixed(run: Run) -> Iterator[str]:

@@ -189,24 +189,17 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
 
 
 def differing(results: Iterable[CellResult], bears: str) -> list[str]:
-    """Return the facts of hardware, software and inputs that are not the same in all records.
+    """Return the facts of hardware, software and inputs that are not the same in all records of a model.
 
     bears: a key of `BEARING`, whose facts count too. A training that diverged does not say all of them.
     """
-    # Data and initial weights differ between models, but no comparison crosses models.
-    by_model, found = grouped((one.cell.model, one) for one in results).values(), []
-    for key in dict.fromkeys((*NAMED, *NUMERIC, *BEARING[bears])):
-        told = [
-            {
-                str(value)
-                for one in those
-                for value in [one.steps if key == "steps" else fact_of(one.provenance, key)]
-                if one.status == "ok" or (value is not None and key != "steps")
-            }
-            for those in by_model
-        ]
-        found += [key] if any(len(values) > 1 for values in told) else []
-    return found
+    told: dict[str, dict[str, set[str]]] = {key: {} for key in (*NAMED, *NUMERIC, *BEARING[bears])}
+    for one in results:
+        for key, by_model in told.items():
+            value = one.steps if key == "steps" else fact_of(one.provenance, key)
+            if one.status == "ok" or (value is not None and key != "steps"):
+                by_model.setdefault(one.cell.model, set()).add(str(value))
+    return [key for key, by_model in told.items() if any(len(values) > 1 for values in by_model.values())]
 
 
 def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:

@@ -99,7 +99,7 @@ def _equal(records: tuple[CellResult, ...], exact: bool) -> States:
         if len(values) > 1:
             text = f"{name} differs between seeds: {values[0]:,} and {values[-1]:,}; model states do not depend on them"
             raise Undecided(text, results=records)
-    if problem := unplanned(records[0], exact=exact):
+    if problem := unplanned(records[0].cell, vars(records[0]), exact=exact):
         raise Undecided(problem, results=records)
     return States(int(records[0].total_bytes or 0), int(records[0].residuals_bytes or 0), records)
 
@@ -131,4 +131,4 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
         seeds=min(len({one.cell.seed for one in state.records}) for state in known.values()),
         results=records,
     )
-    return unless_doubted(verdict, (unplanned(one, exact=True) for one in records))
+    return unless_doubted(verdict, (unplanned(one.cell, vars(one), exact=True) for one in records))

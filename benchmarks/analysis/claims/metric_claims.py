@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
 from statistics import mean, stdev
 from typing import Any
 
@@ -334,31 +333,22 @@ def identical(case: Case) -> Verdict:
     """Judge every seed that both sides have; one is enough, and all must be equal."""
     found = case.only
     seeds, records = common_seeds(found, *BOTH), found.records(*BOTH)
-    pairs = {seed: (found.results["tested"][seed], found.results["against"][seed]) for seed in seeds}
-    differ = {seed: difference for seed, pair in pairs.items() if (difference := _difference(*pair))}
     if odd := without_spread(found, BOTH):
-        raise Undecided(odd, seeds=len(pairs), results=records)
-    points = min(len(one.metric_history) for one in records)
-    reason = f"equal in every digit at {points} evaluations, {len(pairs)} seed{'s' if len(pairs) > 1 else ''}"
-    for seed, difference in [*differ.items()][:1]:
-        reason = f"{len(differ)} of {len(pairs)} seeds differ; seed {seed}: {difference}"
+        raise Undecided(odd, seeds=len(seeds), results=records)
+    pairs = [(found.results["tested"][seed], found.results["against"][seed]) for seed in seeds]
+    differ = [one.cell.seed for one, other in pairs if _outcome(one) != _outcome(other)]
+    points, several = min(len(one.metric_history) for one in records), "s" if len(seeds) > 1 else ""
+    equal = f"equal in every digit at {points} evaluations, {len(seeds)} seed{several}"
     return Verdict(
         status=shown(not differ),
-        reason=reason,
-        value=max(abs(float(one.metric or 0) - float(other.metric or 0)) for one, other in pairs.values()),
+        reason=f"{len(differ)} of {len(seeds)} seeds differ, the first is {differ[0]}" if differ else equal,
+        value=max(abs(float(one.metric or 0) - float(other.metric or 0)) for one, other in pairs),
         unit=unit_of(records[0]),
         tolerance="equal in every digit",
-        seeds=len(pairs),
+        seeds=len(seeds),
         results=records,
     )
 
 
-def _difference(one: CellResult, other: CellResult) -> str | None:
-    """Return the first difference of the values that must be equal; None for equal records."""
-    for name in ("metric", "metrics"):
-        if getattr(one, name) != getattr(other, name):
-            return f"{name} differs: {getattr(one, name)} and {getattr(other, name)}"
-    for mine, its in zip_longest(one.metric_history, other.metric_history):
-        if mine is None or its is None or [*mine] != [*its]:
-            return f"metric_history differs: {mine} and {its}"
-    return None
+def _outcome(record: CellResult) -> tuple[object, ...]:
+    return record.metric, record.metrics, [[*pair] for pair in record.metric_history]

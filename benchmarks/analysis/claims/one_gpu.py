@@ -20,7 +20,7 @@ from benchmarks.analysis.claims.claim import (
     shown,
     unless_doubted,
 )
-from benchmarks.analysis.claims.sound import planned_bytes
+from benchmarks.analysis.claims.sound import unplanned
 from benchmarks.analysis.gpu_records import (
     ALLOCATED,
     BASELINE,
@@ -36,7 +36,6 @@ from benchmarks.analysis.gpu_records import (
     matching,
     spoilt,
 )
-from benchmarks.core.record import STATE_FIELDS
 
 RUNGS = (ITEMISED, ALLOCATED, PEAK, NVML_PROCESS)
 """Rungs of the ladder that a claim may name: those that other processes on the GPU do not change."""
@@ -67,7 +66,7 @@ def gpu_saving(claim: Claim, device: Device) -> Verdict:
     """Judge how much less than the baseline a setting takes at a rung: as published, or at least so much."""
     limits = claim.paper.limits
     against, tested = (_cells(device, claim, one)[0] for one in (BASELINE, USUAL | limits["tested"]))
-    if problem := next(chain(unplanned(against), unplanned(tested, or_more=True)), None):
+    if problem := next(chain(_unplanned(against, exact=True), _unplanned(tested, exact=False)), None):
         raise Undecided(problem)
     mine, theirs = (bytes_at(one, limits["rung"]) for one in (tested, against))
     value, published = 100 * (1 - mine / theirs), claim.published.get("value")
@@ -79,13 +78,13 @@ def gpu_saving(claim: Claim, device: Device) -> Verdict:
         says = f"{published.value:g} % within {limits['tolerance']:g} points"
     where = f"{limits['rung']} of {theirs / 2**20:,.1f} MiB, one rank on {device.source['device']}"
     verdict = _verdict((tested, against), agrees, f"{number(value)} %, {text}; {where}", says, value)
-    return unless_doubted(verdict, unplanned(tested))
+    return unless_doubted(verdict, _unplanned(tested, exact=True))
 
 
 def gpu_as_planned(claim: Claim, device: Device) -> Verdict:
     """Judge whether all cells of a model hold the model states that were planned, to the byte."""
     cases = _cells(device, claim)
-    wrong = [problem for one in cases for problem in unplanned(one)]
+    wrong = [problem for one in cases for problem in _unplanned(one, exact=True)]
     text = wrong[0] if wrong else f"{len(cases)} cells as planned, to the byte"
     return _verdict(cases, not wrong, f"{text}, on {device.source['device']}", "every byte")
 
@@ -146,16 +145,6 @@ def _cells(device: Device, claim: Claim, wanted: Mapping[str, Any] = {}) -> list
     return found
 
 
-def unplanned(one: Case, or_more: bool = False) -> Iterator[str]:
-    """Yield the states of a cell's ranks that are not those of the committed plan.
-
-    or_more: let residuals take more, since a scheme that saves less than it should is a result, if not a claim's proof.
-    """
-    for name in STATE_FIELDS:
-        if (value := planned_bytes(one.cell, name)) is None:
-            yield f"{one.cell.name} has no plan"
-            return
-        for memory in one.ranks:
-            more = or_more and name == "residuals_bytes" and memory[name] > value
-            if memory[name] != value and not more:
-                yield f"{name} of {one.cell.name} is {memory[name]:,}, by plan {value:,}"
+def _unplanned(one: Case, *, exact: bool) -> Iterator[str]:
+    """Yield for each rank of a cell whose states are not those of the committed plan the first that is not."""
+    yield from filter(None, (unplanned(one.cell, memory, exact=exact) for memory in one.ranks))

@@ -80,12 +80,10 @@ def _wrong_training(record: CellResult) -> Iterator[str]:
         yield f"metric_history: its steps, up to {taken[-1]}, are not those of a training of {steps}"
     if history[-1][1] != record.metric:
         yield f"metric: {record.metric} is not the end of metric_history, {history[-1][1]}"
-    epochs = None if record.cell.steps else recipe.epochs
-    expected = math.ceil(steps / every) if every else epochs
-    if expected is not None and len(history) != expected:
-        yield f"metric_history: {len(history)} evaluations, its recipe has {expected}"
     if every and taken[:-1] != [*range(every, steps, every)]:
         yield f"metric_history: evaluations after the steps {str(taken)[:60]}, its recipe has one every {every} steps"
+    if not every and not record.cell.steps and recipe.epochs not in (None, len(history)):
+        yield f"metric_history: {len(history)} evaluations, its recipe has {recipe.epochs}"
 
 
 def _wrong_metric(record: CellResult) -> Iterator[str]:
@@ -232,30 +230,25 @@ def fewer_than_planned(cell: Cell, name: str, old: float, new: float) -> str | N
     )
 
 
-def unplanned(record: CellResult, *, exact: bool) -> str | None:
-    """Return which bytes of a record cannot be those of its model; None if all can.
+def unplanned(cell: Cell, held: Mapping[str, Any], *, exact: bool) -> str | None:
+    """Return which bytes of a rank of a cell cannot be those of its model; None if all can.
 
     Only residuals may differ from the plan, and only upwards: a scheme that saves less than it should is a result, one
     that stores less than it has to is an error of measurement. exact: allow no upward difference either, for the side
     that a saving is measured against.
     """
-    if record.cell.model not in load_planned():
-        return f"{record.cell.model}: what it holds is not in {STATES_FILE.name}"
-    least, held = planned_residuals(record.cell), int(record.residuals_bytes or 0)
-    if least is None:
-        return mislabelled(record) or f"residuals_bytes of {record.cell.name} have no plan in {STATES_FILE.name}"
-    is_allowed = held == least or (held > least and not exact)
-    return _other_than_planned(record, () if is_allowed else ("residuals_bytes",))
+    for name in STATE_FIELDS:
+        if (planned := planned_bytes(cell, name)) is None:
+            return f"{name} of {cell.name} has no plan in {STATES_FILE.name}"
+        more = name == "residuals_bytes" and not exact and held[name] > planned
+        if held[name] != planned and not more:
+            return f"{name} of {cell.name} is {held[name]:,}, by plan {planned:,}"
+    return None
 
 
 def mislabelled(record: CellResult) -> str | None:
     """Return which bytes of a record belong to another cell than its own; None if all match, or have no plan."""
-    return _other_than_planned(record, ("residuals_bytes",) if record.cell.compressor in FEEDBACK else ())
-
-
-def _other_than_planned(record: CellResult, more: tuple[str, ...]) -> str | None:
-    """Return which state that no residual scheme changes, or which of `more`, is not as planned."""
-    for name in (*UNCHANGED, *more):
-        if (value := planned_bytes(record.cell, name)) not in (None, getattr(record, name)):
-            return f"{name} of {record.cell.name} is {getattr(record, name):,}, by plan {value:,}"
+    for name in STATE_FIELDS if record.cell.compressor in FEEDBACK else UNCHANGED:
+        if (planned := planned_bytes(record.cell, name)) not in (None, getattr(record, name)):
+            return f"{name} of {record.cell.name} is {getattr(record, name):,}, by plan {planned:,}"
     return None

@@ -463,7 +463,7 @@ def test_a_record_that_the_ledger_does_not_count_is_named_beside_the_tables(
     made, other = make(cell_of()), cell_of("baseline")
     for content, is_told in (({"cell": cell_of().to_dict()}, False), ({"cell": other.to_dict()}, True)):
         replace(made, provenance={**made.provenance, "content": content}).save(path_of(folder, cell_of()))
-        told = f"it was measured for {other.name}, and is called {cell_of().name}. Tables show it, the ledger does not"
+        told = f"it was measured for {other.name}, and is called {cell_of().name}. It is shown, but the ledger does not"
         assert (told in said("report", "--run", str(folder), "--show", capsys=capsys)) == is_told
 
 
@@ -515,7 +515,3 @@ def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out.strip()
     assert text in screen_text(run)
     assert f"+ {SAVING:<36} vgg-digits 16.40 %, at least 10 % and at most 18 %" in text
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "defaults": {"seed": 0}}))
-    text = said("claims", "--run", str(folder), capsys=capsys)
-    assert "On small models, one seed: what a laptop can show of each claim" in text
-    assert f"? {ACCURACY:<36} n = 1: seed 0 alone has no interval; worse by 0.45 points" in text

@@ -40,7 +40,7 @@ IMPOSSIBLE: list[tuple[Change, str]] = [
     (lambda one: {"metric_history": []}, "metric_history: empty or null"),
     (history([200, 12.0]), "is not the end of metric_history, 12"),
     (lambda one: {"metric_history": one.metric_history[:-1]}, "metric_history: its steps, up to 150, are not those"),
-    (lambda one: {"metric_history": [[200, one.metric]]}, "metric_history: 1 evaluations, its recipe has 4"),
+    (lambda one: {"metric_history": [[200, one.metric]]}, "evaluations after the steps [200], its recipe has one"),
     (
         lambda one: {"metric_history": [[54, one.metric_history[0][1]], *one.metric_history[1:]]},
         "its recipe has one every 50 steps",
