@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmarks.analysis.claims.claim import (
@@ -24,7 +24,7 @@ from benchmarks.analysis.claims.memory_claims import maximum, saving, share
 from benchmarks.analysis.claims.metric_claims import BOTH, CONTROL, better, identical, margin_of, not_worse
 from benchmarks.analysis.claims.one_gpu import MEASURES
 from benchmarks.analysis.claims.select import MEMORY, Case, check_there, common_seeds, on_cpu
-from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, t_quantile
+from benchmarks.analysis.statistics import interval, p_beyond
 from benchmarks.analysis.tables.distribution_table import KINDS as DISTANCES
 from benchmarks.analysis.tables.distribution_table import NAME
 from benchmarks.core.checks import is_number
@@ -44,7 +44,9 @@ def lost_time(case: Case, name: str) -> Verdict:
     if resumed := next((one for one in records if one.provenance.get("resumed_at_steps")), None):
         at = f"{resumed.cell.name} was stopped, and went on at step {resumed.provenance['resumed_at_steps'][0]}"
         raise Undecided(f"{at}: what it took is not that of one run", seeds=len(seeds), results=records)
-    loss, how = _loss([tuple(found.results[role][seed] for role in BOTH) for seed in seeds], name)
+    losses, how = _losses([tuple(found.results[role][seed] for role in BOTH) for seed in seeds], name)
+    loss = interval(losses)
+    assert loss is not None
     margin, within = margin_of(case.book, case.limits), bounds(loss)
     word = "loss of throughput" if name == "steps_per_second" else "longer by"
     reason = f"{word} {written(loss.mean, within, UNIT)}, margin {number(margin.value)}; {how}"
@@ -56,37 +58,22 @@ def lost_time(case: Case, name: str) -> Verdict:
         unit=UNIT,
         tolerance=f"95 % interval of the loss below {margin.value:g} % ({margin.reason})",
         seeds=len(seeds),
-        p_value=p_beyond(loss, margin.value, degrees=None if len(seeds) > 1 else BLOCKS - 1),
+        p_value=p_beyond(loss, margin.value),
         results=records,
     )
 
 
-def _loss(pairs: Sequence[tuple[CellResult, ...]], name: str) -> tuple[Interval, str]:
-    """Return the loss in per cent, a longer time or a lower speed, and the source of its interval."""
+def _losses(pairs: Sequence[tuple[CellResult, ...]], name: str) -> tuple[list[float], str]:
+    """Return losses in per cent, longer times or lower speeds, of each seed, or of each block of steps of one run."""
+    if len(pairs) == 1 and name == "steps_per_second" and not any(map(on_cpu, pairs[0])):
+        size = min(len(one.step_seconds) for one in pairs[0]) // BLOCKS
+        blocks = [[mean(one.step_seconds[size * i :][:size]) for i in range(BLOCKS)] for one in pairs[0] if size > 1]
+        if blocks:
+            losses = [100 * (1 - other / mine) for mine, other in zip(*blocks, strict=True)]
+            return losses, f"one run each, over {BLOCKS} blocks of steps"
     ratios = [float(getattr(one, name) or 0) / float(getattr(other, name) or math.inf) for one, other in pairs]
-    over_seeds = interval([100 * (ratio - 1 if name == "wall_seconds" else 1 - ratio) for ratio in ratios])
-    assert over_seeds is not None
-    if len(pairs) >= 2:
-        return over_seeds, f"over {len(pairs)} seeds"
-    if name == "steps_per_second" and not any(map(on_cpu, pairs[0])) and (over_blocks := _block_interval(*pairs[0])):
-        return over_blocks, f"one run each, over {BLOCKS} blocks of steps"
-    return over_seeds, "n = 1: no interval"
-
-
-def _block_interval(*sides: CellResult) -> Interval | None:
-    """Return the loss computed from mean seconds of BLOCKS equal stretches; None if these have fewer than two steps."""
-    sizes = [len(one.step_seconds) // BLOCKS for one in sides]
-    if min(sizes) < 2:
-        return None
-    blocks = [
-        [mean(one.step_seconds[size * i : size * (i + 1)]) for i in range(BLOCKS)]
-        for one, size in zip(sides, sizes, strict=True)
-    ]
-    (mine, mine_error), (others, others_error) = ((mean(b), stdev(b) / math.sqrt(BLOCKS)) for b in blocks)
-    ratio = others / mine
-    # First-order error of the ratio of two independent means.
-    error = ratio * math.hypot(mine_error / mine, others_error / others)
-    return Interval(100 * (1 - ratio), 100 * t_quantile((1 + CONFIDENCE) / 2, BLOCKS - 1) * error, 1)
+    losses = [100 * (ratio - 1 if name == "wall_seconds" else 1 - ratio) for ratio in ratios]
+    return losses, f"over {len(pairs)} seeds" if len(pairs) > 1 else "n = 1: no interval"
 
 
 # --- The kinds of tests, by name; adding one takes one function and one line here ---
