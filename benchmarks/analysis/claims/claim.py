@@ -1,5 +1,6 @@
 """A claim as data, the verdict on it, and how their numbers are written."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -188,6 +189,16 @@ def bounds(found: Interval) -> Bounds | None:
 def below(interval: Bounds, limit: float) -> str:
     """Return the status of "less than limit": the whole interval must lie on one side of it."""
     return REPRODUCED if interval[1] < limit else NOT_REPRODUCED if interval[0] > limit else INCONCLUSIVE
+
+
+def allowed(published: float | None, limits: Mapping[str, Any]) -> tuple[float, float, str]:
+    """Return the least and the largest value, in per cent, that reproduce a claim of bytes, and both in words."""
+    if published is not None:
+        tolerance = limits["tolerance"]
+        return published - tolerance, published + tolerance, f"{published:g} % within {tolerance:g} points"
+    low, high = limits.get("at_least", -math.inf), limits.get("at_most", math.inf)
+    ends = {"at least": low, "at most": high}
+    return low, high, " and ".join(f"{word} {end:g} %" for word, end in ends.items() if math.isfinite(end))
 
 
 def beside(value: float, published: float, unit: str) -> str:

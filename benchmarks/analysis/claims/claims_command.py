@@ -42,12 +42,11 @@ def to_json(judged: Sequence[LedgerRow]) -> str:
 def to_csv(judged: Sequence[LedgerRow]) -> str:
     """Return one CSV row per claim; missing values are empty."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for one in judged:
         low, high = one.interval or ("", "")
-        plain = {**one.to_dict(), "interval_low": low, "interval_high": high, "cells": " ".join(one.cells)}
-        writer.writerow(["" if plain[name] is None else plain[name] for name in COLUMNS])
+        writer.writerow({**vars(one), "interval_low": low, "interval_high": high, "cells": " ".join(one.cells)})
     return text.getvalue()
 
 

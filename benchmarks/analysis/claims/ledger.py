@@ -165,7 +165,6 @@ cells whose code changed are run again.
 """
 ON_GPU = ("cpu", "cores")
 """Facts that change no digit computed on a GPU."""
-DIFFER = "the cells compared differ in "
 
 
 def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Verdict) -> Verdict:
@@ -175,7 +174,7 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
     """
     status, reasons, results = verdict.status, [verdict.reason], verdict.results
     if mixed := differing(results, bears):
-        reasons.append(DIFFER + ", ".join(mixed))
+        reasons.append(f"the cells compared differ in {', '.join(mixed)}")
         bearing = (*BEARING[bears], *(("commit",) if bears == "digits" and status == NOT_REPRODUCED else ()))
         if status in (REPRODUCED, NOT_REPRODUCED) and set(bearing) & _between_sides(results, bears):
             status = INCONCLUSIVE

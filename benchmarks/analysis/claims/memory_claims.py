@@ -6,11 +6,10 @@ residuals and from streamed gradients. Values that no cell was meant to measure 
 reason says so.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.analysis.claims.claim import Undecided, Verdict, beside, number, shown, unless_doubted
+from benchmarks.analysis.claims.claim import Undecided, Verdict, allowed, beside, number, shown, unless_doubted
 from benchmarks.analysis.claims.select import Case, Comparison, check_there, is_full
 from benchmarks.analysis.claims.sound import load_planned, unplanned
 from benchmarks.analysis.grouping import grouped
@@ -109,17 +108,10 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
 
     Residuals larger than planned do not show it: they make a larger saving the published one.
     """
-    published, limits = case.published(), case.limits
+    published = case.published()
+    low, high, says = allowed(published, case.limits)
     text = ", ".join(f"{model} {number(one)} %" for model, one in values.items())
-    if published is not None:
-        low, high = published - limits["tolerance"], published + limits["tolerance"]
-        says = f"{published:g} % within {limits['tolerance']:g} points"
-        text += f"; {beside(value, published, '%')}"
-    else:
-        low, high = limits.get("at_least", -math.inf), limits.get("at_most", math.inf)
-        ends = {"at least": low, "at most": high}
-        says = " and ".join(f"{word} {end:g} %" for word, end in ends.items() if math.isfinite(end))
-        text += f", {says}"
+    text += f", {says}" if published is None else f"; {beside(value, published, '%')}"
     assumed = "; ".join(dict.fromkeys(state.assumed for state in known.values() if state.assumed))
     records = tuple(record for state in known.values() for record in state.records)
     verdict = Verdict(

@@ -78,13 +78,11 @@ def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:
 
 
 def seeds_by_reference(book: Book, claim: Claim, scope: Scope) -> int | None:
-    """Return the seeds that an accuracy claim needs, by the spread of the small models that stand in for its models."""
-    stated = claim.published.get("against") if scope is claim.paper else None
-    known = reference_metrics()
-    metrics = [known.get(book.stand_ins.get(model, model)) for model in scope.models]
+    """Return the seeds that an accuracy claim needs, by the spread of the small model that stands in for its model."""
+    (model,), stated = scope.models, claim.published.get("against") if scope is claim.paper else None
+    metrics = reference_metrics().get(book.stand_ins.get(model, model))
     level = stated.value if stated else None
-    needed = [one and seeds_needed(*margin_and_spread(book, one, scope.limits, level)) for one in metrics]
-    return None if None in needed else max((one for one in needed if isinstance(one, int)), default=None)
+    return metrics and seeds_needed(*margin_and_spread(book, metrics, scope.limits, level))
 
 
 def margin_and_spread(

@@ -14,6 +14,7 @@ from benchmarks.analysis.claims.claim import (
     Claim,
     Undecided,
     Verdict,
+    allowed,
     beside,
     combined,
     number,
@@ -69,15 +70,11 @@ def gpu_saving(claim: Claim, device: Device) -> Verdict:
     if problem := next(chain(_unplanned(against, exact=True), _unplanned(tested, exact=False)), None):
         raise Undecided(problem)
     mine, theirs = (bytes_at(one, limits["rung"]) for one in (tested, against))
-    value, published = 100 * (1 - mine / theirs), claim.published.get("value")
-    if published is None:
-        agrees, text = value >= limits["at_least"], f"at least {limits['at_least']:g} %"
-        says = text
-    else:
-        agrees, text = abs(value - published.value) <= limits["tolerance"], beside(value, published.value, "%")
-        says = f"{published.value:g} % within {limits['tolerance']:g} points"
+    value, stated = 100 * (1 - mine / theirs), claim.published.get("value")
+    low, high, says = allowed(stated.value if stated else None, limits)
+    text = beside(value, stated.value, "%") if stated else says
     where = f"{limits['rung']} of {theirs / 2**20:,.1f} MiB, one rank on {device.source['device']}"
-    verdict = _verdict((tested, against), agrees, f"{number(value)} %, {text}; {where}", says, value)
+    verdict = _verdict((tested, against), low <= value <= high, f"{number(value)} %, {text}; {where}", says, value)
     return unless_doubted(verdict, _unplanned(tested, exact=True))
 
 

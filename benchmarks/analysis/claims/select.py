@@ -1,7 +1,7 @@
 """Select the cells that a claim compares: cells of its roles that are alike in all else, group by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.analysis.claims.claim import NOT_RUN, Book, Claim, Criteria, Scope, Undecided
@@ -80,14 +80,18 @@ def select(
             cells = groups.setdefault(_key(cell, free), {}).setdefault(role, [])
             if all(one.gradients == "streamed" and one != cell for one in cells):
                 cells.append(cell)
-    made = [_comparison(evidence, model, groups[key], key, free, on_gpus) for key in sorted(groups, key=str)]
+    made = []
+    for key in sorted(groups, key=str):
+        named = ", ".join(f"{name} {value}" for name, value in zip(free, key, strict=True) if value not in (None, ()))
+        made.append(_comparison(evidence, Comparison(model, {}, {}, named), groups[key], on_gpus))
     needed = {
         role
         for role, criteria in scope.roles.items()
         if role != CONTROL and not (measured == MEMORY and role == "against" and is_full(criteria))
     }
     whole = [one for one in made if needed <= one.results.keys()]
-    return tuple(whole) or (max(made, key=_roles_there, default=Comparison(model, {}, {})),)
+    none = Comparison(model, {}, {})
+    return tuple(whole) or (max(made, key=lambda one: sum(map(bool, one.results.values())), default=none),)
 
 
 def is_full(criteria: Criteria) -> bool:
@@ -113,14 +117,7 @@ def on_cpu(record: CellResult) -> bool:
     return record.provenance.get("device") in (None, "cpu")
 
 
-def _comparison(
-    evidence: Evidence,
-    model: str,
-    group: Mapping[str, list[Cell]],
-    key: tuple[Any, ...],
-    free: Sequence[str],
-    on_gpus: bool,
-) -> Comparison:
+def _comparison(evidence: Evidence, empty: Comparison, group: Mapping[str, list[Cell]], on_gpus: bool) -> Comparison:
     results: dict[str, dict[int, CellResult]] = {role: {} for role in group}
     holes: dict[str, dict[int, Hole]] = {role: {} for role in group}
     for role, cell in ((role, cell) for role, cells in group.items() for cell in cells):
@@ -130,13 +127,7 @@ def _comparison(
             holes[role][cell.seed] = Hole(cell.name, "measured on a CPU", "the claim is of GPUs", "")
         else:
             results[role][cell.seed] = evidence.results[cell]
-    named = [f"{name} {value}" for name, value in zip(free, key, strict=True) if value not in (None, ())]
-    return Comparison(model, results, holes, ", ".join(named))
-
-
-def _roles_there(one: Comparison) -> tuple[int, int, int]:
-    finished = [len(seeds) for seeds in one.results.values()]
-    return sum(map(bool, finished)), len(one.results), sum(finished)
+    return replace(empty, results=results, holes=holes)
 
 
 @dataclass(frozen=True, kw_only=True)
