@@ -89,25 +89,20 @@ SIZED = ("baseline", "w", "2d", "w+2d")
 """Schemes whose residuals are the same where they have the same size by plan; those of others differ in values."""
 
 
-def same_histories(records: Iterable[CellResult]) -> list[list[CellResult]]:
-    """Return records by their models and histories."""
-    histories = ((one, [[*pair] for pair in one.metric_history]) for one in records)
-    return list(grouped((f"{one.cell.model} {history}", one) for one, history in histories).values())
-
-
 def doubled(records: Iterable[CellResult]) -> dict[Cell, str]:
     """Return which of these records have the seconds or the history of another training, and what is said of them.
 
-    Two settings may agree once by chance in a coarse metric, not twice.
+    Two settings may agree once by chance in a coarse metric, not twice; two seeds of one count as one training.
     """
     records, texts = list(records), dict[Cell, str]()
     for those in grouped((tuple(one.step_seconds), one) for one in records if len(one.step_seconds) > 1).values():
         text = f"{_names(those)} took the same seconds in every step: one training, not {len(those)}"
         texts |= {one.cell: text for one in those if len(those) > 1}
-    found = [alike for alike in same_histories(records) if _tells(alike[0]) and len({*map(_training, alike)}) > 1]
+    histories = grouped((f"{one.cell.model} {[[*pair] for pair in one.metric_history]}", one) for one in records)
+    found = [alike for alike in histories.values() if _tells(alike[0]) and len({*map(_training, alike)}) > 1]
     often = Counter(pair for alike in found for pair in _settings(alike))
     for alike in found:
-        if alike[0].metric_name != COARSE or any(often[pair] > 1 for pair in _settings(alike)):
+        if alike[0].metric_name != COARSE or any(often[pair] > 1 or len(pair) == 1 for pair in _settings(alike)):
             text = f"{_names(alike)} have the same history: they are one training"
             texts |= {one.cell: text for one in alike}
     return texts

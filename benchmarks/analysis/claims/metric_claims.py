@@ -23,8 +23,7 @@ from benchmarks.analysis.claims.claim import (
     shown,
     written,
 )
-from benchmarks.analysis.claims.evidence import same_histories
-from benchmarks.analysis.claims.select import CONTROL, Case, Comparison, common_seeds, role_name
+from benchmarks.analysis.claims.select import CONTROL, Case, Comparison, common_seeds
 from benchmarks.analysis.published import Published
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, power, t_quantile
 from benchmarks.core.files import load_json
@@ -156,12 +155,11 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean loss over seeds, its interval, and the mean metric it is compared with."""
+    """Mean loss over seeds, with its interval."""
 
     estimate: Interval
     bounds: Bounds
     unit: str
-    level: float
     margin: Derived
     """The largest loss that counts as none, and the smallest gain that is worth showing."""
 
@@ -170,6 +168,18 @@ class Loss:
         """Seeds that show a true zero, by the spread between these."""
         error = float(self.estimate.half_width or 0) / t_quantile((1 + CONFIDENCE) / 2, self.estimate.n - 1)
         return seeds_needed(self.margin.value, error * math.sqrt(self.estimate.n))
+
+    def verdict(self, limit: float, sign: int, **said: Any) -> Verdict:
+        """Return a verdict whose turning point is `limit`; its value is the loss, or with the other sign the gain."""
+        return Verdict(
+            value=sign * self.estimate.mean,
+            interval=self.bounds if sign > 0 else (-self.bounds[1], -self.bounds[0]),
+            unit=self.unit,
+            seeds=self.estimate.n,
+            seeds_needed=self.seeds_needed,
+            p_value=p_beyond(self.estimate, limit),
+            **said,
+        )
 
 
 def mean_loss(case: Case, tested: str = "tested") -> Loss:
@@ -194,23 +204,10 @@ def mean_loss(case: Case, tested: str = "tested") -> Loss:
     if within is None:
         text = f"{'worse' if values[0] > 0 else 'better'} by {number(abs(values[0]))} {unit}" if values[0] else "equal"
         raise Undecided(f"n = 1: seed {seeds[0]} alone has no interval; {text}", seeds=1, results=records)
-    odd = without_spread(found, (tested, "against"))
     if max(values) - min(values) <= ROUNDING * abs(level):
-        odd = odd or f"{len(values)} seeds differ by the same {number(values[0], 4)}: they have no spread to judge by"
-    if odd:
-        raise Undecided(odd, seeds=len(values), results=records)
-    return Loss(estimate, within, unit, level, margin_of(case.book, case.limits, str(others[0].metric_name), level))
-
-
-def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
-    """Return which seeds of a role have one history; None if all differ."""
-    for role in roles:
-        for alike in same_histories(found.results[role][seed] for seed in found.seeds(role)):
-            if len(alike) > 1:
-                one, other = sorted(record.cell.seed for record in alike)[:2]
-                name = role_name(alike[0].cell.name)
-                return f"seeds {one} and {other} of {name} have the same history: they are not two trainings"
-    return None
+        same = f"{len(values)} seeds differ by the same {number(values[0], 4)}: they have no spread to judge by"
+        raise Undecided(same, seeds=len(values), results=records)
+    return Loss(estimate, within, unit, margin_of(case.book, case.limits, str(others[0].metric_name), level))
 
 
 def check_diverged(found: Comparison) -> None:
@@ -245,19 +242,9 @@ def not_worse(case: Case) -> Verdict:
     if status == REPRODUCED:
         tells, text, more = _control(case, margin, gain=-value)
         status, reason, records = REPRODUCED if tells else INCONCLUSIVE, f"{reason}; {text}", records + more
-    return Verdict(
-        status=status,
-        reason=reason,
-        value=value,
-        interval=loss.bounds,
-        unit=loss.unit,
-        tolerance=f"95 % interval of the loss below {number(margin.value)} {loss.unit} = {margin.reason}; without "
-        "residuals above it",
-        seeds=loss.estimate.n,
-        seeds_needed=loss.seeds_needed,
-        p_value=p_beyond(loss.estimate, margin.value),
-        results=records,
-    )
+    says = f"95 % interval of the loss below {number(margin.value)} {loss.unit} = {margin.reason}"
+    says += "; without residuals above it"
+    return loss.verdict(margin.value, 1, status=status, reason=reason, tolerance=says, results=records)
 
 
 def _control(case: Case, margin: Derived, gain: float) -> tuple[bool, str, tuple[CellResult, ...]]:
@@ -301,18 +288,8 @@ def better(case: Case) -> Verdict:
         if status == REPRODUCED and (within[1] < stated[0] or within[0] > stated[1]):
             how = "by more than" if within[0] > stated[1] else "not by as much as"
             status, reason = NOT_REPRODUCED, f"{reason}: better, but {how} published"
-    return Verdict(
-        status=status,
-        reason=reason,
-        value=gain,
-        interval=within,
-        unit=loss.unit,
-        tolerance=says,
-        seeds=loss.estimate.n,
-        seeds_needed=loss.seeds_needed,
-        p_value=p_beyond(loss.estimate, 0.0),
-        results=case.only.records(*BOTH),
-    )
+    records = case.only.records(*BOTH)
+    return loss.verdict(0.0, -1, status=status, reason=reason, tolerance=says, results=records)
 
 
 def _stated(case: Case) -> Bounds | None:
@@ -331,8 +308,6 @@ def identical(case: Case) -> Verdict:
     """Judge every seed that both sides have; one is enough, and all must be equal."""
     found = case.only
     seeds, records = common_seeds(found, *BOTH), found.records(*BOTH)
-    if odd := without_spread(found, BOTH):
-        raise Undecided(odd, seeds=len(seeds), results=records)
     pairs = [(found.results["tested"][seed], found.results["against"][seed]) for seed in seeds]
     differ = [one.cell.seed for one, other in pairs if _outcome(one) != _outcome(other)]
     points, several = min(len(one.metric_history) for one in records), "s" if len(seeds) > 1 else ""

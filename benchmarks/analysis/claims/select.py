@@ -48,17 +48,12 @@ class Comparison:
     def missing(self) -> str:
         """Say which seeds are missing, and why; "" if none is, or only a control that diverged: it shows its point."""
         why = grouped(
-            (f"of {role_name(hole.name)} is missing ({hole.status}: {hole.why})", seed)
+            (f"of {'/'.join(hole.name.split('.')[1:4])} is missing ({hole.status}: {hole.why})", seed)
             for role, holes in self.holes.items()
             if role != CONTROL or not all(hole.has_diverged for hole in holes.values())
             for seed, hole in sorted(holes.items())
         )
         return "; ".join(f"seed {', '.join(map(str, seeds))} {text}" for text, seeds in why.items())
-
-
-def role_name(name: str) -> str:
-    """Return the part of a cell's name that tells the sides of a comparison apart: compressor, scheme and gradients."""
-    return "/".join(name.split(".")[1:4])
 
 
 def select(

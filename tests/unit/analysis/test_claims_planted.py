@@ -356,6 +356,8 @@ def test_shares_of_few_answers_agree_by_chance_in_one_seed_and_not_in_two(seeds:
     those = sides()
     more = [history_of(make(cell_of("2d", seed)), those["w+2d"][seed]) for seed in range(seeds)]
     assert judged(ACCURACY, [*flat(those), *more]).status == status
+    twin = history_of(those["none"][0], those["none"][1])
+    assert judged(ACCURACY, [twin, *flat(those)[:-5], *those["none"][1:]]).status == "inconclusive", "nor two seeds"
 
 
 def test_seeds_without_spread_are_not_certain() -> None:
