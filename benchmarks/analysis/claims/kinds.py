@@ -27,7 +27,6 @@ from benchmarks.analysis.claims.select import MEMORY, Case, check_there, common_
 from benchmarks.analysis.statistics import interval, p_beyond
 from benchmarks.analysis.tables.distribution_table import KINDS as DISTANCES
 from benchmarks.analysis.tables.distribution_table import NAME
-from benchmarks.core.checks import is_number
 from benchmarks.core.record import CellResult
 
 # --- Claims about time: the loss of throughput, and the time of a whole training, against the other side ---
@@ -96,14 +95,11 @@ class Kind:
     """The entry of `benchmarks.analysis.claims.ledger.BEARING`: which differences of origin leave the verdict open."""
     together: bool = False
     """Whether all groups and models form one comparison; else each is judged alone, and all must show the claim."""
-    published: tuple[str, ...] = ("value",)
-    """The published numbers it takes; `tested` and `against` give a difference, `low` and `high` a range."""
 
 
 # --- Claims about distributions: residuals overlap within a group, and more than between groups ---
 
 
-BITS = "bits"
 DIVERGENCE = "jensen_shannon"
 ROUNDING = 1e-6
 """By how much a sum of float32 shares may be above 1."""
@@ -131,7 +127,7 @@ def overlap(case: Case) -> Verdict:
         status=status,
         reason=text,
         value=within,
-        unit=BITS,
+        unit="bits",
         tolerance=f"divergence within groups at most {most:g} bits, between groups {least:g} times as far or more",
         seeds=len(records),
         results=records,
@@ -145,37 +141,24 @@ def _distances(record: CellResult) -> tuple[float, float]:
     """
     seen = record.observations[NAME]
     for where, kind in product(("within", "between"), DISTANCES):
-        most = 1 + ROUNDING if kind == DIVERGENCE else math.inf
-        if not (is_number(value := seen[where][kind]) and 0 <= value <= most and value != math.inf):
-            raise ValueError(f"{kind}: {value}")
+        if not 0 <= seen[where][kind] < (1 + ROUNDING if kind == DIVERGENCE else math.inf):
+            raise ValueError(f"{kind}: {seen[where][kind]}")
     return float(seen["within"][DIVERGENCE]), min(seen["between"][kind] / seen["within"][kind] for kind in DISTANCES)
 
 
 # --- The table of all kinds ---
 
 
-OF_BYTES: dict[str, Any] = {
-    "roles": BOTH,
-    "limits": ("tolerance", "at_least", "at_most"),
-    "measured": MEMORY,
-}
+OF_BYTES: dict[str, Any] = {"roles": BOTH, "limits": ("tolerance", "at_least", "at_most"), "measured": MEMORY}
 OF_TIMES: dict[str, Any] = {"roles": BOTH, "limits": ("margin", "noise"), "bears": "times"}
 OF_NUMBERS: dict[str, Any] = {"of": "numbers", "limits": ("of", "tolerance")}
-OF_NUMBERS |= {"published": ("value", "low", "high", "against")}
 ON_GPUS: dict[str, Any] = {"of": "GPUs", "limits": ("tested", "rung", "tolerance", "at_least", "within")}
-BETTER = ("value", "low", "high")
 KINDS: dict[str, Kind] = {
     "share": Kind(judge=share, together=True, **OF_BYTES | {"roles": ("tested",)}),
     "saving": Kind(judge=saving, **OF_BYTES),
     "maximum": Kind(judge=maximum, together=True, **OF_BYTES),
-    "not_worse": Kind(
-        judge=not_worse,
-        roles=(*BOTH, CONTROL),
-        limits=("margin", "relative"),
-        published=("value", *BOTH),
-        bears="digits",
-    ),
-    "better": Kind(judge=better, roles=BOTH, limits=("tolerance", "relative"), published=BETTER, bears="digits"),
+    "not_worse": Kind(judge=not_worse, roles=(*BOTH, CONTROL), limits=("margin", "relative"), bears="digits"),
+    "better": Kind(judge=better, roles=BOTH, limits=("tolerance", "relative"), bears="digits"),
     "identical": Kind(judge=identical, roles=BOTH, bears="digits"),
     "throughput": Kind(judge=partial(lost_time, name="steps_per_second"), measured="speed", **OF_TIMES),
     "duration": Kind(judge=partial(lost_time, name="wall_seconds"), **OF_TIMES),

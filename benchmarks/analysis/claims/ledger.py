@@ -57,10 +57,10 @@ def _row(book: Book, claim: Claim, evidence: Evidence, devices: Sequence[Device]
     if kind.of == "GPUs":
         verdict = on_all(kind.judge, claim, devices)
         return _as_row(book, claim, claim.paper, verdict, "none" if verdict.status == NOT_RUN else "one GPU")
-    found = judge(book, claim, claim.paper, evidence, is_paper=True)
+    found = judge(book, claim, claim.paper, evidence)
     if found.status != NOT_RUN or claim.small is None:
         return _as_row(book, claim, claim.paper, found, "none" if found.status == NOT_RUN else "paper")
-    on_small = judge(book, claim, claim.small, evidence, is_paper=False)
+    on_small = judge(book, claim, claim.small, evidence)
     if on_small.status == NOT_RUN:  # name the small command first
         found = replace(found, reason=f"{found.reason}; the paper's models: {claim.paper.command}")
         return _as_row(book, claim, replace(claim.paper, command=claim.small.command), found, "none")
@@ -131,15 +131,15 @@ def adjusted(values: Sequence[float]) -> list[float]:
 # --- The verdict on one scope of a claim: every group of cells must show it, with nothing odd about the records ---
 
 
-def judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence, *, is_paper: bool) -> Verdict:
+def judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence) -> Verdict:
     """Return what the evidence shows about a claim in one scope."""
-    kind, on_gpus = KINDS[claim.kind], is_paper and scope.on_gpus
+    kind, on_gpus = KINDS[claim.kind], scope is claim.paper and scope.on_gpus
     found = [one for model in scope.models for one in select(evidence, scope, model, kind.measured, on_gpus=on_gpus)]
     cases = [tuple(found)] if kind.together else [(one,) for one in found]
     verdicts = []
     for those in cases:
         try:
-            verdict = kind.judge(Case(book=book, claim=claim, scope=scope, comparisons=those, is_paper=is_paper))
+            verdict = kind.judge(Case(book=book, claim=claim, scope=scope, comparisons=those))
         except Undecided as why:
             verdict = why.verdict
         verdicts.append(doubted(kind.bears, evidence, [text for one in those if (text := one.missing())], verdict))

@@ -17,6 +17,8 @@ from resireduce.errors import ConfigError, choose
 CLAIMS_FILE = ROOT / "results/paper/claims.yaml"
 FIELDS = ("id", "source", "statement", "each", "models", "published", "cells", "test", "command", "small")
 SMALL_FIELDS = ("of", "statement", "cells", "test", "command")
+STATED = ("value", "low", "high", "tested", "against")
+"""Roles of published numbers."""
 ITSELF = "python -m benchmarks claims"
 """The command of claims that name none."""
 
@@ -54,7 +56,7 @@ def _claim(book: Book, entry: Mapping[str, Any], name: str, models: tuple[str, .
     """Return the claim of an entry about these models; `stated` is the id of a number, or several by role."""
     kind = choose("test: kind", entry["test"]["kind"], KINDS)
     given = stated if isinstance(stated, dict) else {"value": stated} if stated else {}
-    numbers = {role: book.published[one] for role, one in given.items() if role in KINDS[kind].published}
+    numbers = {role: book.published[one] for role, one in given.items() if role in STATED}
     words = {
         "published": " to ".join(f"{numbers[role].value:g}" for role in ("value", "low", "high") if role in numbers)
     }

@@ -133,8 +133,6 @@ class Case:
     claim: Claim
     scope: Scope
     comparisons: tuple[Comparison, ...]
-    is_paper: bool
-    """Whether the published value is tested, not only its direction on small models."""
 
     @property
     def limits(self) -> Mapping[str, Any]:
@@ -147,9 +145,9 @@ class Case:
         return self.comparisons[0]
 
     def published(self, role: str = "value") -> float | None:
-        """Return the value that the paper states for a role; None if there is none for these models."""
+        """Return the value that the paper states for a role; None if there is none, or these are small models."""
         one = self.claim.published.get(role)
-        return one.value if one is not None and self.is_paper else None
+        return one.value if one is not None and self.scope is self.claim.paper else None
 
 
 def check_there(comparison: Comparison, *roles: str) -> None:
