@@ -184,7 +184,7 @@ def test_distributions_overlap_within_groups_and_less_between_them(within: float
     near, far = ({"wasserstein": one, "jensen_shannon": one} for one in (within, between))
     found = judged("overlap", [make(cell, observations={"distributions": distances(near, far)})])
     assert (found.status, found.value) == (status, within)
-    for odd in ({}, {"distributions": distances(near | {"jensen_shannon": "0.02"}, far)}):
+    for odd in ({}, *({"distributions": distances(near | {"jensen_shannon": one}, far)} for one in ("0.02", 50.0))):
         nothing = judged("overlap", [make(cell, observations=odd)])
         assert nothing.status == "inconclusive" and "holds no distances" in nothing.reason
 

@@ -46,6 +46,15 @@ def rung(one: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
+def hold_more(one: dict[str, Any], nbytes: int) -> None:
+    """Let a rank hold more residuals, in all figures alike."""
+    held = memory(one)
+    more = [(held, name) for name in ("residuals_bytes", "total_bytes", "peak_states_bytes")]
+    more += [(held["difference"], name) for name in ("allocated_bytes", "states_bytes")]
+    for figures, name in [*more, *((read, "bytes") for read in held["ladder"])]:
+        figures[name] += nbytes
+
+
 def test_true_records_show_all_that_is_true(tmp_path: Path) -> None:
     found = rows(save(tmp_path, memory_file(), known_file()))
     for name, one in found.items():
@@ -123,8 +132,11 @@ def test_a_file_that_is_of_no_gpu_does_not_count_and_says_why(
 def test_a_flag_of_nvml_leaves_open_what_rests_on_it(tmp_path: Path) -> None:
     values, flag = memory_file(), "foreign-process"
     rung(case(values, "w+2d.streamed"), "nvml_process")["flags"] = [flag, "pid-namespace"]
-    found = rows(save(tmp_path, values))
-    assert found["ours-gpu-nvml-vgg19"].status == "inconclusive" and flag in found["ours-gpu-nvml-vgg19"].reason
+    known = known_file()
+    known["cases"][0]["result"][3] |= {"flags": [flag]}
+    found = rows(save(tmp_path, values, known))
+    for name in ("ours-gpu-nvml-vgg19", "ours-gpu-known"):
+        assert found[name].status == "inconclusive" and flag in found[name].reason
     assert found["ours-gpu-peak-vgg19"].status == "reproduced"
 
 
@@ -134,14 +146,11 @@ def test_all_gpus_must_show_it(tmp_path: Path) -> None:
     save(tmp_path, other, device="nvidia-a100")
     found = rows(tmp_path)["ours-gpu-planned-vgg19"]
     assert found.status == "reproduced" and "NVIDIA A100" in str(found.hardware) and "H200" in str(found.hardware)
-    held = memory(case(other, "w+2d.kept"))
-    for figures, names in (
-        (held, ("residuals_bytes", "total_bytes", "peak_states_bytes")),
-        (held["difference"], ("allocated_bytes", "states_bytes")),
-        *((read, ("bytes",)) for read in held["ladder"]),
-    ):
-        for name in names:
-            figures[name] += 4
+    hold_more(case(other, "w+2d.kept"), 4)
     save(tmp_path, other, device="nvidia-a100")
     found = rows(tmp_path)["ours-gpu-planned-vgg19"]
     assert found.status == "not reproduced" and "reproduced with nvidia-h200" in found.reason
+    hold_more(case(other, "w+2d.kept"), -8)
+    save(tmp_path, other, device="nvidia-a100")
+    found = rows(tmp_path)["exp1-one-gpu-allocated-vgg19"]
+    assert found.status != "reproduced" and "inconclusive with nvidia-a100" in found.reason, "fewer than there must be"
