@@ -9,7 +9,7 @@ from benchmarks.analysis.claims.claims_command import to_csv as claims_csv
 from benchmarks.analysis.claims.claims_command import to_json
 from benchmarks.analysis.claims.claims_command import to_markdown as claims_markdown
 from benchmarks.analysis.claims.claims_command import to_screen as claims_screen
-from benchmarks.analysis.claims.evidence import changed_claims, doubts, left_out, other_peaks, uncommitted
+from benchmarks.analysis.claims.evidence import changed_claims, doubts, odd
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.gpu_records import read_devices
 from benchmarks.analysis.labels import say
@@ -73,5 +73,4 @@ def screen_text(run: Run) -> str:
 
 
 def _noted(run: Run) -> Run:
-    found = [*doubts(run), *other_peaks(run), *uncommitted(run), *left_out(run), *changed_claims()]
-    return replace(run, notes=[*run.notes, *found])
+    return replace(run, notes=[*run.notes, *doubts(run), *odd(run), *changed_claims()])

@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
 def claimed_models() -> list[str]:
     """Return all models of claims about bytes, the paper's and their small stand-ins, in order."""
-    scopes = [scope for claim in load_claims().claims for scope in (claim.paper, claim.small) if scope]
+    scopes = [scope for claim in load_claims().claims for scope in (claim.paper, claim.small) if scope and scope.roles]
     return list(dict.fromkeys(model for scope in scopes for model in scope.models))
 
 

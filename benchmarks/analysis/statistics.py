@@ -63,18 +63,17 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> list[flo
     return [values[seed] - others[seed] for seed in sorted(values.keys() & others.keys())]
 
 
-def p_beyond(found: Interval, limit: float, degrees: int | None = None) -> float | None:
+def p_beyond(found: Interval, limit: float) -> float | None:
     """Return the two-sided p-value of the mean being `limit`: below 0.05 if and only if the interval excludes `limit`.
 
-    degrees: degrees of freedom; n - 1 if not given. Returns None without an interval.
+    Returns None without an interval.
     """
     if found.half_width is None:
         return None
-    degrees = degrees or found.n - 1
-    error = found.half_width / t_quantile((1 + CONFIDENCE) / 2, degrees)
+    error = found.half_width / t_quantile((1 + CONFIDENCE) / 2, found.n - 1)
     if not error:
         return float(found.mean == limit)
-    return 2 * float(stdtr(degrees, -abs(found.mean - limit) / error))
+    return 2 * float(stdtr(found.n - 1, -abs(found.mean - limit) / error))
 
 
 def t_quantile(probability: float, degrees: int) -> float:

@@ -1,5 +1,6 @@
 """A claim as data, the verdict on it, and how their numbers are written."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -22,9 +23,9 @@ class Scope:
 
     statement: str
     models: tuple[str, ...]
-    """Several are judged together. Empty if the claim has no test here."""
+    """Several are judged together."""
     roles: Mapping[str, Criteria]
-    """Criteria for the cells of each role of the kind: tested, against, control."""
+    """Criteria for the cells of each role of the kind: tested, against, control; none if no cells test it."""
     limits: Mapping[str, Any]
     """What counts as reproduced: limits by the kind's own names, and in `why` the reason for each."""
     command: str
@@ -46,7 +47,8 @@ class Claim:
     small: Scope | None = None
     """The scope of the small models, where they can show something about the claim."""
     published: Mapping[str, Published] = field(default_factory=dict)
-    """The paper's numbers by role: `value`, or `tested` and `against`, whose difference counts."""
+    """The paper's numbers by role: `value`, a range from `low` to `high`, or `tested` and `against`, whose difference
+    counts."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Margin:
 
     against: Published
     tested: Published
-    percent: bool
+    percent: bool = False
     """Whether the loss counts in per cent of `against`, else in points."""
 
 
@@ -63,6 +65,7 @@ class Margin:
 class Counts:
     """Element counts of a model at full size, from which its states follow by arithmetic."""
 
+    title: str
     parameters: int
     residuals: int
     """Elements with a residual: all but those sent dense."""
@@ -91,7 +94,7 @@ class Book:
     stand_ins: Mapping[str, str]
     """For each model of the paper, the small model that stands in for it."""
     published: Mapping[str, Published]
-    """All numbers of the paper, for claims of the kind consistency."""
+    """All numbers of the paper, for claims that arithmetic tests."""
 
 
 # --- The verdict of a test, the ledger's row of a claim, and how their numbers are written ---
@@ -124,7 +127,10 @@ class Verdict:
     p_value: float | None = None
     """Two-sided, for the value lying at the verdict's turning point; None if the value is no estimate."""
     results: tuple[CellResult, ...] = ()
-    """The records that were compared; the ledger's row has their names."""
+    """The records that were compared."""
+    hardware: str | None = None
+    cells: tuple[str, ...] = ()
+    """Names of the cells that the value comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +149,12 @@ class LedgerRow(Verdict):
     """`p_value` after Holm's correction over all tested claims of its family."""
     holm: str | None = None
     """The status after that correction."""
-    hardware: str | None = None
-    cells: tuple[str, ...] = ()
-    """Names of the cells that the value comes from."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields but the records as plain values for JSON."""
+        """Return all fields but the records as plain values for JSON, those of its origin last."""
         plain = {"id": self.id} | asdict(replace(self, results=()))
         del plain["results"]
-        return plain | {"cells": list(self.cells), "interval": list(self.interval) if self.interval else None}
+        return plain | {name: plain.pop(name) for name in ("hardware", "cells")}
 
 
 class Undecided(Exception):
@@ -188,6 +191,22 @@ def below(interval: Bounds, limit: float) -> str:
     return REPRODUCED if interval[1] < limit else NOT_REPRODUCED if interval[0] > limit else INCONCLUSIVE
 
 
+def allowed(published: float | None, limits: Mapping[str, Any]) -> tuple[float, float, str]:
+    """Return the least and the largest value, in per cent, that reproduce a claim of bytes, and both in words."""
+    if published is not None:
+        tolerance = limits["tolerance"]
+        return published - tolerance, published + tolerance, f"{published:g} % within {tolerance:g} points"
+    low, high = limits.get("at_least", -math.inf), limits.get("at_most", math.inf)
+    ends = {"at least": low, "at most": high}
+    return low, high, " and ".join(f"{word} {end:g} %" for word, end in ends.items() if math.isfinite(end))
+
+
+def beside(value: float, published: float, unit: str) -> str:
+    """Return a published value, and how far another one is from it."""
+    apart = round(value - published, 2)
+    return f"published {published:g} {unit}, {abs(apart):.2f} points {'more' if apart >= 0 else 'less'}"
+
+
 def number(value: float, digits: int = 2) -> str:
     """Return a number with `digits` decimals, without a sign at zero."""
     text = f"{abs(value):.{digits}f}"
@@ -217,11 +236,17 @@ def combined(verdicts: Sequence[Verdict], groups: Sequence[str]) -> Verdict:
     status = worst(statuses)
     leading, name = verdicts[statuses.index(status)], groups[statuses.index(status)]
     others = [f"{one} with {group}" for one, group in zip(statuses, groups, strict=True) if group != name]
-    results = tuple(record for one in verdicts for record in one.results)
     reason = f"with {name}: {leading.reason}; {'; '.join(others)}"
     if status == NOT_RUN and set(statuses) != {NOT_RUN}:
         status = INCONCLUSIVE
     if status == REPRODUCED:  # all groups must show it, so the least certain one decides
         values = [one.p_value for one in verdicts if one.p_value is not None]
         leading = replace(leading, seeds=min(one.seeds for one in verdicts), p_value=max(values, default=None))
-    return replace(leading, status=status, reason=reason, results=results)
+    return replace(
+        leading,
+        status=status,
+        reason=reason,
+        results=tuple(record for one in verdicts for record in one.results),
+        hardware="; ".join(one.hardware for one in verdicts if one.hardware) or None,
+        cells=tuple(dict.fromkeys(name for one in verdicts for name in one.cells)),
+    )

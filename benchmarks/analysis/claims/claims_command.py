@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow, number, written
-from benchmarks.analysis.claims.evidence import changed_claims, left_out, other_peaks, uncommitted
+from benchmarks.analysis.claims.evidence import changed_claims, odd
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.gpu_records import REFERENCE, read_devices
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import markdown_table, printable
-from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.analysis.load_run import load_run
 from resireduce.errors import ConfigError
 
 # --- The ledger as files, and compactly on the screen ---
@@ -26,9 +26,8 @@ SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
 LABELS = {
     "paper": "The paper's models, and its numbers by arithmetic",
     "one GPU": "On one GPU, by the records of its check",
-    "small models": "On small models",
+    "small models": "On small models: what a laptop can show of each; published values themselves were not tested",
 }
-HONEST = "what a laptop can show of each claim; published values themselves were not tested"
 COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
 COLUMNS += ("seeds", "seeds_needed", "p_value", "p_holm", "holm", "statement", "source", "tolerance", "reason")
 COLUMNS += ("command", "hardware", "cells")
@@ -43,12 +42,11 @@ def to_json(judged: Sequence[LedgerRow]) -> str:
 def to_csv(judged: Sequence[LedgerRow]) -> str:
     """Return one CSV row per claim; missing values are empty."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for one in judged:
         low, high = one.interval or ("", "")
-        plain = {**one.to_dict(), "interval_low": low, "interval_high": high, "cells": " ".join(one.cells)}
-        writer.writerow(["" if plain[name] is None else plain[name] for name in COLUMNS])
+        writer.writerow({**vars(one), "interval_low": low, "interval_high": high, "cells": " ".join(one.cells)})
     return text.getvalue()
 
 
@@ -75,9 +73,7 @@ def to_screen(judged: Sequence[LedgerRow]) -> str:
     lines = [counts(judged), ", ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())]
     for scope, label in LABELS.items():
         tested = [one for one in judged if one.scope == scope and one.status != "not run"]
-        one_seed = ", one seed" if {one.seeds for one in tested} <= {0, 1} else ""
-        if tested:
-            lines += ["", label + (f"{one_seed}: {HONEST}" if scope == "small models" else ""), *map(_line, tested)]
+        lines += ["", label, *map(_line, tested)] if tested else []
     return printable("\n".join([*lines, *_not_run(judged)]))
 
 
@@ -123,13 +119,9 @@ def _published(one: LedgerRow) -> str:
     return "" if one.published is None else f"{number(one.published)} {one.unit or ''}".strip()
 
 
-LONGEST_NOTE = 1000
-"""Most characters of a note."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    text = "a run's folder, e.g. results/runs/smoke; of several the record of a cell that was measured first counts"
+    text = "a run's folder, e.g. results/runs/smoke; may be given several times"
     parser.add_argument("--run", type=Path, action="append", default=[], help=text)
     text = "folder of records of the one-GPU check, with a folder for each GPU (default: %(default)s, as committed)"
     parser.add_argument("--gpus", metavar="DIR", type=Path, default=REFERENCE, help=text)
@@ -137,38 +129,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the ledger and return 0 whatever the verdicts. Raises ConfigError for what is no folder.
-
-    A folder without a run is said to have no results yet.
-    """
-    runs = [_load(path) for path in args.run]
-    told = [
-        f"{run.name}: {note}"
-        for run in runs
-        for note in (*run.notes, *other_peaks(run), *uncommitted(run), *left_out(run))
-    ]
+    """Print the ledger and return 0 whatever the verdicts. Raises ConfigError for what holds no run."""
+    runs = [load_run(path) for path in args.run]
     if args.gpus != REFERENCE and not args.gpus.is_dir():
         raise ConfigError(f"gpus: {str(args.gpus)!r} is not a folder; give one that holds a folder for each GPU")
     devices = read_devices(args.gpus)
-    for note in (*told, *changed_claims(), *(note for device in devices for note in device.notes)):
-        _note(note)
+    notes = [f"{run.name}: {note}" for run in runs for note in (*run.notes, *odd(run))]
+    for note in (*notes, *changed_claims(), *(note for device in devices for note in device.notes)):
+        print(f"note: {printable(note)}", file=sys.stderr)
     found = ledger(*runs, devices=devices)
     print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
     return 0
-
-
-def _note(text: str) -> None:
-    """Print a note on the error stream, cut if a value of a file makes it longer than any that people read."""
-    said = printable(text)
-    print(f"note: {said if len(said) <= LONGEST_NOTE else f'{said[:LONGEST_NOTE]}...'}", file=sys.stderr)
-
-
-def _load(path: Path) -> Run:
-    if not path.is_dir():
-        cure = "give one of results/runs; without --run the claims are held against arithmetic alone"
-        raise ConfigError(f"run: {str(path)!r} is not a folder; {cure}")
-    try:
-        return load_run(path)
-    except ConfigError as error:
-        _note(f"{error}; nothing of it counts")
-        return Run(path, [], {}, {}, [])

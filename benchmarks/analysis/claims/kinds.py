@@ -1,18 +1,17 @@
-"""The kinds of tests, by name; adding one takes one function and one line here."""
+"""The kinds of tests, by name, with those of times and of distributions."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmarks.analysis.claims.claim import (
     INCONCLUSIVE,
     NOT_REPRODUCED,
     REPRODUCED,
-    Criteria,
     Undecided,
     Verdict,
     below,
@@ -20,29 +19,20 @@ from benchmarks.analysis.claims.claim import (
     number,
     written,
 )
-from benchmarks.analysis.claims.memory_claims import enough_bytes, maximum, saving, share, with_streamed
-from benchmarks.analysis.claims.metric_claims import BOTH, better, identical, margin_of, not_worse
-from benchmarks.analysis.claims.select import (
-    Case,
-    Comparison,
-    Enough,
-    all_but_control,
-    check_there,
-    common_seeds,
-    on_cpu,
-)
-from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, t_quantile
+from benchmarks.analysis.claims.consistency import ARITHMETIC
+from benchmarks.analysis.claims.memory_claims import maximum, saving, share
+from benchmarks.analysis.claims.metric_claims import BOTH, CONTROL, better, identical, margin_of, not_worse
+from benchmarks.analysis.claims.one_gpu import MEASURES
+from benchmarks.analysis.claims.select import MEMORY, Case, check_there, common_seeds, on_cpu
+from benchmarks.analysis.statistics import interval, p_beyond
 from benchmarks.analysis.tables.distribution_table import KINDS as DISTANCES
 from benchmarks.analysis.tables.distribution_table import NAME
-from benchmarks.core.checks import is_number
 from benchmarks.core.record import CellResult
 
 # --- Claims about time: the loss of throughput, and the time of a whole training, against the other side ---
 
 
 BLOCKS = 10
-HOSTS = 3
-"""Most hosts of a side that are named."""
 UNIT = "%"
 
 
@@ -50,13 +40,12 @@ def lost_time(case: Case, name: str) -> Verdict:
     """Judge the loss of steps_per_second or the rise of wall_seconds; the whole interval must be below the margin."""
     found = case.only
     seeds, records = common_seeds(found, *BOTH), found.records(*BOTH)
-    resumed = next((one for one in records if one.provenance.get("resumed_at_steps")), None)
-    if odd := _other_hosts(found, seeds):
-        raise Undecided(odd, seeds=len(seeds), results=records)
-    if resumed:
+    if resumed := next((one for one in records if one.provenance.get("resumed_at_steps")), None):
         at = f"{resumed.cell.name} was stopped, and went on at step {resumed.provenance['resumed_at_steps'][0]}"
         raise Undecided(f"{at}: what it took is not that of one run", seeds=len(seeds), results=records)
-    loss, how = _loss(found, seeds, name)
+    losses, how = _losses([tuple(found.results[role][seed] for role in BOTH) for seed in seeds], name)
+    loss = interval(losses)
+    assert loss is not None
     margin, within = margin_of(case.book, case.limits), bounds(loss)
     word = "loss of throughput" if name == "steps_per_second" else "longer by"
     reason = f"{word} {written(loss.mean, within, UNIT)}, margin {number(margin.value)}; {how}"
@@ -65,93 +54,52 @@ def lost_time(case: Case, name: str) -> Verdict:
         reason=reason if within is None or loss.half_width else f"{reason}, which have no spread to judge by",
         value=loss.mean,
         interval=within,
-        published=case.published(),
         unit=UNIT,
         tolerance=f"95 % interval of the loss below {margin.value:g} % ({margin.reason})",
         seeds=len(seeds),
-        p_value=p_beyond(loss, margin.value, degrees=None if len(seeds) > 1 else BLOCKS - 1),
+        p_value=p_beyond(loss, margin.value),
         results=records,
     )
 
 
-def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval, str]:
-    """Return the loss in per cent, a longer time or a lower speed, and the source of its interval."""
-    pairs = [tuple(found.results[role][seed] for role in BOTH) for seed in seeds]
+def _losses(pairs: Sequence[tuple[CellResult, ...]], name: str) -> tuple[list[float], str]:
+    """Return losses in per cent, longer times or lower speeds, of each seed, or of each block of steps of one run."""
+    if len(pairs) == 1 and name == "steps_per_second" and not any(map(on_cpu, pairs[0])):
+        size = min(len(one.step_seconds) for one in pairs[0]) // BLOCKS
+        blocks = [[mean(one.step_seconds[size * i :][:size]) for i in range(BLOCKS)] for one in pairs[0] if size > 1]
+        if blocks:
+            losses = [100 * (1 - other / mine) for mine, other in zip(*blocks, strict=True)]
+            return losses, f"one run each, over {BLOCKS} blocks of steps"
     ratios = [float(getattr(one, name) or 0) / float(getattr(other, name) or math.inf) for one, other in pairs]
-    over_seeds = interval([100 * (ratio - 1 if name == "wall_seconds" else 1 - ratio) for ratio in ratios])
-    assert over_seeds is not None
-    if len(seeds) >= 2:
-        return over_seeds, f"over {len(seeds)} seeds"
-    if name == "steps_per_second" and not any(map(on_cpu, pairs[0])) and (over_blocks := _block_interval(*pairs[0])):
-        return over_blocks, f"one run each, over {BLOCKS} blocks of steps"
-    return over_seeds, "n = 1: no interval"
-
-
-def _other_hosts(found: Comparison, seeds: Sequence[int]) -> str | None:
-    """Return which hosts each side has for itself, if it is they that tell the sides apart.
-
-    Where each training has hosts of its own, as under Slurm, those of one side are no faster than those of the other
-    but by chance, which seeds show.
-    """
-    given = [[found.results[role][seed].provenance.get("ranks_per_host") for seed in seeds] for role in BOTH]
-    places = [[frozenset(one if isinstance(one, dict) else ()) for one in side] for side in given]
-    mine, others = (set().union(*side) for side in places)
-    if not mine or not others or mine & others or len({*places[0], *places[1]}) == 2 * len(seeds):
-        return None
-    names = " and ".join(", ".join(sorted(side)[:HOSTS]) for side in (mine, others))
-    return f"the two sides have no host in common, {names}: a faster one counts for its side"
-
-
-def _block_interval(*sides: CellResult) -> Interval | None:
-    """Return the loss computed from mean seconds of BLOCKS equal stretches; None if these have fewer than two steps."""
-    sizes = [len(one.step_seconds) // BLOCKS for one in sides]
-    if min(sizes) < 2:
-        return None
-    blocks = [
-        [mean(one.step_seconds[size * i : size * (i + 1)]) for i in range(BLOCKS)]
-        for one, size in zip(sides, sizes, strict=True)
-    ]
-    (mine, mine_error), (others, others_error) = ((mean(b), stdev(b) / math.sqrt(BLOCKS)) for b in blocks)
-    ratio = others / mine
-    # First-order error of the ratio of two independent means.
-    error = ratio * math.hypot(mine_error / mine, others_error / others)
-    return Interval(100 * (1 - ratio), 100 * t_quantile((1 + CONFIDENCE) / 2, BLOCKS - 1) * error, 1)
+    losses = [100 * (ratio - 1 if name == "wall_seconds" else 1 - ratio) for ratio in ratios]
+    return losses, f"over {len(pairs)} seeds" if len(pairs) > 1 else "n = 1: no interval"
 
 
 # --- The kinds of tests, by name; adding one takes one function and one line here ---
-
-
-CONSISTENCY = "consistency"
-"""The kind that needs no cells: `benchmarks.analysis.claims.consistency`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """What a test compares and what decides it."""
 
-    judge: Callable[[Case], Verdict]
-    roles: tuple[str, ...]
+    judge: Callable[..., Verdict]
+    """Takes a Case; if it is `of` numbers, the book and the claim, and if of GPUs, the claim and one device."""
+    of: str = "cells"
+    roles: tuple[str, ...] = ()
     """Roles whose cells a claim must describe."""
-    limits: tuple[str, ...]
+    limits: tuple[str, ...] = ()
     """Names allowed in a claim's `test`, besides `kind` and `why`."""
-    measured: str
+    measured: str = "metric"
     """The entry of `benchmarks.analysis.claims.select.FREE`: which fields of a cell do not matter."""
     bears: str = "nothing"
     """The entry of `benchmarks.analysis.claims.ledger.BEARING`: which differences of origin leave the verdict open."""
     together: bool = False
     """Whether all groups and models form one comparison; else each is judged alone, and all must show the claim."""
-    more_roles: Callable[[Mapping[str, Criteria]], Mapping[str, Criteria]] = dict
-    """Adds the roles of cells that a claim's own roles can be computed from."""
-    enough: Enough = all_but_control
-    """Whether a group with cells of these roles can be judged."""
-    published: tuple[str, ...] = ("value",)
-    """The published numbers it takes; `tested` and `against` give a difference, `low` and `high` a range."""
 
 
 # --- Claims about distributions: residuals overlap within a group, and more than between groups ---
 
 
-BITS = "bits"
 DIVERGENCE = "jensen_shannon"
 ROUNDING = 1e-6
 """By how much a sum of float32 shares may be above 1."""
@@ -179,7 +127,7 @@ def overlap(case: Case) -> Verdict:
         status=status,
         reason=text,
         value=within,
-        unit=BITS,
+        unit="bits",
         tolerance=f"divergence within groups at most {most:g} bits, between groups {least:g} times as far or more",
         seeds=len(records),
         results=records,
@@ -193,40 +141,28 @@ def _distances(record: CellResult) -> tuple[float, float]:
     """
     seen = record.observations[NAME]
     for where, kind in product(("within", "between"), DISTANCES):
-        most = 1 + ROUNDING if kind == DIVERGENCE else math.inf
-        if not (is_number(value := seen[where][kind]) and math.isfinite(value) and 0 <= value <= most):
-            raise ValueError(f"{kind}: {value}")
+        if not 0 <= seen[where][kind] < (1 + ROUNDING if kind == DIVERGENCE else math.inf):
+            raise ValueError(f"{kind}: {seen[where][kind]}")
     return float(seen["within"][DIVERGENCE]), min(seen["between"][kind] / seen["within"][kind] for kind in DISTANCES)
 
 
 # --- The table of all kinds ---
 
 
-OF_BYTES: dict[str, Any] = {
-    "roles": BOTH,
-    "limits": ("tolerance", "at_least", "at_most"),
-    "measured": "memory",
-    "more_roles": with_streamed,
-    "enough": enough_bytes,
-}
-OF_METRICS: dict[str, Any] = {"measured": "metric", "bears": "digits"}
+OF_BYTES: dict[str, Any] = {"roles": BOTH, "limits": ("tolerance", "at_least", "at_most"), "measured": MEMORY}
 OF_TIMES: dict[str, Any] = {"roles": BOTH, "limits": ("margin", "noise"), "bears": "times"}
+OF_NUMBERS: dict[str, Any] = {"of": "numbers", "limits": ("of", "tolerance")}
+ON_GPUS: dict[str, Any] = {"of": "GPUs", "limits": ("tested", "rung", "tolerance", "at_least", "within")}
 KINDS: dict[str, Kind] = {
     "share": Kind(judge=share, together=True, **OF_BYTES | {"roles": ("tested",)}),
     "saving": Kind(judge=saving, **OF_BYTES),
     "maximum": Kind(judge=maximum, together=True, **OF_BYTES),
-    "not_worse": Kind(
-        judge=not_worse,
-        roles=(*BOTH, "control"),
-        limits=("margin", "relative"),
-        published=("value", *BOTH),
-        **OF_METRICS,
-    ),
-    "better": Kind(
-        judge=better, roles=BOTH, limits=("tolerance", "relative"), published=("value", "low", "high"), **OF_METRICS
-    ),
-    "identical": Kind(judge=identical, roles=BOTH, limits=(), **OF_METRICS),
+    "not_worse": Kind(judge=not_worse, roles=(*BOTH, CONTROL), limits=("margin", "relative"), bears="digits"),
+    "better": Kind(judge=better, roles=BOTH, limits=("tolerance", "relative"), bears="digits"),
+    "identical": Kind(judge=identical, roles=BOTH, bears="digits"),
     "throughput": Kind(judge=partial(lost_time, name="steps_per_second"), measured="speed", **OF_TIMES),
-    "duration": Kind(judge=partial(lost_time, name="wall_seconds"), measured="metric", **OF_TIMES),
+    "duration": Kind(judge=partial(lost_time, name="wall_seconds"), **OF_TIMES),
     "overlap": Kind(judge=overlap, roles=("tested",), limits=("at_most", "ratio"), measured="observation"),
+    **{make.__name__: Kind(judge=make, **OF_NUMBERS) for make in ARITHMETIC},
+    **{make.__name__: Kind(judge=make, **ON_GPUS) for make in MEASURES},
 }

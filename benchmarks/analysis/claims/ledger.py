@@ -20,14 +20,12 @@ from benchmarks.analysis.claims.claim import (
     Verdict,
     combined,
 )
-from benchmarks.analysis.claims.consistency import consistency
 from benchmarks.analysis.claims.evidence import NUMERIC, Evidence, fact_of, gather
-from benchmarks.analysis.claims.kinds import CONSISTENCY, KINDS
+from benchmarks.analysis.claims.kinds import KINDS
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.memory_claims import STREAMED
-from benchmarks.analysis.claims.metric_claims import seeds_by_reference
-from benchmarks.analysis.claims.one_gpu import ON_ONE_GPU, ONE_GPU, one_gpu
-from benchmarks.analysis.claims.select import FREE, Case, Comparison, lesser, on_cpu, select
+from benchmarks.analysis.claims.metric_claims import BOTH, loss_between, seeds_by_reference
+from benchmarks.analysis.claims.one_gpu import on_all
+from benchmarks.analysis.claims.select import Case, on_cpu, select
 from benchmarks.analysis.claims.sound import mislabelled
 from benchmarks.analysis.gpu_records import Device
 from benchmarks.analysis.grouping import grouped
@@ -53,42 +51,40 @@ def ledger(*runs: Run, book: Book | None = None, devices: Sequence[Device] = ())
 
 def _row(book: Book, claim: Claim, evidence: Evidence, devices: Sequence[Device]) -> LedgerRow:
     """Return the row of a claim; one that cells test is judged at full size if they do, else on small models."""
-    if claim.kind == CONSISTENCY:
-        return _as_row(book, claim, claim.paper, consistency(book, claim.paper), "paper")
-    if claim.kind == ONE_GPU:
-        found = one_gpu(claim, devices)
-        where = "none" if found.verdict.status == NOT_RUN else ON_ONE_GPU
-        row = _as_row(book, claim, claim.paper, found.verdict, where)
-        return replace(row, hardware=found.hardware, cells=found.cells)
-    at_full_size = judge(book, claim, claim.paper, evidence, is_paper=True)
-    where = "none" if at_full_size.status == NOT_RUN else "paper"
-    if at_full_size.results or claim.small is None:
-        return _as_row(book, claim, claim.paper, at_full_size, where)
-    on_small, reason = judge(book, claim, claim.small, evidence, is_paper=False), at_full_size.reason
-    if on_small.results:
-        full = ON_SMALL if claim.published else "the paper's models were not tested"
-        there = f"; there: {reason}" if at_full_size.status == INCONCLUSIVE else ""
-        reason = f"{on_small.reason}. On {', '.join(claim.small.models)}; {full}: {claim.paper.command}{there}"
-    elif where == "paper":
-        return _as_row(book, claim, claim.paper, at_full_size, where)
-    elif on_small.status == INCONCLUSIVE:
-        reason = on_small.reason
-    else:  # nothing was run: name the small command first
-        at_full_size = replace(at_full_size, reason=f"{reason}; the paper's models: {claim.paper.command}")
-        return _as_row(book, claim, replace(claim.paper, command=claim.small.command), at_full_size, where)
-    return _as_row(book, claim, claim.small, replace(on_small, reason=reason), "small models")
+    kind = KINDS[claim.kind]
+    if kind.of == "numbers":
+        return _as_row(book, claim, claim.paper, kind.judge(book, claim), "paper")
+    if kind.of == "GPUs":
+        verdict = on_all(kind.judge, claim, devices)
+        return _as_row(book, claim, claim.paper, verdict, "none" if verdict.status == NOT_RUN else "one GPU")
+    found = judge(book, claim, claim.paper, evidence)
+    if found.status != NOT_RUN or claim.small is None:
+        return _as_row(book, claim, claim.paper, found, "none" if found.status == NOT_RUN else "paper")
+    on_small = judge(book, claim, claim.small, evidence)
+    if on_small.status == NOT_RUN:  # name the small command first
+        found = replace(found, reason=f"{found.reason}; the paper's models: {claim.paper.command}")
+        return _as_row(book, claim, replace(claim.paper, command=claim.small.command), found, "none")
+    full = ON_SMALL if claim.published else "the paper's models were not tested"
+    where = f". On {', '.join(claim.small.models)}; {full}: {claim.paper.command}" if on_small.results else ""
+    return _as_row(book, claim, claim.small, replace(on_small, reason=on_small.reason + where), "small models")
 
 
 def _as_row(book: Book, claim: Claim, scope: Scope, verdict: Verdict, where: str) -> LedgerRow:
-    stated, needed = claim.published.get("value"), verdict.seeds_needed
+    stated, needed = claim.published, verdict.seeds_needed
     if needed is None and claim.kind in OF_ACCURACY:  # without a spread of its own, use that of the small models
         needed = seeds_by_reference(book, claim, scope)
+    published = stated["value"].value if "value" in stated else verdict.published
+    if published is None and where != "small models" and set(BOTH) <= set(stated):
+        relative = bool(scope.limits.get("relative"))
+        published = round(loss_between(stated["against"], stated["tested"], relative)[0], 4)
     filled = {
         "reason": " ".join(verdict.reason.split()),
-        "published": stated.value if verdict.published is None and stated else verdict.published,
-        "unit": verdict.unit or (stated.unit if stated else None),
+        "published": published,
+        "unit": verdict.unit or (stated["value"].unit if "value" in stated else None),
         "seeds_needed": needed,
         "results": (),
+        "hardware": verdict.hardware or _hardware(verdict.results),
+        "cells": verdict.cells or tuple(dict.fromkeys(record.cell.name for record in verdict.results)),
     }
     return LedgerRow(
         **vars(verdict) | filled,
@@ -97,8 +93,6 @@ def _as_row(book: Book, claim: Claim, scope: Scope, verdict: Verdict, where: str
         source=claim.source,
         scope=where,
         command=scope.command,
-        hardware=_hardware(verdict.results),
-        cells=tuple(dict.fromkeys(record.cell.name for record in verdict.results)),
     )
 
 
@@ -137,42 +131,19 @@ def adjusted(values: Sequence[float]) -> list[float]:
 # --- The verdict on one scope of a claim: every group of cells must show it, with nothing odd about the records ---
 
 
-def judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence, *, is_paper: bool) -> Verdict:
+def judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence) -> Verdict:
     """Return what the evidence shows about a claim in one scope."""
-    if not scope.models:
-        return Verdict(status=NOT_RUN, reason="not tested on the paper's models")
-    kind = KINDS[claim.kind]
-    free, roles, on_gpus = FREE[kind.measured], kind.more_roles(scope.roles), is_paper and scope.on_gpus
-    comparisons = [
-        one
-        for model in scope.models
-        for one in select(evidence, model, roles, free, enough=kind.enough, on_gpus=on_gpus)
-    ]
-    cases = [tuple(comparisons)] if kind.together else [(one,) for one in comparisons]
+    kind, on_gpus = KINDS[claim.kind], scope is claim.paper and scope.on_gpus
+    found = [one for model in scope.models for one in select(evidence, scope, model, kind.measured, on_gpus=on_gpus)]
+    cases = [tuple(found)] if kind.together else [(one,) for one in found]
     verdicts = []
     for those in cases:
-        missing = [one.missing(*_needed(scope, one)) for one in those]
         try:
-            verdict = kind.judge(Case(book=book, claim=claim, scope=scope, comparisons=those, is_paper=is_paper))
+            verdict = kind.judge(Case(book=book, claim=claim, scope=scope, comparisons=those))
         except Undecided as why:
             verdict = why.verdict
-        verdicts.append(doubted(kind.bears, evidence, [text for text in missing if text], verdict))
-    verdict = combined(verdicts, [those[0].group for those in cases])
-    less = [text for model in scope.models if (text := lesser(evidence, model, roles, free))]
-    if verdict.status != NOT_RUN or not less:
-        return verdict
-    return replace(verdict, status=INCONCLUSIVE, reason="; ".join(less))
-
-
-def _needed(scope: Scope, one: Comparison) -> list[str]:
-    """Return the roles that count: the claim's own, and stand-ins for roles without cells.
-
-    A control that diverged does not count as missing: it has shown its point.
-    """
-    own = [role for role in one.holes if role in scope.roles or role.removesuffix(STREAMED) not in one.results]
-    return [
-        role for role in own if role != "control" or not all(hole.has_diverged for hole in one.holes[role].values())
-    ]
+        verdicts.append(doubted(kind.bears, evidence, [text for one in those if (text := one.missing())], verdict))
+    return combined(verdicts, [those[0].group for those in cases])
 
 
 NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores", "environment")
@@ -194,7 +165,6 @@ cells whose code changed are run again.
 """
 ON_GPU = ("cpu", "cores")
 """Facts that change no digit computed on a GPU."""
-DIFFER = "the cells compared differ in "
 
 
 def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Verdict) -> Verdict:
@@ -204,7 +174,7 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
     """
     status, reasons, results = verdict.status, [verdict.reason], verdict.results
     if mixed := differing(results, bears):
-        reasons.append(DIFFER + ", ".join(mixed))
+        reasons.append(f"the cells compared differ in {', '.join(mixed)}")
         bearing = (*BEARING[bears], *(("commit",) if bears == "digits" and status == NOT_REPRODUCED else ()))
         if status in (REPRODUCED, NOT_REPRODUCED) and set(bearing) & _between_sides(results, bears):
             status = INCONCLUSIVE
@@ -218,20 +188,17 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
 
 
 def differing(results: Iterable[CellResult], bears: str) -> list[str]:
-    """Return the facts of hardware, software and inputs that are not the same in all records.
+    """Return the facts of hardware, software and inputs that are not the same in all records of a model.
 
     bears: a key of `BEARING`, whose facts count too. A training that diverged does not say all of them.
     """
-    # Data and initial weights differ between models, but no comparison crosses models.
-    by_model = grouped((one.cell.model, one) for one in results).values()
-    found = []
-    for key in dict.fromkeys((*NAMED, *NUMERIC, *BEARING[bears])):
-        for those in by_model:
-            values = [(one.steps if key == "steps" else fact_of(one.provenance, key), one.status) for one in those]
-            values = [pair for pair in values if pair[1] == "ok" or (pair[0] is not None and key != "steps")]
-            if len({str(value) for value, _ in values}) > 1 and key not in found:
-                found.append(key)
-    return found
+    told: dict[str, dict[str, set[str]]] = {key: {} for key in (*NAMED, *NUMERIC, *BEARING[bears])}
+    for one in results:
+        for key, by_model in told.items():
+            value = one.steps if key == "steps" else fact_of(one.provenance, key)
+            if one.status == "ok" or (value is not None and key != "steps"):
+                by_model.setdefault(one.cell.model, set()).add(str(value))
+    return [key for key, by_model in told.items() if any(len(values) > 1 for values in by_model.values())]
 
 
 def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:

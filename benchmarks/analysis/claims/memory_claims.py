@@ -9,15 +9,13 @@ reason says so.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.analysis.claims.claim import Criteria, Undecided, Verdict, number, shown, unless_doubted
-from benchmarks.analysis.claims.select import Case, Comparison, check_there
+from benchmarks.analysis.claims.claim import Undecided, Verdict, allowed, beside, number, shown, unless_doubted
+from benchmarks.analysis.claims.select import Case, Comparison, check_there, is_full
 from benchmarks.analysis.claims.sound import load_planned, unplanned
 from benchmarks.analysis.grouping import grouped
 from benchmarks.core.record import STATE_FIELDS, CellResult
 
 UNIT = "%"
-STREAMED = ", streamed"
-"""Suffix of roles whose cells stand in for those with kept gradients."""
 
 
 @dataclass(frozen=True)
@@ -72,46 +70,22 @@ def _label(case: Case, one: Comparison) -> str:
     return one.model if alone else f"{one.model} ({one.group})"
 
 
-def with_streamed(roles: Mapping[str, Criteria]) -> dict[str, Criteria]:
-    """Return the roles, and for each with kept gradients a copy with streamed ones that can stand in for it.
-
-    Kept never stands in for streamed: that a streamed cell holds no gradients is the claim under test.
-    """
-    kept = {role: criteria for role, criteria in roles.items() if criteria.get("gradients", "kept") == "kept"}
-    return {**roles, **{role + STREAMED: {**one, "gradients": "streamed"} for role, one in kept.items()}}
-
-
-def enough_bytes(roles: Mapping[str, Criteria], there: set[str]) -> bool:
-    """Return whether a group has each role, or one that it can be computed from."""
-    own = [role for role in roles if not role.endswith(STREAMED)]
-    return all({role, role + STREAMED} & there or (role == "against" and _is_full(roles[role])) for role in own)
-
-
-def _is_full(criteria: Criteria) -> bool:
-    """Return whether a role is the baseline in float32, whose states are those of the plan."""
-    return {name: value for name, value in criteria.items() if name != "world_size"} == {"scheme": "baseline"}
-
-
 def states(case: Case, comparison: Comparison, role: str) -> States:
-    """Return the bytes of a role: measured, or, if it has no cell, from a streamed cell or the plan.
+    """Return the bytes of a role: measured, with kept gradients added to a streamed stand-in, or from the plan.
 
     A cell that failed, is broken or was not run yet is not replaced: that raises Undecided, with the reason.
     """
-    if comparison.holes.get(role):
-        check_there(comparison, role)
-    if records := comparison.results.get(role):
-        return _equal(tuple(records.values()), exact=role == "against")
-    if records := comparison.results.get(role + STREAMED):
-        streamed = _equal(tuple(records.values()), exact=role == "against")
-        total = streamed.total + int(streamed.records[0].parameters_bytes or 0)
-        text = "kept gradients by arithmetic, as large as the parameters"
-        return States(total, streamed.residuals, streamed.records, text)
-    planned = load_planned().get(comparison.model)
-    if role == "tested" or planned is None or not _is_full(case.scope.roles[role]):
-        check_there(comparison, role)
-    assert planned is not None
-    residuals = planned.residuals_bytes["baseline"]
-    return States(planned.total_bytes, residuals, (), f"full residuals by arithmetic, {residuals:,} bytes")
+    criteria, planned = case.scope.roles[role], load_planned().get(comparison.model)
+    if role == "against" and role not in comparison.results and planned and is_full(criteria):
+        residuals = planned.residuals_bytes["baseline"]
+        return States(planned.total_bytes, residuals, (), f"full residuals by arithmetic, {residuals:,} bytes")
+    check_there(comparison, role)
+    measured = _equal(tuple(comparison.results[role].values()), exact=role == "against")
+    first = measured.records[0]
+    if first.cell.gradients == criteria.get("gradients", "kept"):
+        return measured
+    text = "kept gradients by arithmetic, as large as the parameters"
+    return replace(measured, total=measured.total + int(first.parameters_bytes or 0), assumed=text)
 
 
 def _equal(records: tuple[CellResult, ...], exact: bool) -> States:
@@ -123,9 +97,9 @@ def _equal(records: tuple[CellResult, ...], exact: bool) -> States:
         values = sorted({int(getattr(record, name) or 0) for record in records})
         if len(values) > 1:
             text = f"{name} differs between seeds: {values[0]:,} and {values[-1]:,}; model states do not depend on them"
-            raise Undecided(text, unit=UNIT, results=records)
-    if problem := unplanned(records[0], exact=exact):
-        raise Undecided(problem, unit=UNIT, results=records)
+            raise Undecided(text, results=records)
+    if problem := unplanned(records[0].cell, vars(records[0]), exact=exact):
+        raise Undecided(problem, results=records)
     return States(int(records[0].total_bytes or 0), int(records[0].residuals_bytes or 0), records)
 
 
@@ -134,29 +108,19 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
 
     Residuals larger than planned do not show it: they make a larger saving the published one.
     """
-    published, limits = case.published(), case.limits
-    if published is not None and "tolerance" in limits:
-        low, high = published - limits["tolerance"], published + limits["tolerance"]
-        says = f"{published:g} % within {limits['tolerance']:g} points"
-    else:
-        ends = {"at least": limits.get("at_least"), "at most": limits.get("at_most")}
-        low, high = ends.values()
-        says = " and ".join(f"{word} {end:g} %" for word, end in ends.items() if end is not None)
-    outside = [m for m, v in values.items() if (low is not None and v < low) or (high is not None and v > high)]
+    published = case.published()
+    low, high, says = allowed(published, case.limits)
     text = ", ".join(f"{model} {number(one)} %" for model, one in values.items())
-    apart = round(value - (published or 0), 2)
-    more = f"{abs(apart):.2f} points {'more' if apart >= 0 else 'less'}"
-    text += f", {says}" if published is None else f"; published {published:g} %, {more}"
+    text += f", {says}" if published is None else f"; {beside(value, published, '%')}"
     assumed = "; ".join(dict.fromkeys(state.assumed for state in known.values() if state.assumed))
     records = tuple(record for state in known.values() for record in state.records)
     verdict = Verdict(
-        status=shown(not outside),
+        status=shown(all(low <= one <= high for one in values.values())),
         reason=text + (f" ({assumed})" if assumed else ""),
         value=value,
-        published=published,
         unit=UNIT,
         tolerance=says,
         seeds=min(len({one.cell.seed for one in state.records}) for state in known.values()),
         results=records,
     )
-    return unless_doubted(verdict, (unplanned(one, exact=True) for one in records))
+    return unless_doubted(verdict, (unplanned(one.cell, vars(one), exact=True) for one in records))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean, stdev
 from typing import Any
@@ -23,14 +23,12 @@ from benchmarks.analysis.claims.claim import (
     shown,
     written,
 )
-from benchmarks.analysis.claims.evidence import same_histories
-from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
+from benchmarks.analysis.claims.select import CONTROL, Case, Comparison, common_seeds
 from benchmarks.analysis.published import Published
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, power, t_quantile
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
 from benchmarks.core.record import CellResult
-from resireduce.errors import ConfigError
 
 # --- How much worse a metric may be and still count as kept, and how many seeds can show it, paired by seed ---
 #
@@ -62,12 +60,8 @@ Metrics = tuple[str, list[float], list[float]]
 
 @lru_cache
 def reference_metrics() -> dict[str, Metrics]:
-    """Return the committed metrics of each small model. Raises ConfigError, one line, if they are damaged."""
-    try:
-        return metrics_of(load_json(REFERENCE)["rows"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        cure = "restore it with git checkout results/reference"
-        raise ConfigError(f"reference: {REFERENCE} cannot be read ({error!r}); {cure}") from None
+    """Return the committed metrics of each small model."""
+    return metrics_of(load_json(REFERENCE)["rows"])
 
 
 def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:
@@ -83,13 +77,11 @@ def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:
 
 
 def seeds_by_reference(book: Book, claim: Claim, scope: Scope) -> int | None:
-    """Return the seeds that an accuracy claim needs, by the spread of the small models that stand in for its models."""
-    stated = claim.published.get("against") if scope is claim.paper else None
-    known = reference_metrics()
-    metrics = [known.get(book.stand_ins.get(model, model)) for model in scope.models]
+    """Return the seeds that an accuracy claim needs, by the spread of the small model that stands in for its model."""
+    (model,), stated = scope.models, claim.published.get("against") if scope is claim.paper else None
+    metrics = reference_metrics().get(book.stand_ins.get(model, model))
     level = stated.value if stated else None
-    needed = [one and seeds_needed(*margin_and_spread(book, one, scope.limits, level)) for one in metrics]
-    return None if None in needed else max((one for one in needed if isinstance(one, int)), default=None)
+    return metrics and seeds_needed(*margin_and_spread(book, metrics, scope.limits, level))
 
 
 def margin_and_spread(
@@ -163,81 +155,69 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean loss over seeds, its interval, and the mean metric it is compared with."""
+    """Mean loss over seeds, with its interval."""
 
     estimate: Interval
     bounds: Bounds
     unit: str
-    level: float
+    margin: Derived
+    """The largest loss that counts as none, and the smallest gain that is worth showing."""
 
     @property
-    def spread(self) -> float:
-        """The standard deviation between seeds."""
+    def seeds_needed(self) -> int | None:
+        """Seeds that show a true zero, by the spread between these."""
         error = float(self.estimate.half_width or 0) / t_quantile((1 + CONFIDENCE) / 2, self.estimate.n - 1)
-        return error * math.sqrt(self.estimate.n)
+        return seeds_needed(self.margin.value, error * math.sqrt(self.estimate.n))
+
+    def verdict(self, limit: float, sign: int, **said: Any) -> Verdict:
+        """Return a verdict whose turning point is `limit`; its value is the loss, or with the other sign the gain."""
+        return Verdict(
+            value=sign * self.estimate.mean,
+            interval=self.bounds if sign > 0 else (-self.bounds[1], -self.bounds[0]),
+            unit=self.unit,
+            seeds=self.estimate.n,
+            seeds_needed=self.seeds_needed,
+            p_value=p_beyond(self.estimate, limit),
+            **said,
+        )
 
 
-def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict[int, float]:
-    """Return by seed how much worse `tested` is than `against`; relative losses are in per cent."""
-    values = {}
-    for seed in found.seeds(tested, against):
-        one, other = found.results[tested][seed], found.results[against][seed]
-        loss = float(other.metric or 0) - float(one.metric or 0)
-        loss = loss if other.higher_is_better else -loss
-        values[seed] = 100 * loss / float(other.metric or 1) if relative else loss
-    return values
-
-
-def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: str = "against") -> Loss:
-    """Return the loss with its interval. Raises Undecided, with the reason, if there is none.
+def mean_loss(case: Case, tested: str = "tested") -> Loss:
+    """Return the loss against the other side, with its interval. Raises Undecided, with the reason, if there is none.
 
     A cell of `tested` that diverged where the other one finished decides, except in the control (`not_worse`).
     Reasons: missing or diverged cells, fewer than two seeds, or seeds without spread.
     """
-    if tested != "control":
-        check_diverged(found, tested, against)
-    common_seeds(found, tested, against)
-    relative = bool(case.limits.get("relative"))
-    values = losses(found, tested, against, relative)
-    records = found.records(tested, against)
-    others = [found.results[against][seed] for seed in values]
-    unit = "%" if relative else unit_of(others[0])
-    mean = interval(list(values.values()))
-    assert mean is not None
-    within = bounds(mean)
+    found, relative = case.only, bool(case.limits.get("relative"))
+    if tested != CONTROL:
+        check_diverged(found)
+    seeds = common_seeds(found, tested, "against")
+    others, records = [found.results["against"][seed] for seed in seeds], found.records(tested, "against")
+    values, unit = [], "%" if relative else unit_of(others[0])
+    for seed, other in zip(seeds, others, strict=True):
+        loss = float(other.metric or 0) - float(found.results[tested][seed].metric or 0)
+        loss = loss if other.higher_is_better else -loss
+        values.append(100 * loss / float(other.metric or 1) if relative else loss)
+    estimate = interval(values)
+    assert estimate is not None
+    within, level = bounds(estimate), sum(float(one.metric or 0) for one in others) / len(others)
     if within is None:
-        text = f"{'worse' if mean.mean > 0 else 'better'} by {number(abs(mean.mean))} {unit}" if mean.mean else "equal"
-        text = f"n = 1: seed {next(iter(values))} alone has no interval; {text}"
-        raise Undecided(text, value=mean.mean, unit=unit, seeds=1, results=records)
-    level = sum(float(one.metric or 0) for one in others) / len(others)
-    odd = without_spread(found, (tested, against))
-    if max(values.values()) - min(values.values()) <= ROUNDING * abs(level):
-        same = number(next(iter(values.values())), 4)
-        odd = odd or f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"
-    if odd:
-        raise Undecided(odd, value=mean.mean, unit=unit, seeds=mean.n, results=records)
-    return Loss(mean, within, unit, level)
+        text = f"{'worse' if values[0] > 0 else 'better'} by {number(abs(values[0]))} {unit}" if values[0] else "equal"
+        raise Undecided(f"n = 1: seed {seeds[0]} alone has no interval; {text}", seeds=1, results=records)
+    if max(values) - min(values) <= ROUNDING * abs(level):
+        same = f"{len(values)} seeds differ by the same {number(values[0], 4)}: they have no spread to judge by"
+        raise Undecided(same, seeds=len(values), results=records)
+    return Loss(estimate, within, unit, margin_of(case.book, case.limits, str(others[0].metric_name), level))
 
 
-def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
-    """Return which seeds of a role have one history; None if all differ."""
-    for role in roles:
-        for alike in same_histories([found.results[role][seed] for seed in found.seeds(role)]):
-            if len(alike) > 1:
-                one, other = sorted(record.cell.seed for record in alike)[:2]
-                name = role_name(alike[0].cell.name)
-                return f"seeds {one} and {other} of {name} have the same history: they are not two trainings"
-    return None
-
-
-def check_diverged(found: Comparison, tested: str, against: str) -> None:
-    """Raise Undecided, as not reproduced, if a cell diverged while the other one of its seed finished."""
-    for seed, hole in sorted(found.holes.get(tested, {}).items()):
-        if hole.has_diverged and seed in found.results.get(against, {}):
-            record = found.results[against][seed]
+def check_diverged(found: Comparison) -> None:
+    """Raise Undecided, as not reproduced, if a tested cell diverged while the other one of its seed finished."""
+    for seed, hole in sorted(found.holes.get("tested", {}).items()):
+        if hole.has_diverged and seed in found.results.get("against", {}):
+            record = found.results["against"][seed]
             reason = f"seed {seed} of {hole.name} diverged ({hole.reason}), that of {record.cell.name} finished"
             results = (record, *filter(None, [hole.record]))
-            raise Undecided(reason, NOT_REPRODUCED, seeds=len(found.seeds(tested, against)), results=results)
+            raise Undecided(reason, NOT_REPRODUCED, seeds=len(found.seeds(*BOTH)), results=results)
 
 
 def unit_of(record: CellResult) -> str:
@@ -253,64 +233,36 @@ def unit_of(record: CellResult) -> str:
 # where a scheme gains more than all residuals are worth, which a metric in other units does.
 
 
-CONTROL = "control"
-
-
 def not_worse(case: Case) -> Verdict:
     """Judge whether `tested` keeps the metric of `against`; the control is training without residuals."""
-    found = case.only
-    try:
-        loss = mean_loss(case, found)
-    except Undecided as why:
-        return replace(why.verdict, published=published_loss(case))
-    margin = _margin(case, loss)
-    status, records = below(loss.bounds, margin.value), found.records(*BOTH)
-    reason = f"loss {written(loss.estimate.mean, loss.bounds, loss.unit)}, margin {number(margin.value)}"
+    loss, records = mean_loss(case), case.only.records(*BOTH)
+    margin, value = loss.margin, loss.estimate.mean
+    status = below(loss.bounds, margin.value)
+    reason = f"loss {written(value, loss.bounds, loss.unit)}, margin {number(margin.value)}"
     if status == REPRODUCED:
-        tells, text, more = _control(case, found, margin, gain=-loss.estimate.mean)
-        status, reason = (REPRODUCED if tells else INCONCLUSIVE), f"{reason}; {text}"
-        records += more
-    return Verdict(
-        status=status,
-        reason=reason,
-        value=loss.estimate.mean,
-        interval=loss.bounds,
-        published=published_loss(case),
-        unit=loss.unit,
-        tolerance=f"95 % interval of the loss below {number(margin.value)} {loss.unit} = {margin.reason}; without "
-        "residuals above it",
-        seeds=loss.estimate.n,
-        seeds_needed=seeds_needed(margin.value, loss.spread),
-        p_value=p_beyond(loss.estimate, margin.value),
-        results=records,
-    )
+        tells, text, more = _control(case, margin, gain=-value)
+        status, reason, records = REPRODUCED if tells else INCONCLUSIVE, f"{reason}; {text}", records + more
+    says = f"95 % interval of the loss below {number(margin.value)} {loss.unit} = {margin.reason}"
+    says += "; without residuals above it"
+    return loss.verdict(margin.value, 1, status=status, reason=reason, tolerance=says, results=records)
 
 
-def published_loss(case: Case) -> float | None:
-    """Return the loss between the two sides as the paper states them, in the unit that is judged."""
-    if (value := case.published()) is not None:
-        return value
-    stated = case.claim.published
-    if not case.is_paper or not set(BOTH) <= set(stated):
-        return None
-    return round(loss_between(stated["against"], stated["tested"], bool(case.limits.get("relative")))[0], 4)
-
-
-def _control(case: Case, found: Comparison, margin: Derived, gain: float) -> tuple[bool, str, tuple[CellResult, ...]]:
+def _control(case: Case, margin: Derived, gain: float) -> tuple[bool, str, tuple[CellResult, ...]]:
     """Return whether the records can tell, why, and the control's records, checked like the tested ones.
 
     They cannot if the tested side has a larger `gain` than all residuals are worth: its metric may be another one.
     """
+    found = case.only
     if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
         return False, f"the control, no residuals, is missing: {case.scope.command}", ()
     ended = {seed: hole for seed, hole in sorted(found.holes.get(CONTROL, {}).items()) if hole.has_diverged}
     # Their origins count as those of others do.
-    diverged, left = [*ended], tuple(hole.record for hole in ended.values() if hole.record)
-    named = f"seed {', '.join(map(str, diverged))} of it diverged, " if diverged else ""
-    if set(found.seeds(*BOTH)) <= set(diverged):  # where full residuals finished, it has lost everything
+    left = tuple(hole.record for hole in ended.values() if hole.record)
+    named = f"seed {', '.join(map(str, ended))} of it diverged, " if ended else ""
+    if set(found.seeds(*BOTH)) <= ended.keys():  # where full residuals finished, it has lost everything
         return True, f"control, no residuals: {named}where full residuals finished", left
     try:
-        lost = mean_loss(case, found, CONTROL, "against")
+        lost = mean_loss(case, CONTROL)
     except Undecided as why:
         return False, f"control, no residuals: {named}{why}", (*why.verdict.results, *left)
     text = f"control: {named}without residuals the loss is {written(lost.estimate.mean, lost.bounds, lost.unit)}"
@@ -325,48 +277,27 @@ def _control(case: Case, found: Comparison, margin: Derived, gain: float) -> tup
 
 def better(case: Case) -> Verdict:
     """Judge whether the 95 % interval of the gain lies above zero and overlaps the published range."""
-    try:
-        loss, stated = mean_loss(case, case.only), _stated(case)
-    except Undecided as why:
-        gain = -why.verdict.value if why.verdict.value is not None else None
-        return replace(why.verdict, value=gain, published=case.published())
-    within = (-loss.bounds[1], -loss.bounds[0])
+    loss, stated = mean_loss(case), _stated(case)
+    gain, within = -loss.estimate.mean, (-loss.bounds[1], -loss.bounds[0])
     status = below(loss.bounds, 0.0)
-    reason, says = f"gain {written(-loss.estimate.mean, within, loss.unit)}", "95 % interval of the gain above 0"
+    reason, says = f"gain {written(gain, within, loss.unit)}", "95 % interval of the gain above 0"
     if stated is not None:
         span = f"{number(stated[0])} to {number(stated[1])}"
         says += f", and not all of it outside of {span}"
         reason += f", published {span}"
         if status == REPRODUCED and (within[1] < stated[0] or within[0] > stated[1]):
-            status, reason = NOT_REPRODUCED, f"{reason}: better, but not by as much as published"
-            reason = reason.replace("not by as much as", "by more than") if within[0] > stated[1] else reason
-    return Verdict(
-        status=status,
-        reason=reason,
-        value=-loss.estimate.mean,
-        interval=within,
-        published=case.published(),
-        unit=loss.unit,
-        tolerance=says,
-        seeds=loss.estimate.n,
-        seeds_needed=seeds_needed(_margin(case, loss).value, loss.spread),
-        p_value=p_beyond(loss.estimate, 0.0),
-        results=case.only.records(*BOTH),
-    )
-
-
-def _margin(case: Case, loss: Loss) -> Derived:
-    """Return the margin of a loss, which is also the gain that is worth showing."""
-    against = case.only.results["against"][case.only.seeds(*BOTH)[0]]
-    return margin_of(case.book, case.limits, str(against.metric_name), loss.level)
+            how = "by more than" if within[0] > stated[1] else "not by as much as"
+            status, reason = NOT_REPRODUCED, f"{reason}: better, but {how} published"
+    records = case.only.records(*BOTH)
+    return loss.verdict(0.0, -1, status=status, reason=reason, tolerance=says, results=records)
 
 
 def _stated(case: Case) -> Bounds | None:
     """Return the range of gains that the paper states for its own models."""
-    low, high = case.published("low"), case.published("high")
+    low, high, value = (case.published(role) for role in ("low", "high", "value"))
     if low is not None and high is not None:
         return low, high
-    value, tolerance = case.published(), case.limits.get("tolerance")
+    tolerance = case.limits.get("tolerance")
     return None if value is None or tolerance is None else (value - tolerance, value + tolerance)
 
 
@@ -376,34 +307,21 @@ def _stated(case: Case) -> Bounds | None:
 def identical(case: Case) -> Verdict:
     """Judge every seed that both sides have; one is enough, and all must be equal."""
     found = case.only
-    seeds = common_seeds(found, *BOTH)
-    pairs = {seed: (found.results["tested"][seed], found.results["against"][seed]) for seed in seeds}
-    differ = {seed: difference for seed, pair in pairs.items() if (difference := _difference(*pair))}
-    points = min(len(one.metric_history) for one, _ in pairs.values())
-    reason = f"equal in every digit at {points} evaluations, {len(pairs)} seed{'s' if len(pairs) > 1 else ''}"
-    if differ:
-        seed = next(iter(differ))
-        reason = f"{len(differ)} of {len(pairs)} seeds differ; seed {seed}: {differ[seed]}"
-    if odd := without_spread(found, BOTH):
-        raise Undecided(odd, seeds=len(pairs), results=found.records(*BOTH))
+    seeds, records = common_seeds(found, *BOTH), found.records(*BOTH)
+    pairs = [(found.results["tested"][seed], found.results["against"][seed]) for seed in seeds]
+    differ = [one.cell.seed for one, other in pairs if _outcome(one) != _outcome(other)]
+    points, several = min(len(one.metric_history) for one in records), "s" if len(seeds) > 1 else ""
+    equal = f"equal in every digit at {points} evaluations, {len(seeds)} seed{several}"
     return Verdict(
         status=shown(not differ),
-        reason=reason,
-        value=max(abs(float(one.metric or 0) - float(other.metric or 0)) for one, other in pairs.values()),
-        unit=unit_of(next(iter(pairs.values()))[0]),
+        reason=f"{len(differ)} of {len(seeds)} seeds differ, the first is {differ[0]}" if differ else equal,
+        value=max(abs(float(one.metric or 0) - float(other.metric or 0)) for one, other in pairs),
+        unit=unit_of(records[0]),
         tolerance="equal in every digit",
-        seeds=len(pairs),
-        results=found.records(*BOTH),
+        seeds=len(seeds),
+        results=records,
     )
 
 
-def _difference(one: CellResult, other: CellResult) -> str | None:
-    """Return the first difference of the values that must be equal; None for equal records."""
-    for name in ("metric", "metrics"):
-        if getattr(one, name) != getattr(other, name):
-            return f"{name} differs: {getattr(one, name)} and {getattr(other, name)}"
-    mine, others = ([[*pair] for pair in record.metric_history] for record in (one, other))
-    first = next((pair for pair in zip(mine, others, strict=False) if pair[0] != pair[1]), None)
-    if first:
-        return f"metric_history differs: {first[0]} and {first[1]}"
-    return None if len(mine) == len(others) else "metric_history differs in length"
+def _outcome(record: CellResult) -> tuple[object, ...]:
+    return record.metric, record.metrics, [[*pair] for pair in record.metric_history]

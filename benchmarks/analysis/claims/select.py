@@ -1,7 +1,7 @@
 """Select the cells that a claim compares: cells of its roles that are alike in all else, group by group."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.analysis.claims.claim import NOT_RUN, Book, Claim, Criteria, Scope, Undecided
@@ -11,11 +11,13 @@ from benchmarks.analysis.load_run import Hole
 from benchmarks.core.cell import CELL_FIELDS, Cell
 from benchmarks.core.record import CellResult
 
+CONTROL = "control"
+MEMORY = "memory"
 SHAPE = ("data", "steps", "batch_per_rank", "length")
 """Fields that make a cell less than a whole training of its model if they are not at their default."""
 PLACES = ("world_size", "nodes", "backend")
 FREE: dict[str, tuple[str, ...]] = {
-    "memory": (*PLACES, "observe", *SHAPE),
+    MEMORY: (*PLACES, "observe", *SHAPE),
     "metric": PLACES,
     "speed": (*PLACES, *SHAPE),
     "observation": PLACES,
@@ -23,8 +25,6 @@ FREE: dict[str, tuple[str, ...]] = {
 """By measured quantity, the fields that may have any value unless a claim names one; equal within a group."""
 TO_COME = ("not run", "unfinished")
 """Statuses of holes that the same command still fills; any other status is an outcome."""
-Enough = Callable[[Mapping[str, Criteria], set[str]], bool]
-"""Decides from a claim's roles, and those that a group has cells of, whether the group is judged."""
 
 
 @dataclass(frozen=True)
@@ -45,50 +45,57 @@ class Comparison:
         """Return the records of the seeds that these roles have in common, role by role."""
         return tuple(self.results[role][seed] for role in roles for seed in self.seeds(*roles))
 
-    def missing(self, *roles: str) -> str:
-        """Say which seeds of these roles are missing, and why; "" if none is."""
-        holes = (pair for role in roles for pair in sorted(self.holes.get(role, {}).items()))
+    def missing(self) -> str:
+        """Say which seeds are missing, and why; "" if none is, or only a control that diverged: it shows its point."""
         why = grouped(
-            (f"of {role_name(hole.name)} is missing ({hole.status}: {hole.why})", seed) for seed, hole in holes
+            (f"of {'/'.join(hole.name.split('.')[1:4])} is missing ({hole.status}: {hole.why})", seed)
+            for role, holes in self.holes.items()
+            if role != CONTROL or not all(hole.has_diverged for hole in holes.values())
+            for seed, hole in sorted(holes.items())
         )
         return "; ".join(f"seed {', '.join(map(str, seeds))} {text}" for text, seeds in why.items())
 
 
-def all_but_control(roles: Mapping[str, Criteria], there: set[str]) -> bool:
-    """Return whether a group has all roles; the control may be missing, as that too gives a verdict."""
-    return all(role in there or role == "control" for role in roles)
-
-
-def role_name(name: str) -> str:
-    """Return the part of a cell's name that tells the sides of a comparison apart: compressor, scheme and gradients."""
-    return "/".join(name.split(".")[1:4])
-
-
 def select(
-    evidence: Evidence,
-    model: str,
-    roles: Mapping[str, Criteria],
-    free: Sequence[str],
-    *,
-    enough: Enough,
-    on_gpus: bool = False,
+    evidence: Evidence, scope: Scope, model: str, measured: str, *, on_gpus: bool = False
 ) -> tuple[Comparison, ...]:
-    """Return a comparison for each group of cells that agree in the free fields and have enough roles.
+    """Return a comparison for each group of cells that agree in the free fields and have all roles that are needed.
 
-    If no group has enough, the fullest one is returned, and what it lacks gives the verdict. on_gpus: measurements on a
-    CPU count as holes.
+    If no group has, the fullest one is returned, and what it lacks gives the verdict. on_gpus: measurements on a CPU
+    count as holes.
     """
-    groups: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
-    for role, criteria in roles.items():
+    free, groups = FREE[measured], dict[tuple[Any, ...], dict[str, list[Cell]]]()
+    for role, criteria in scope.roles.items():
         for cell in _matching(evidence, model, criteria, free):
-            key = tuple(getattr(cell, name) for name in free)
-            groups.setdefault(key, {}).setdefault(role, []).append(cell)
+            groups.setdefault(_key(cell, free), {}).setdefault(role, []).append(cell)
+    for role, criteria in scope.roles.items() if measured == MEMORY else ():
+        # Of bytes, a cell with streamed gradients stands in where none with kept ones was to be run. Kept never stands
+        # in for streamed: that a streamed cell holds no gradients is the claim under test.
+        for cell in _matching(evidence, model, {**criteria, "gradients": "streamed"}, free):
+            cells = groups.setdefault(_key(cell, free), {}).setdefault(role, [])
+            if all(one.gradients == "streamed" and one != cell for one in cells):
+                cells.append(cell)
     made = []
     for key in sorted(groups, key=str):
-        named = [f"{name} {value}" for name, value in zip(free, key, strict=True) if value not in (None, ())]
-        made.append(_comparison(evidence, model, ", ".join(named), groups[key], on_gpus))
-    whole = [one for one in made if enough(roles, set(one.results))]
-    return tuple(whole) or (max(made, key=_roles_there, default=Comparison(model, {}, {})),)
+        named = ", ".join(f"{name} {value}" for name, value in zip(free, key, strict=True) if value not in (None, ()))
+        made.append(_comparison(evidence, Comparison(model, {}, {}, named), groups[key], on_gpus))
+    needed = {
+        role
+        for role, criteria in scope.roles.items()
+        if role != CONTROL and not (measured == MEMORY and role == "against" and is_full(criteria))
+    }
+    whole = [one for one in made if needed <= one.results.keys()]
+    none = Comparison(model, {}, {})
+    return tuple(whole) or (max(made, key=lambda one: sum(map(bool, one.results.values())), default=none),)
+
+
+def is_full(criteria: Criteria) -> bool:
+    """Return whether a role is the baseline in float32, whose states are those of the plan."""
+    return {name: value for name, value in criteria.items() if name != "world_size"} == {"scheme": "baseline"}
+
+
+def _key(cell: Cell, free: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(getattr(cell, name) for name in free)
 
 
 def _matching(evidence: Evidence, model: str, criteria: Criteria, free: Sequence[str]) -> Iterator[Cell]:
@@ -105,22 +112,7 @@ def on_cpu(record: CellResult) -> bool:
     return record.provenance.get("device") in (None, "cpu")
 
 
-def lesser(evidence: Evidence, model: str, roles: Mapping[str, Criteria], free: Sequence[str]) -> str:
-    """Say which shortened trainings were measured that would fit these roles if they were whole; "" if none."""
-    if "data" in free:
-        return ""
-    whole = {cell for one in roles.values() for cell in _matching(evidence, model, one, free)}
-    cells = {cell for one in roles.values() for cell in _matching(evidence, model, one, (*free, *SHAPE))}
-    texts = []
-    for cell in sorted((cells - whole) & evidence.results.keys(), key=lambda one: one.name):
-        given = [f"{name} {getattr(cell, name)}" for name in SHAPE if getattr(cell, name) is not None]
-        texts.append(f"{evidence.results[cell].steps} steps ({', '.join(given)})")
-    return f"of {model} there is no whole training, only {', '.join(dict.fromkeys(texts))}" if texts else ""
-
-
-def _comparison(
-    evidence: Evidence, model: str, named: str, group: Mapping[str, list[Cell]], on_gpus: bool
-) -> Comparison:
+def _comparison(evidence: Evidence, empty: Comparison, group: Mapping[str, list[Cell]], on_gpus: bool) -> Comparison:
     results: dict[str, dict[int, CellResult]] = {role: {} for role in group}
     holes: dict[str, dict[int, Hole]] = {role: {} for role in group}
     for role, cell in ((role, cell) for role, cells in group.items() for cell in cells):
@@ -130,12 +122,7 @@ def _comparison(
             holes[role][cell.seed] = Hole(cell.name, "measured on a CPU", "the claim is of GPUs", "")
         else:
             results[role][cell.seed] = evidence.results[cell]
-    return Comparison(model, results, holes, named)
-
-
-def _roles_there(one: Comparison) -> tuple[int, int, int]:
-    finished = [len(seeds) for seeds in one.results.values()]
-    return sum(map(bool, finished)), len(one.results), sum(finished)
+    return replace(empty, results=results, holes=holes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +133,6 @@ class Case:
     claim: Claim
     scope: Scope
     comparisons: tuple[Comparison, ...]
-    is_paper: bool
-    """Whether the published value is tested, not only its direction on small models."""
 
     @property
     def limits(self) -> Mapping[str, Any]:
@@ -160,9 +145,9 @@ class Case:
         return self.comparisons[0]
 
     def published(self, role: str = "value") -> float | None:
-        """Return the value that the paper states for a role; None if there is none for these models."""
+        """Return the value that the paper states for a role; None if there is none, or these are small models."""
         one = self.claim.published.get(role)
-        return one.value if one is not None and self.is_paper else None
+        return one.value if one is not None and self.scope is self.claim.paper else None
 
 
 def check_there(comparison: Comparison, *roles: str) -> None:
@@ -176,10 +161,8 @@ def check_there(comparison: Comparison, *roles: str) -> None:
         if hole.status not in TO_COME:
             raise Undecided(f"{hole.name}: {hole.status}, {hole.why}")
     if empty:
-        missing = (
-            f"{holes[0].name}: {holes[0].status}" if holes else f"no cells of {comparison.model} for it ({empty[0]})"
-        )
-        raise Undecided(missing, NOT_RUN)
+        none = f"no cells of {comparison.model} for it ({empty[0]})"
+        raise Undecided(f"{holes[0].name}: {holes[0].status}" if holes else none, NOT_RUN)
 
 
 def common_seeds(comparison: Comparison, *roles: str) -> list[int]:
@@ -187,4 +170,4 @@ def common_seeds(comparison: Comparison, *roles: str) -> list[int]:
     check_there(comparison, *roles)
     if seeds := comparison.seeds(*roles):
         return seeds
-    raise Undecided(f"no seed in common; {comparison.missing('tested', 'against')}".rstrip("; "))
+    raise Undecided(f"no seed in common; {comparison.missing()}".rstrip("; "))

@@ -140,7 +140,7 @@ def test_a_model_tells_if_no_residuals_are_worse_by_the_whole_interval(tmp_path:
     said = capsys.readouterr()
     assert "bert-questions: does not tell: without residuals worse by -10.000 ± " in said.out
     # Steps of these records took no time: the rule counts them like any other, and says that the ledger does not.
-    assert said.err.startswith("Note: ") and "These figures count it, the ledger does not count it." in said.err
+    assert said.err.startswith("Note: ") and "It is shown, but the ledger does not count it." in said.err
 
 
 HALF = {"model": "vgg-digits", "compressor": "fp16", "scheme": "none", "seed": [0, 1]}
