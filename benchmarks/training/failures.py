@@ -1,6 +1,5 @@
 """Classifies a rank's exception: out of memory, diverged, stopped, a lost peer, or a mistake."""
 
-import re
 from typing import Any
 
 import torch
@@ -24,8 +23,6 @@ LOST_PEER = (
     "a rank did not come",
     "horovod has been shut down",  # by a rank that has ended
 )
-ASKED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)\b")
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class Diverged(ArithmeticError):
@@ -50,12 +47,6 @@ def describe(error: Exception) -> tuple[str, str, dict[str, Any]]:
     if isinstance(error, Diverged | NonFiniteGradient):
         return "diverged", text, {}
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):
-        return "oom", text or "out of memory", {"asked_bytes": asked_bytes(str(error))}
+        return "oom", text or "out of memory", {}
     lost_peer = isinstance(error, dist.DistError | ConnectionError) or any(word in words for word in LOST_PEER)
     return "error", f"{type(error).__name__}: {text}", {"lost_peer": True} if lost_peer else {}
-
-
-def asked_bytes(text: str) -> int | None:
-    """Return the bytes that an allocator was asked for, as rounded in its message; None if it does not say."""
-    found = ASKED.search(text)
-    return round(float(found[1]) * UNITS[found[2]]) if found else None
