@@ -37,28 +37,18 @@ def gpus(count: int) -> Any:
         (3, 3, 4, ("cuda:0", "gloo", 4)),
     ],
 )
-@pytest.mark.parametrize("prefix", ["OMPI_COMM_WORLD_LOCAL_", "HOROVOD_LOCAL_", "LOCAL_"])
-def test_each_rank_has_its_gpu_or_all_share_one_whoever_launches_it(
-    monkeypatch: pytest.MonkeyPatch, count: int, rank: int, ranks: int, place: tuple[str, str, int], prefix: str
+def test_each_rank_has_its_gpu_or_all_share_one(
+    monkeypatch: pytest.MonkeyPatch, count: int, rank: int, ranks: int, place: tuple[str, str, int]
 ) -> None:
-    if prefix == "LOCAL_":  # the suite's launcher comes first
-        monkeypatch.setenv("HOROVOD_LOCAL_RANK", "5")
-    monkeypatch.setenv(f"{prefix}RANK", str(rank))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE" if prefix == "LOCAL_" else f"{prefix}SIZE", str(ranks))
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     chosen = choose_place(gpus(count))
     assert (str(chosen.device), chosen.process_group, chosen.ranks_on_device) == place
     monkeypatch.setenv("RESIREDUCE_DEVICE", "cpu")
     assert str(choose_place(gpus(count)).device) == "cpu"
 
 
-def test_a_device_that_is_not_there_or_cannot_be_shared_is_refused_with_the_cure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert choose_place(gpus(2), own_gpu=True) == choose_place(gpus(2))
-    with pytest.raises(ConfigError, match=r"backend: 'horovod', .* each of the 2 ranks .* 1; .* RESIREDUCE_DEVICE=cpu"):
-        choose_place(gpus(1), own_gpu=True)
+def test_a_device_that_is_not_there_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RESIREDUCE_DEVICE", "cuda")
     with pytest.raises(ConfigError, match="RESIREDUCE_DEVICE: 'cuda' is not allowed without a CUDA device; set cpu"):
         choose_place(gpus(0))

@@ -2,15 +2,18 @@
 
 import json
 import re
+import threading
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core import devices
 from benchmarks.core.cell import Cell
-from benchmarks.training.horovod import MEETING, come, make_slots, serving, wait_for
+from benchmarks.training.horovod import make_slots
+from benchmarks.training.place import STORE, meet
 
 CELL = Cell(model="vgg-digits", backend="horovod")
 
@@ -37,16 +40,13 @@ def test_each_rank_has_its_place_as_horovod_counts() -> None:
     assert [slot["hostname"] for slot in make_slots(places)] == ["machine0", "machine0", "machine1", "machine1"]
 
 
-def test_waiting_has_an_end_and_names_who_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionError, match=re.escape(f"rank 1 waited 0.05 s for {tmp_path / MEETING}: a rank did")):
-        wait_for(tmp_path / MEETING, 1, 0.05)
-    if find_spec("horovod") is None:
-        pytest.skip("the rendezvous is Horovod's, which is not installed")
-    come(tmp_path, 0, 0, 3)
-    come(tmp_path, 2, 2, 3)
-    with (
-        pytest.raises(ConnectionError, match=r"rank 0 waited 0.05 s in .*: a rank did not come \(1\)"),
-        serving(tmp_path, 3, "127.0.0.1", 0.05),
-    ):
-        pass
-    assert not (tmp_path / MEETING).exists()
+def test_ranks_meet_in_a_store_whose_address_is_in_a_file_and_waiting_has_an_end(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match=re.escape(f"rank 1 waited 0.05 s for {tmp_path / STORE}: a rank did")):
+        meet(tmp_path, 1, 2, 0.05)
+    stores: list[Any] = []
+    other = threading.Thread(target=lambda: stores.append(meet(tmp_path, 1, 2, 20)))
+    other.start()
+    first = meet(tmp_path, 0, 2, 20)
+    other.join()
+    first.set("word", "said")
+    assert stores[0].get("word") == b"said"
