@@ -89,9 +89,9 @@ class Checkpoints:
         if rank == 0:
             # The JSON names the step: from here on the new files count instead of the old ones.
             save_json({"step": step, "world_size": world_size, "content": self.content}, self.folder / MANIFEST)
-            for file in self.folder.iterdir():
-                if not file.name.startswith((f"step{step}.", MANIFEST)):
-                    file.unlink()
+            for old in self.folder.iterdir():
+                if not old.name.startswith((f"step{step}.", MANIFEST)):
+                    old.unlink()
 
     def load(self) -> tuple[int, State, State] | None:
         """Read step, shared and own state; None if a rank cannot use the checkpoint, which says why in one line."""
@@ -210,11 +210,11 @@ class Watch:
         ends_at, every = self.limits.ends_at, self.limits.save_every_seconds
         late = ends_at is not None and ends_at - self.now() < MARGIN * longest + SPARE_SECONDS
         due = every is not None and self.now() - self._saved_at > every
-        signalled, late, due, wait = self._worst(step, max(self.signals or [0]), late, due, -wait)
-        self._next_look = step - wait
-        if self.checkpoints is not None and step > self._first_step and (signalled or late or due):
+        signalled, stops, saves, less = self._worst(step, max(self.signals or [0]), late, due, -wait)
+        self._next_look = step - less
+        if self.checkpoints is not None and step > self._first_step and (signalled or stops or saves):
             self._save(self.checkpoints, step, capture)
-        if signalled or late:
+        if signalled or stops:
             why = f"by {signal.Signals(signalled).name}" if signalled else "before its deadline"
             raise Stopped(f"stopped {why} at step {step} of {steps}; run again to go on")
 
