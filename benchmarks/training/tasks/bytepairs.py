@@ -8,10 +8,9 @@ per symbol.  Whole files are held out.
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
-from benchmarks.training.tasks.task import Batch, Phase, Setting, Task, installed, sha256, to_device
+from benchmarks.training.tasks.task import Batch, NextToken, Phase, Setting, Source, installed, sha256
 
 PACKAGES: dict[Phase, str] = {"pretrain": "networkx", "train": "sympy"}
 """Pure Python, the same on every platform, pinned in the constraints; the two differ in names, prose and layout."""
@@ -74,19 +73,25 @@ def blocks(symbols: Symbols) -> Tensor:
     return torch.from_numpy(symbols[index])
 
 
-class BytePairs(Task):
-    """Predict the next symbol of a text: training windows, and held-out ones for the perplexity."""
+class BytePairs(NextToken):
+    """Predict the next symbol of a text. Batches have targets, too, (batch, CONTEXT)."""
 
-    metric = "perplexity"
-    higher_is_better = False
-    unit = "tokens"
     units_per_sample = CONTEXT
     evaluated_together = 32
 
     def __init__(self, setting: Setting) -> None:
-        """Read the text of this phase, and the pretraining text for the byte pairs."""
+        super().__init__(Text(setting.phase))
+
+    def predicted(self, batch: Batch) -> Tensor:
+        return batch["targets"]
+
+
+class Text(Source):
+    """The text of a phase, and training windows and held-out ones of it."""
+
+    def __init__(self, phase: Phase) -> None:
         pairs = frequent_pairs(b"".join(package_files(PACKAGES["pretrain"])), VOCABULARY - 256)
-        files = package_files(PACKAGES[setting.phase])
+        files = package_files(PACKAGES[phase])
         self.texts = [
             b"".join(file for place, file in enumerate(files) if (place % HELD_OUT_EVERY == 0) == held_out)
             for held_out in (False, True)
@@ -96,22 +101,9 @@ class BytePairs(Task):
         self.samples, self.held_out = len(self.train), len(self.test)
         self.data_hash = sha256([pairs.astype("<i8").tobytes(), *self.texts])
 
-    def batch(self, indices: Tensor, step: int = 0) -> Batch:
-        """Return symbols and targets, (batch, CONTEXT) each."""
+    def batch(self, indices: Tensor, step: int) -> Batch:
         return {"input_ids": self.train[indices, :-1], "targets": self.train[indices, 1:]}
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy in nats per symbol."""
-        logits = model(input_ids=batch["input_ids"]).logits
-        return cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
-
-    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
-        """Return the sum of losses in nats, and the number of symbols."""
+    def held_out_batch(self, indices: range) -> Batch:
         rows = self.test[torch.tensor(indices)]
-        batch = to_device({"input_ids": rows[:, :-1], "targets": rows[:, 1:]}, model)
-        symbols = batch["targets"].numel()
-        return [(self.loss(model, batch).item() * symbols, symbols)]
-
-    def metrics_from(self, sums: Tensor) -> dict[str, float]:
-        """Return the perplexity per symbol."""
-        return {"perplexity": float(torch.exp(sums[0] / sums[1]))}
+        return {"input_ids": rows[:, :-1], "targets": rows[:, 1:]}

@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.core.prepared import Prepared, open_prepared
-from benchmarks.training.tasks.source import ImageClassification, Source, SyntheticImages, draws, open_array
-from benchmarks.training.tasks.task import Batch, Setting
+from benchmarks.training.tasks.task import (
+    Batch,
+    ImageClassification,
+    Setting,
+    Source,
+    draws,
+    open_array,
+    synthetic_images,
+)
 from resireduce.errors import ConfigError, choose
 
 SIZE = 32
@@ -46,7 +53,7 @@ class Cifar(ImageClassification):
         """Open the prepared images, or make random ones."""
         name = choose("data", setting.data, VARIANTS)
         source = (
-            SyntheticImages(setting, VARIANTS[name].classes, SIZE)
+            synthetic_images(setting, VARIANTS[name].classes, SIZE)
             if setting.synthetic
             else CifarImages(open_prepared(name, setting.root), VARIANTS[name], setting.seed)
         )
@@ -57,8 +64,7 @@ class CifarImages(Source):
     """Prepared images, augmented from seed, step and index alone."""
 
     def __init__(self, prepared: Prepared, variant: Variant, seed: int) -> None:
-        super().__init__(prepared.hash)
-        self._variant, self._seed = variant, seed
+        self.data_hash, self._variant, self._seed = prepared.hash, variant, seed
         self.images, self.labels = _load(prepared, "train", variant.classes)
         self.test_images, self.test_labels = _load(prepared, "test", variant.classes)
         self.samples, self.held_out = len(self.labels), len(self.test_labels)

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.training.tasks.source import ImageClassification, Source
-from benchmarks.training.tasks.task import Batch, Setting, installed, sha256
+from benchmarks.training.tasks.task import Batch, ImageClassification, Setting, Source, installed, sha256
 
 FILE = "sklearn/datasets/data/digits.csv.gz"
 PIXELS = 64
@@ -40,7 +39,7 @@ class DigitImages(Source):
     def __init__(self) -> None:
         with gzip.open(str(installed("scikit-learn").locate_file(FILE))) as file:
             content = file.read()
-        super().__init__(sha256([content]))
+        self.data_hash = sha256([content])
         images, labels = parse_digits(content)
         is_test = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
         self.images, self.labels = images[~is_test], labels[~is_test]

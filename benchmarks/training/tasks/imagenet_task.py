@@ -16,8 +16,15 @@ from torch import Tensor
 from benchmarks.core.files import load_json
 from benchmarks.core.prepared import Prepared, open_prepared
 from benchmarks.core.provenance import cores
-from benchmarks.training.tasks.source import ImageClassification, Source, SyntheticImages, damaged, draws
-from benchmarks.training.tasks.task import Batch, Setting
+from benchmarks.training.tasks.task import (
+    Batch,
+    ImageClassification,
+    Setting,
+    Source,
+    damaged,
+    draws,
+    synthetic_images,
+)
 from resireduce.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +53,7 @@ class ImageNet(ImageClassification):
     def __init__(self, setting: Setting) -> None:
         """Read the list of images, or make random ones."""
         source = (
-            SyntheticImages(setting, CLASSES, SIZE)
+            synthetic_images(setting, CLASSES, SIZE)
             if setting.synthetic
             else Photographs(open_prepared("imagenet", setting.root), self.mean, self.std, setting.seed)
         )
@@ -64,8 +71,7 @@ class Photographs(Source):
 
     def __init__(self, prepared: Prepared, mean: tuple[float, ...], std: tuple[float, ...], seed: int) -> None:
         """Raises ConfigError if the images are not where they were when the list was made."""
-        super().__init__(prepared.hash)
-        self._seed = seed
+        self.data_hash, self._seed = prepared.hash, seed
         try:
             listed = load_json(prepared.folder / "images.json")
             self._folder, self.train, self.val = Path(listed["folder"]), listed["train"], listed["val"]

@@ -1,15 +1,21 @@
-"""The base of tasks, and what all of them need: their setting, hashing, the device of batches."""
+"""The base of tasks, where their samples come from, and what they share."""
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.core.prepared import Prepared
+from resireduce.errors import ConfigError
 
 Batch = dict[str, Tensor]
 Phase = Literal["pretrain", "train"]
@@ -35,6 +41,28 @@ class Setting:
     """Names of the released code's deviations that are to be reproduced."""
 
 
+class Source(ABC):
+    """Training samples and held-out ones."""
+
+    samples: int
+    """Number of training samples."""
+    held_out: int
+    """Number of held-out samples."""
+    data_hash: str
+    """SHA-256 of the bytes really used, in hexadecimal digits."""
+
+    @abstractmethod
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        """Gather the training samples with these indices (int64, one dimension) into tensors, samples first.
+
+        Augmentation depends on the setting's seed, on `step` and on the index alone: the same on any number of ranks.
+        """
+
+    @abstractmethod
+    def held_out_batch(self, indices: range) -> Batch:
+        """Gather held-out samples, without augmentation."""
+
+
 class Task(ABC):
     """Data, loss and metric of one kind of problem. It is made with a `Setting`, and does all its loading there."""
 
@@ -48,25 +76,27 @@ class Task(ABC):
     """Held-out samples in a batch."""
     summed = 2
     """Number of sums that the metrics are made from."""
-    batch_means = False
-    """The metric is, as the released code prints it, the mean over batches of rank 0 alone."""
-    data_hash: str
-    """SHA-256 of the bytes really used, in hexadecimal digits."""
-    samples: int
-    """Number of training samples."""
-    held_out: int
-    """Number of held-out samples."""
+
+    def __init__(self, source: Source, batch_means: bool = False) -> None:
+        """Take samples from `source`; `batch_means`: the metric is the mean over batches of rank 0 alone."""
+        self.source, self.batch_means = source, batch_means
 
     def __len__(self) -> int:
         """Return the number of training samples."""
-        return self.samples
+        return self.source.samples
 
-    @abstractmethod
+    @property
+    def data_hash(self) -> str:
+        """The source's."""
+        return self.source.data_hash
+
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
-        """Gather the training samples with these indices (int64, one dimension) into tensors, samples first.
+        """Gather training samples as `Source.batch` does."""
+        return self.source.batch(indices, step)
 
-        Augmentation depends on the setting's seed, on `step` and on the index alone: the same on any number of ranks.
-        """
+    def held_out_batch(self, model: nn.Module, indices: range) -> Batch:
+        """Return held-out samples on the model's device."""
+        return to_device(self.source.held_out_batch(indices), model)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -78,7 +108,7 @@ class Task(ABC):
         Shards are disjoint and cover every sample once, so that adding the sums over ranks and calling `metrics_from`
         gives the metrics whatever the number of ranks, up to rounding. With batch means only rank 0 has any.
         """
-        own = range(rank, self.held_out, world_size) if not (rank and self.batch_means) else range(0)
+        own = range(rank, self.source.held_out, world_size) if not (rank and self.batch_means) else range(0)
         sums, training = torch.zeros(self.summed, dtype=torch.float64), model.training
         model.eval()
         try:
@@ -99,6 +129,117 @@ class Task(ABC):
         """Turn sums that were added over all ranks into all metrics by name; `metric` is one of them."""
 
 
+class ImageClassification(Task):
+    """Classify images of `source`. With "batch-means" in `released`, accuracy is computed as in the released code.
+
+    Batches have images (batch, channels, height, width), float32, normalised, and labels (batch,), int64.
+    """
+
+    metric = "top1"
+    higher_is_better = True
+    unit = "images"
+    units_per_sample = 1
+    evaluated_together = 32
+    """As in the released scripts."""
+
+    def __init__(self, source: Source, released: frozenset[str]) -> None:
+        super().__init__(source, "batch-means" in released)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy in nats."""
+        return cross_entropy(model(batch["images"]), batch["labels"])
+
+    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
+        """Return the number of right answers, and of all."""
+        batch = self.held_out_batch(model, indices)
+        right = (model(batch["images"]).argmax(1) == batch["labels"]).sum().item()
+        return [(right / len(indices), 1) if self.batch_means else (right, len(indices))]
+
+    def metrics_from(self, sums: Tensor) -> dict[str, float]:
+        """Return the share of right answers in percent."""
+        return {self.metric: float(100 * sums[0] / sums[1])}
+
+
+class NextToken(Task):
+    """Which token comes next? Metric: perplexity, the exponential of the mean loss over all predicted tokens.
+
+    Batches have input_ids, (batch, length), int64.
+    """
+
+    metric = "perplexity"
+    higher_is_better = False
+    unit = "tokens"
+
+    @abstractmethod
+    def predicted(self, batch: Batch) -> Tensor:
+        """Return the tokens that the model's first outputs predict, (batch, at most length)."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy in nats per predicted token."""
+        targets = self.predicted(batch)
+        logits = model(input_ids=batch["input_ids"]).logits[:, : targets.shape[1]]
+        return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
+        """Return the sum of losses in nats, and the number of predicted tokens."""
+        batch = self.held_out_batch(model, indices)
+        count = 1 if self.batch_means else self.predicted(batch).numel()
+        return [(self.loss(model, batch).item() * count, count)]
+
+    def metrics_from(self, sums: Tensor) -> dict[str, float]:
+        """Return the perplexity per token."""
+        return {"perplexity": float(torch.exp(sums[0] / sums[1]))}
+
+
+SYNTHETIC_SAMPLES = 8192
+"""Training samples of a synthetic source: enough that an epoch has some steps for any number of ranks."""
+SYNTHETIC_HELD_OUT = 2
+"""Held-out samples of a synthetic source: so few that evaluation hardly affects measurements."""
+
+
+class Synthetic(Source):
+    """Random samples, made when they are asked for from the setting's seed and their number alone; no two are equal.
+
+    Args:
+        setting: whose seed and length they depend on.
+        kind: what else they depend on, in words.
+        make: draws a sample from each of some generators.
+    """
+
+    samples, held_out = SYNTHETIC_SAMPLES, SYNTHETIC_HELD_OUT
+
+    def __init__(self, setting: Setting, kind: str, make: Callable[[list[np.random.Generator]], Batch]) -> None:
+        self.data_hash = synthetic_hash(setting, kind)
+        self._seed, self._make = setting.seed, make
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        return self._make([draws(self._seed, index) for index in indices.tolist()])
+
+    def held_out_batch(self, indices: range) -> Batch:
+        return self._make([draws(self._seed, SYNTHETIC_SAMPLES + index) for index in indices])
+
+
+def synthetic_images(setting: Setting, classes: int, size: int) -> Synthetic:
+    """Return random square images of `size` pixels a side with random labels below `classes`."""
+
+    def make(generators: list[np.random.Generator]) -> Batch:
+        labels = torch.tensor([int(one.integers(classes)) for one in generators])
+        images = np.stack([one.standard_normal((3, size, size), dtype=np.float32) for one in generators])
+        return {"images": torch.from_numpy(images), "labels": labels}
+
+    return Synthetic(setting, f"images {classes} {size}", make)
+
+
+def draws(*key: int) -> np.random.Generator:
+    """Return a generator that depends only on a key of whole numbers, such as seed, step and index."""
+    return np.random.default_rng(key)
+
+
+def synthetic_hash(setting: Setting, kind: str) -> str:
+    """Return the SHA-256 of what random samples depend on."""
+    return sha256([f"synthetic {kind} {setting.length} {setting.seed}".encode()])
+
+
 def sha256(parts: Iterable[bytes]) -> str:
     """Hash byte strings in order, each with its length, so that moving a boundary changes the hash."""
     digest = hashlib.sha256()
@@ -112,6 +253,21 @@ def to_device(batch: Batch, model: nn.Module) -> Batch:
     """Copy the batch to where the model's parameters are (no copy if it is there)."""
     device = next(model.parameters()).device
     return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def open_array(prepared: Prepared, file: str, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    """Read an array of prepared data. Raises ConfigError, one line, for a file that is not one."""
+    try:
+        array: NDArray[Any] = np.load(prepared.folder / file, mmap_mode=mmap_mode, allow_pickle=False)
+    except Exception as error:  # of a damaged header, whatever it says
+        raise damaged(prepared, file, error) from None
+    return array
+
+
+def damaged(prepared: Prepared, file: str, error: object) -> ConfigError:
+    """Return what to raise for a prepared file that has its size but not its content, in one line."""
+    reason, name = " ".join(str(error).split())[:200] or type(error).__name__, prepared.folder.name
+    return ConfigError(f"data: {prepared.folder / file} is damaged ({reason}); prepare {name!r} again")
 
 
 def installed(package: str) -> Distribution:

@@ -10,12 +10,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
 from benchmarks.core.prepared import Prepared, open_prepared
-from benchmarks.training.tasks.source import FromSource, Source, Synthetic, damaged, open_array
-from benchmarks.training.tasks.task import Batch, Setting
+from benchmarks.training.tasks.task import Batch, NextToken, Setting, Source, Synthetic, damaged, open_array
 from resireduce.errors import ConfigError, choose
 
 VOCABULARY = 50257
@@ -23,15 +21,9 @@ LENGTH = 1024
 DATA = ("wikitext-2", "wikitext-103")
 
 
-class WikiText(FromSource):
-    """Which token comes next? Under "rank-perplexity" perplexity is what the released code prints.
+class WikiText(NextToken):
+    """Under "rank-perplexity" perplexity is what the released code prints."""
 
-    Batches have input_ids, (batch, length), int64.
-    """
-
-    metric = "perplexity"
-    higher_is_better = False
-    unit = "tokens"
     evaluated_together = 2
     """Logits of one block are 200 MB in float32."""
 
@@ -39,35 +31,27 @@ class WikiText(FromSource):
         """Open the prepared tokens, or make random ones."""
         name, length = choose("data", setting.data, DATA), setting.length or LENGTH
         self.units_per_sample = length
+
+        def drawn(generators: list[np.random.Generator]) -> Batch:
+            rows = [one.integers(VOCABULARY, size=length) for one in generators]
+            return {"input_ids": torch.from_numpy(np.stack(rows))}
+
         super().__init__(
-            SyntheticBlocks(setting, length)
+            Synthetic(setting, f"tokens {VOCABULARY} {length}", drawn)
             if setting.synthetic
             else Blocks(open_prepared(name, setting.root), length),
             "rank-perplexity" in setting.released,
         )
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy in nats per predicted token."""
-        logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
-        return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
-
-    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
-        """Return the sum of losses in nats, and the number of predicted tokens."""
-        batch = self.held_out_batch(model, indices)
-        count = 1 if self.batch_means else batch["input_ids"][:, 1:].numel()
-        return [(self.loss(model, batch).item() * count, count)]
-
-    def metrics_from(self, sums: Tensor) -> dict[str, float]:
-        """Return the perplexity per token."""
-        return {"perplexity": float(torch.exp(sums[0] / sums[1]))}
+    def predicted(self, batch: Batch) -> Tensor:
+        return batch["input_ids"][:, 1:]
 
 
 class Blocks(Source):
     """Blocks of `length` tokens out of prepared token files, which are read where they are needed."""
 
     def __init__(self, prepared: Prepared, length: int) -> None:
-        super().__init__(prepared.hash)
-        self._prepared, self.length = prepared, length
+        self.data_hash, self._prepared, self.length = prepared.hash, prepared, length
         self.tokens, self.starts = _open(prepared, "train", length)
         self.test_tokens, self.test_starts = _open(prepared, "validation", length)
         self.samples, self.held_out = len(self.starts), len(self.test_starts)
@@ -84,18 +68,6 @@ class Blocks(Source):
         if ids.max() >= VOCABULARY:
             raise damaged(self._prepared, "*_tokens.npy", f"token {ids.max()}, allowed are 0 to {VOCABULARY - 1}")
         return {"input_ids": torch.from_numpy(ids)}
-
-
-class SyntheticBlocks(Synthetic):
-    """Random tokens."""
-
-    def __init__(self, setting: Setting, length: int) -> None:
-        super().__init__(setting, f"tokens {VOCABULARY} {length}")
-        self.length = length
-
-    def _make(self, generators: list[np.random.Generator]) -> Batch:
-        rows = [one.integers(VOCABULARY, size=self.length) for one in generators]
-        return {"input_ids": torch.from_numpy(np.stack(rows))}
 
 
 def block_starts(row_batches: NDArray[np.int64], length: int) -> NDArray[np.int64]:

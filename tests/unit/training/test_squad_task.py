@@ -187,11 +187,11 @@ class Oracle(nn.Module):
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(1))
         self.known = {}
-        for index in range(task.questions.held_out):
-            question, context, features = task.questions.question(index)
+        for index in range(task.source.held_out):
+            question, context, features = task.source.question(index)
             begin, end = question.starts[0], question.starts[0] + len(question.answers[0])
             (touched,) = np.nonzero((context.spans[:, 0] < end) & (context.spans[:, 1] > begin))
-            rows = task.collate(features)["input_ids"].tolist()
+            rows = task.source.collate(features)["input_ids"].tolist()
             for feature, row in zip(features, rows, strict=True):
                 shift = feature.before - feature.first
                 self.known[tuple(row)] = (int(touched[0]) + shift, int(touched[-1]) + shift, len(row))
@@ -209,7 +209,7 @@ def test_right_spans_score_full_marks_and_each_question_counts_once(tmp_path):
     save_squad(tmp_path, document(6, 10, 1), document(9, 30, 2), [*VOCABULARY, *LETTERS])
     squad = Squad(Setting(data="squad", root=tmp_path, length=64))
     model = Oracle(squad)
-    assert any(len(squad.questions.question(index)[2]) > 2 for index in range(9)), "some have several windows"
+    assert any(len(squad.source.question(index)[2]) > 2 for index in range(9)), "some have several windows"
     for world_size in (1, 2, 12):
         sums = sum(squad.evaluate(model, rank, world_size) for rank in range(world_size))
         assert sums[2] == 9

@@ -134,15 +134,16 @@ def test_blocks_predict_every_symbol_once_and_held_out_files_are_not_trained_on(
     assert rows[:, 1:].flatten().tolist() == list(range(1, 2 * bytepairs.CONTEXT + 1))
     assert torch.equal(rows[:, :-1] + 1, rows[:, 1:])
     files = package_files(bytepairs.PACKAGES["train"])
-    train, test = BytePairs(Setting()).texts
+    train, test = BytePairs(Setting()).source.texts
     assert len(train) + len(test) == sum(map(len, files))
     assert files[0] in test and files[1] in train
 
 
 def test_perplexity_is_weighted_by_symbols(tasks):
     task, model = tasks["bytes"], Guess("bytes")
-    logits = model(input_ids=task.test[:, :-1]).logits.double().log_softmax(-1)
-    expected = math.exp(-logits.gather(-1, task.test[:, 1:, None]).mean().item())
+    test = task.source.test
+    logits = model(input_ids=test[:, :-1]).logits.double().log_softmax(-1)
+    expected = math.exp(-logits.gather(-1, test[:, 1:, None]).mean().item())
     assert task.metrics_from(task.evaluate(model, 0, 1))[task.metric] == pytest.approx(expected, rel=1e-5)
 
 
@@ -193,7 +194,7 @@ class Oracle(nn.Module):
     def __init__(self, task: Questions, shift: int = 0) -> None:
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(1))
-        rows = zip(*(task.test[key].tolist() for key in ("input_ids", "starts", "ends")), strict=True)
+        rows = zip(*(task.source.test[key].tolist() for key in ("input_ids", "starts", "ends")), strict=True)
         self.known = {tuple(ids): (start - shift, end) for ids, start, end in rows}
 
     def forward(self, *, input_ids, token_type_ids, attention_mask):
