@@ -11,8 +11,6 @@ MODELS: dict[str, str] = {
     "bert-large": "benchmarks.training.models.bert:bert_large",
     "gpt2-medium": "benchmarks.training.models.gpt2:gpt2_medium",
     "gpt2-large": "benchmarks.training.models.gpt2:gpt2_large",
-    "bert-base-pretraining": "benchmarks.training.models.bert:bert_base_pretraining",
-    "bert-large-pretraining": "benchmarks.training.models.bert:bert_large_pretraining",
     "resnet20": "benchmarks.training.models.convolutional:resnet20",
     "resnet110": "benchmarks.training.models.convolutional:resnet110",
     "resnet152-imagenet": "benchmarks.training.models.convolutional:resnet152_imagenet",

@@ -159,7 +159,7 @@ class Meter:
             _rung("model_state_itemised", self._states_bytes, baseline_bytes=0),
             *self._allocator_rungs(),
             *self._nvml_rungs(),
-            _rung("resident", self._resident, "this system has no /proc", baseline_bytes=before),
+            _rung("resident", self._resident, baseline_bytes=before),
             _rung(
                 "peak_resident",
                 max(resident.values()),
