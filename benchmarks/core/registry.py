@@ -26,14 +26,14 @@ MODELS: dict[str, str] = {
 global random numbers that the caller has seeded."""
 
 TASKS: dict[str, str] = {
-    "digits": "benchmarks.training.tasks.digits:Digits",
-    "bytes": "benchmarks.training.tasks.bytepairs:BytePairs",
+    "digits": "benchmarks.training.tasks.images:Digits",
+    "bytes": "benchmarks.training.tasks.texts:BytePairs",
     "questions": "benchmarks.training.tasks.questions:Questions",
-    "cifar": "benchmarks.training.tasks.cifar_task:Cifar",
-    "imagenet": "benchmarks.training.tasks.imagenet_task:ImageNet",
-    "imagenet-half": "benchmarks.training.tasks.imagenet_task:ImageNetHalf",
+    "cifar": "benchmarks.training.tasks.images:Cifar",
+    "imagenet": "benchmarks.training.tasks.images:ImageNet",
+    "imagenet-half": "benchmarks.training.tasks.images:ImageNetHalf",
     "squad": "benchmarks.training.tasks.squad_task:Squad",
-    "wikitext": "benchmarks.training.tasks.wikitext_task:WikiText",
+    "wikitext": "benchmarks.training.tasks.texts:WikiText",
 }
 """Tasks. A class takes a `benchmarks.training.tasks.task.Setting` and keeps the promises of the `Task` there."""
 

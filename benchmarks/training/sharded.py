@@ -22,8 +22,8 @@ import resireduce
 from benchmarks.core.files import save_json
 from benchmarks.core.provenance import provenance
 from benchmarks.training.models.gpt2 import gpt2_bytes
-from benchmarks.training.tasks.bytepairs import BytePairs
 from benchmarks.training.tasks.task import Setting
+from benchmarks.training.tasks.texts import BytePairs
 from resireduce.comm.base import Communicator
 from resireduce.core.feedback import ErrorFeedback
 

@@ -69,16 +69,9 @@ def most_context(parts: Sequence[range], tokens: int) -> NDArray[np.int64]:
 
     Context is the smaller number of tokens to its left and right, plus 0.01 x the window's size; the first of equals.
     """
-    place = np.arange(tokens)
-    scores = [
-        np.where(
-            (place >= part.start) & (place < part.stop),
-            np.minimum(place - part.start, part.stop - 1 - place) + 0.01 * len(part),
-            -1.0,
-        )
-        for part in parts
-    ]
-    return np.argmax(scores, axis=0)
+    starts, stops = np.array([(part.start, part.stop) for part in parts]).T[:, :, None]
+    least = np.minimum(np.arange(tokens) - starts, stops - 1 - np.arange(tokens))
+    return np.where(least >= 0, least + 0.01 * (stops - starts), -1.0).argmax(axis=0)
 
 
 def make_features(question: Tokens, context: Text, answer: tuple[int, int] | None, length: int) -> list[Feature]:

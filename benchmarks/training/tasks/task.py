@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from benchmarks.core.prepared import Prepared
 from resireduce.errors import ConfigError
@@ -129,68 +128,6 @@ class Task(ABC):
         """Turn sums that were added over all ranks into all metrics by name; `metric` is one of them."""
 
 
-class ImageClassification(Task):
-    """Classify images of `source`. With "batch-means" in `released`, accuracy is computed as in the released code.
-
-    Batches have images (batch, channels, height, width), float32, normalised, and labels (batch,), int64.
-    """
-
-    metric = "top1"
-    higher_is_better = True
-    unit = "images"
-    units_per_sample = 1
-    evaluated_together = 32
-    """As in the released scripts."""
-
-    def __init__(self, source: Source, released: frozenset[str]) -> None:
-        super().__init__(source, "batch-means" in released)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy in nats."""
-        return cross_entropy(model(batch["images"]), batch["labels"])
-
-    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
-        """Return the number of right answers, and of all."""
-        batch = self.held_out_batch(model, indices)
-        right = (model(batch["images"]).argmax(1) == batch["labels"]).sum().item()
-        return [(right / len(indices), 1) if self.batch_means else (right, len(indices))]
-
-    def metrics_from(self, sums: Tensor) -> dict[str, float]:
-        """Return the share of right answers in percent."""
-        return {self.metric: float(100 * sums[0] / sums[1])}
-
-
-class NextToken(Task):
-    """Which token comes next? Metric: perplexity, the exponential of the mean loss over all predicted tokens.
-
-    Batches have input_ids, (batch, length), int64.
-    """
-
-    metric = "perplexity"
-    higher_is_better = False
-    unit = "tokens"
-
-    @abstractmethod
-    def predicted(self, batch: Batch) -> Tensor:
-        """Return the tokens that the model's first outputs predict, (batch, at most length)."""
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy in nats per predicted token."""
-        targets = self.predicted(batch)
-        logits = model(input_ids=batch["input_ids"]).logits[:, : targets.shape[1]]
-        return cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def _scores(self, model: nn.Module, indices: range) -> list[tuple[float, int]]:
-        """Return the sum of losses in nats, and the number of predicted tokens."""
-        batch = self.held_out_batch(model, indices)
-        count = 1 if self.batch_means else self.predicted(batch).numel()
-        return [(self.loss(model, batch).item() * count, count)]
-
-    def metrics_from(self, sums: Tensor) -> dict[str, float]:
-        """Return the perplexity per token."""
-        return {"perplexity": float(torch.exp(sums[0] / sums[1]))}
-
-
 SYNTHETIC_SAMPLES = 8192
 """Training samples of a synthetic source: enough that an epoch has some steps for any number of ranks."""
 SYNTHETIC_HELD_OUT = 2
@@ -217,17 +154,6 @@ class Synthetic(Source):
 
     def held_out_batch(self, indices: range) -> Batch:
         return self._make([draws(self._seed, SYNTHETIC_SAMPLES + index) for index in indices])
-
-
-def synthetic_images(setting: Setting, classes: int, size: int) -> Synthetic:
-    """Return random square images of `size` pixels a side with random labels below `classes`."""
-
-    def make(generators: list[np.random.Generator]) -> Batch:
-        labels = torch.tensor([int(one.integers(classes)) for one in generators])
-        images = np.stack([one.standard_normal((3, size, size), dtype=np.float32) for one in generators])
-        return {"images": torch.from_numpy(images), "labels": labels}
-
-    return Synthetic(setting, f"images {classes} {size}", make)
 
 
 def draws(*key: int) -> np.random.Generator:

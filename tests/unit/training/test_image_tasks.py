@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks.training.tasks.cifar_task import VARIANTS, Cifar, look_up
-from benchmarks.training.tasks.imagenet_task import ImageNet, random_box
+from benchmarks.training.tasks.images import VARIANTS, Cifar, ImageNet, look_up, random_box
 from benchmarks.training.tasks.task import Setting
 from resireduce.errors import ConfigError
 from tests.prepared import save_cifar, save_prepared

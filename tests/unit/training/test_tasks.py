@@ -14,10 +14,9 @@ from torch import nn
 
 from benchmarks.core.registry import TASKS
 from benchmarks.data.squad import read_squad
-from benchmarks.training.tasks import bytepairs
-from benchmarks.training.tasks.bytepairs import BytePairs, blocks, encode, package_files
 from benchmarks.training.tasks.questions import FACTS, Questions, make_squad, names
 from benchmarks.training.tasks.task import Setting
+from benchmarks.training.tasks.texts import CONTEXT, PACKAGES, BytePairs, blocks, encode, package_files
 from resireduce.scheme import load
 
 LOCAL = ("digits", "bytes", "questions")
@@ -129,11 +128,11 @@ def test_encoding_is_greedy_from_the_left(text, pairs):
 
 
 def test_blocks_predict_every_symbol_once_and_held_out_files_are_not_trained_on():
-    rows = blocks(np.arange(2 * bytepairs.CONTEXT + 10))
-    assert rows.shape == (2, bytepairs.CONTEXT + 1)
-    assert rows[:, 1:].flatten().tolist() == list(range(1, 2 * bytepairs.CONTEXT + 1))
+    rows = blocks(np.arange(2 * CONTEXT + 10))
+    assert rows.shape == (2, CONTEXT + 1)
+    assert rows[:, 1:].flatten().tolist() == list(range(1, 2 * CONTEXT + 1))
     assert torch.equal(rows[:, :-1] + 1, rows[:, 1:])
-    files = package_files(bytepairs.PACKAGES["train"])
+    files = package_files(PACKAGES["train"])
     train, test = BytePairs(Setting()).source.texts
     assert len(train) + len(test) == sum(map(len, files))
     assert files[0] in test and files[1] in train

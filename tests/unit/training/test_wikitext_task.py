@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.training.tasks.task import Setting
-from benchmarks.training.tasks.wikitext_task import WikiText
+from benchmarks.training.tasks.texts import WikiText
 from resireduce.errors import ConfigError
 from tests.prepared import save_wikitext
 
