@@ -1,15 +1,11 @@
-"""BertAdam against its formula in double precision, and under `distribute`."""
+"""BertAdam against its formula in double precision."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import resireduce
 from benchmarks.training.optimizers import BertAdam
-from resireduce.comm.local import LocalCommunicator
-from resireduce.planning.memory import measure_states
-from tests.worlds import same
 
 SHAPES = ((30, 20), (7,), (2, 3, 4))
 
@@ -46,23 +42,3 @@ def test_steps_follow_the_formula(case):
     # 1e-6 beside the norm keeps the quotient finite, so that clipped gradients are a millionth smaller.
     for found, expected in zip(parameters, in_numpy(start, grads, lrs, decay, limit), strict=True):
         assert np.allclose(found.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore:scheme 'w\\+2d' saves nothing")
-def test_streamed_is_kept_bit_for_bit_and_states_are_two_copies():
-    models = []
-    for gradients in ("streamed", "kept"):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(120, 110), nn.Tanh(), nn.Linear(110, 100), nn.Tanh(), nn.Linear(100, 5))
-        groups = [{"params": model[0].parameters(), "weight_decay": 0.01}, {"params": model[2:].parameters()}]
-        wrapped = BertAdam(groups, lr=1e-2, weight_decay=0.0)
-        options = {"scheme": "w+2d", "density": 0.05, "backend": LocalCommunicator(), "gradients": gradients}
-        optimizer = resireduce.distribute(model, wrapped, **options)
-        for _ in range(6):
-            optimizer.zero_grad()
-            (30 * model(torch.randn(16, 120)).square().sum()).backward()
-            optimizer.step()
-        states = measure_states(optimizer)
-        assert states.optimizer_states == 2 * states.parameters
-        models.append(model)
-    assert same(*models)

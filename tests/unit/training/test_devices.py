@@ -77,21 +77,16 @@ def test_a_size_that_allocators_would_round_is_refused(capsys: pytest.CaptureFix
     assert capsys.readouterr().err.startswith("error: mebibytes: 65 is not allowed; give ")
 
 
-def test_arithmetic_on_a_gpu_is_float32_and_warns_where_it_cannot_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arithmetic_on_a_gpu_is_float32_and_warns_where_it_cannot_be_repeated(
+    monkeypatch: pytest.MonkeyPatch, own_settings: None
+) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    tf32 = torch.backends.cudnn.allow_tf32
-    try:
-        settle_arithmetic(torch.device("cpu"))
-        assert torch.backends.cudnn.allow_tf32 == tf32 and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-        assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        settle_arithmetic(torch.device("cuda", 0))
-        assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
-        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-        assert not torch.utils.deterministic.fill_uninitialized_memory
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-        torch.backends.cudnn.allow_tf32 = tf32
-        torch.use_deterministic_algorithms(deterministic)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    settle_arithmetic(torch.device("cpu"))
+    assert torch.backends.cudnn.allow_tf32 and not torch.is_deterministic_algorithms_warn_only_enabled()
+    settle_arithmetic(torch.device("cuda", 0))
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory
