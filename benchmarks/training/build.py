@@ -140,14 +140,12 @@ def load_prepared(model: nn.Module, name: str, root: Path) -> None:
     prepared = open_prepared(name, root)
     own = dict(model.named_parameters())
     with safe_open(prepared.folder / "model.safetensors", framework="pt") as file, torch.no_grad():
-        there = set(own) - set(prepared.manifest.get("missing", ()))
-        for key in sorted(there ^ set(file.keys())):
-            what = "has no parameter" if key in own else "has a parameter that the model does not,"
-            raise ConfigError(f"weights: {name!r} {what} {key}; prepare them again, from the model of that name")
-        for key in file.keys():  # noqa: SIM118  (no mapping)
-            shape = tuple(file.get_slice(key).get_shape())
-            if shape != tuple(own[key].shape):
-                raise ConfigError(
-                    f"weights: {key} of {name!r} is {shape}, allowed is {tuple(own[key].shape)}; prepare them again"
-                )
+        found = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (no mapping)
+        lacking = prepared.manifest.get("missing", ())
+        wanted = {key: [*one.shape] for key, one in own.items() if key not in lacking}
+        for key in sorted({*found, *wanted}):
+            if found.get(key) != wanted.get(key):
+                what = f"{key} is {found.get(key)}, in the model {wanted.get(key)}"
+                raise ConfigError(f"weights: {name!r} does not fit: {what}; prepare them again, from that model")
+        for key in found:
             own[key].copy_(file.get_tensor(key))

@@ -8,13 +8,13 @@ another one can be answers. Held-out questions count once each: their windows' l
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.core.prepared import Prepared, open_prepared
+from benchmarks.core.prepared import open_prepared
 from benchmarks.core.progress import to_stderr
 from benchmarks.data.squad import Question, read_squad
 from benchmarks.training.models.bert import WORDS
@@ -34,7 +34,6 @@ from benchmarks.training.tasks.task import (
     Batch,
     Setting,
     Source,
-    damaged,
     draws,
     sha256,
     synthetic_hash,
@@ -164,15 +163,12 @@ class Documents(Asked):
         squad = open_prepared("squad", setting.root)
         vocabulary = open_prepared("bert-vocabulary", setting.root)
         self.data_hash, self.length = sha256([squad.hash.encode(), vocabulary.hash.encode()]), length
-        try:
-            tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
-        except Exception as error:  # the tokenizer raises nothing more special
-            raise damaged(vocabulary, "vocab.txt", error) from None
-        special: dict[str, Any] = {token: tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]", "[UNK]")}
-        if missing := [token for token, number in special.items() if number is None]:
-            raise damaged(vocabulary, "vocab.txt", f"it has no {missing[0]}")
-        self.cls, self.sep = special["[CLS]"], special["[SEP]"]
-        self._train, self._test = (_read(squad, f"{part}-v1.1.json") for part in ("train", "dev"))
+        tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
+        special: list[Any] = [tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]")]
+        self.cls, self.sep = special
+        self._train, self._test = (
+            read_squad((squad.folder / f"{part}-v1.1.json").read_bytes()) for part in ("train", "dev")
+        )
         every = (*self._train, *self._test)
         if len(every) > MANY and os.environ.get("RANK", "0") == "0":
             to_stderr(f"squad: finding the tokens of {len(every):,} questions ...")
@@ -198,17 +194,6 @@ class Documents(Asked):
         question, asked = self._test[index], self._asked[len(self._train) + index]
         context = self._contexts[question.context]
         return question, context, make_features(asked, context, None, self.length)
-
-
-def _read(squad: Prepared, file: str) -> list[Question]:
-    """Read one of the documents. Raises ConfigError, one line, if it is damaged."""
-    try:
-        questions = read_squad((squad.folder / file).read_bytes())
-        if not questions:
-            raise ValueError("it has no questions")
-    except ValueError as error:
-        raise damaged(squad, file, error) from None
-    return questions
 
 
 class SyntheticQuestions(Asked):

@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from benchmarks.core.prepared import Prepared
-from resireduce.errors import ConfigError
 
 Batch = dict[str, Tensor]
 Phase = Literal["pretrain", "train"]
@@ -179,21 +175,6 @@ def to_device(batch: Batch, model: nn.Module) -> Batch:
     """Copy the batch to where the model's parameters are (no copy if it is there)."""
     device = next(model.parameters()).device
     return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
-def open_array(prepared: Prepared, file: str, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
-    """Read an array of prepared data. Raises ConfigError, one line, for a file that is not one."""
-    try:
-        array: NDArray[Any] = np.load(prepared.folder / file, mmap_mode=mmap_mode, allow_pickle=False)
-    except Exception as error:  # of a damaged header, whatever it says
-        raise damaged(prepared, file, error) from None
-    return array
-
-
-def damaged(prepared: Prepared, file: str, error: object) -> ConfigError:
-    """Return what to raise for a prepared file that has its size but not its content, in one line."""
-    reason, name = " ".join(str(error).split())[:200] or type(error).__name__, prepared.folder.name
-    return ConfigError(f"data: {prepared.folder / file} is damaged ({reason}); prepare {name!r} again")
 
 
 def installed(package: str) -> Distribution:
