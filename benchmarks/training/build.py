@@ -98,7 +98,7 @@ def make_model(cell: Cell, weights: Path | None, root: Path) -> nn.Module:
     model: nn.Module = load(MODELS[cell.model])()
     pretrained = WORKLOADS[cell.model].weights
     if weights is not None:
-        load_given(model, weights)
+        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     elif pretrained and cell.data == "real":
         load_prepared(model, pretrained, root)
     return model
@@ -116,18 +116,6 @@ def make_task(cell: Cell, root: Path) -> Task:
         released=frozenset(cell.released),
     )
     return load(TASKS[workload.task])(setting)
-
-
-def load_given(model: nn.Module, path: Path) -> None:
-    """Load a state dict that `torch.save` wrote. Raises ConfigError, one line, if it does not fit the model."""
-    cure = "make them with: python -m benchmarks data pretrain"
-    try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(values)
-    except Exception as error:  # readers of archives and pickles may raise anything
-        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
-        reason = f"{lines[0]} {lines[1] if len(lines) > 1 else ''}"[:200].strip()
-        raise ConfigError(f"weights: {path} does not fit: {reason}; {cure}") from None
 
 
 def load_prepared(model: nn.Module, name: str, root: Path) -> None:

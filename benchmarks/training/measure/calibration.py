@@ -13,12 +13,11 @@ import resireduce
 from benchmarks.core.checks import allow, integer
 from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES, Idle
 from benchmarks.core.files import save_json, writable
-from benchmarks.training.failures import describe
 from benchmarks.training.measure.probe import look_before_cuda, make_meter
 from benchmarks.training.measure.tracker import reset_peak_resident
 from benchmarks.training.place import choose_place
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import choose
 from resireduce.planning.memory import held_tensors
 
 TOLERANCE = 0.01
@@ -44,12 +43,7 @@ def main(args: argparse.Namespace) -> int:
         writable("output", args.output)
     if args.device is not None:
         os.environ[DEVICE_VARIABLE] = choose("device", args.device, DEVICES)
-    try:
-        rows = measure_known(mebibytes << 20)
-    except RuntimeError as error:
-        if describe(error)[0] != "oom":
-            raise
-        raise ConfigError(f"mebibytes: {mebibytes} is more than there is memory for; give a smaller one") from None
+    rows = measure_known(mebibytes << 20)
     if args.output is not None:
         save_json(rows, args.output)
     for row in rows:

@@ -8,7 +8,7 @@ another one can be answers. Held-out questions count once each: their windows' l
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
