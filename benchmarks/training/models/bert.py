@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from benchmarks.training.models.example import with_inputs
+from benchmarks.training.models.example import give_inputs
 
 WORDS = 30522
 """Words of the uncased English vocabulary."""
@@ -27,19 +27,16 @@ def _bert(vocabulary: int, positions: int, width: int, layers: int, heads: int, 
     return BertForQuestionAnswering(config)
 
 
-@with_inputs("bert-base")
 def bert_base() -> nn.Module:
     """Build BERT-base for question answering, 108.9 million parameters; its vocabulary is padded to 30,528 words."""
     return _bert(VOCABULARY, 512, width=768, layers=12, heads=12, dropout=0.1)
 
 
-@with_inputs("bert-large")
 def bert_large() -> nn.Module:
     """Build BERT-large for question answering, 334.1 million parameters; its vocabulary is padded to 30,528 words."""
     return _bert(VOCABULARY, 512, width=1024, layers=24, heads=16, dropout=0.1)
 
 
-@with_inputs("bert-questions")
 def bert_questions() -> nn.Module:
     """Build a BERT of 6 layers of width 128 for question answering, 1.3 million parameters.
 
@@ -48,3 +45,6 @@ def bert_questions() -> nn.Module:
     shape of ``position_embeddings``.
     """
     return _bert(768, 80, width=128, layers=6, heads=4, dropout=0.0)
+
+
+give_inputs(__name__)

@@ -16,9 +16,8 @@ import gzip
 import io
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -134,6 +133,12 @@ class DigitImages(Source):
         return {"images": self.test_images[rows], "labels": self.test_labels[rows]}
 
 
+def normalised(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Return pixels (..., 3, height, width) from 0 to 255 less the mean and over the deviation of each channel."""
+    means, deviations = (torch.tensor(each).view(3, 1, 1) for each in (mean, std))
+    return pixels.float().div_(255).sub_(means).div_(deviations)
+
+
 # --- CIFAR ---
 
 SIZE = 32
@@ -141,8 +146,7 @@ PADDING = 4
 CENTRE = (SIZE - 1) / 2
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """What differs between the two data sets: `mean` and `std` are of pixels from 0 to 1, by channel."""
 
     classes: int
@@ -200,8 +204,7 @@ class CifarImages(Source):
         return {"images": self._normalised(self.test_images[rows]), "labels": labels}
 
     def _normalised(self, images: NDArray[np.uint8]) -> Tensor:
-        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (self._variant.mean, self._variant.std))
-        return torch.from_numpy(images).float().div_(255).sub_(mean).div_(std)
+        return normalised(torch.from_numpy(images), self._variant.mean, self._variant.std)
 
 
 def look_up(
@@ -276,7 +279,7 @@ class Photographs(Source):
         listed = load_json(prepared.folder / "images.json")
         self._folder, self.train, self.val = Path(listed["folder"]), listed["train"], listed["val"]
         self.samples, self.held_out = len(self.train), len(self.val)
-        self._mean, self._std = (torch.tensor(each).view(3, 1, 1) for each in (mean, std))
+        self._mean, self._std = mean, std
         self._pool = ThreadPoolExecutor(THREADS)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
@@ -311,8 +314,7 @@ class Photographs(Source):
             raise ConfigError(f"data: {self._folder / path} cannot be decoded: {error}") from None
 
     def _normalised(self, image: "Image") -> Tensor:
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        return pixels.float().div_(255).sub_(self._mean).div_(self._std)
+        return normalised(torch.from_numpy(np.array(image)).permute(2, 0, 1), self._mean, self._std)
 
 
 def random_box(size: tuple[int, int], generator: np.random.Generator) -> Box:
