@@ -7,6 +7,7 @@ import signal
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # imports take seconds, in which Ctrl-C ends a rank without a word, as SIGTERM does
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -22,18 +23,17 @@ from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.failures import describe
 from benchmarks.training.horovod import horovod_facts, join, shut_down
 from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
 from benchmarks.training.measure.rank_facts import rank_facts
 from benchmarks.training.measure.tracker import peak_resident_bytes
 from benchmarks.training.place import Place, choose_place, meet, nodes_of, settle_arithmetic
-from benchmarks.training.trainer import Trainer
+from benchmarks.training.trainer import Diverged, Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.horovod import HorovodCommunicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, NonFiniteGradient
 
 
 def run_rank(
@@ -65,6 +65,38 @@ def outcome_of(error: Exception, trainer: Trainer | None = None) -> Outcome:
     failure |= {"phase": trainer.phase, "step": trainer.step} if trainer else {"phase": "building"}
     measured = trainer.partial_result() if trainer else {}
     return Outcome(status=status, reason=reason, failure=failure, peak_resident_bytes=peak_resident_bytes(), **measured)
+
+
+OUT_OF_MEMORY = (
+    "out of memory",  # CUDA outside torch's allocator, NCCL
+    "can't allocate memory",  # torch's allocator of the CPU raises RuntimeError
+    "cannot allocate memory",  # ENOMEM
+    "_alloc_failed",  # cuBLAS, cuDNN
+)
+LOST_PEER = (
+    "gloo",
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "a rank did not come",
+    "horovod has been shut down",  # by a rank that has ended
+)
+
+
+def describe(error: Exception) -> tuple[str, str, dict[str, Any]]:
+    """Return status, reason in one line, and further facts."""
+    text = " ".join((str(error).splitlines() or [""])[0].split())
+    words = str(error).lower()
+    if isinstance(error, Stopped):
+        return "timeout", text, {"interrupted": True}
+    if isinstance(error, ConfigError):  # such as too few data for a batch
+        return "error", text, {}
+    if isinstance(error, Diverged | NonFiniteGradient):
+        return "diverged", text, {}
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):
+        return "oom", text or "out of memory", {}
+    lost_peer = isinstance(error, dist.DistError | ConnectionError) or any(word in words for word in LOST_PEER)
+    return "error", f"{type(error).__name__}: {text}", {"lost_peer": True} if lost_peer else {}
 
 
 def connect(cell: Cell, folder: Path, place: Place) -> Communicator:

@@ -21,8 +21,7 @@ from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.outcomes import overall, to_result
 from benchmarks.launching.processes import count_oom_kills
 from benchmarks.training.deadline import Watch
-from benchmarks.training.failures import describe
-from benchmarks.training.rank import run_rank
+from benchmarks.training.rank import describe, run_rank
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
 
