@@ -56,10 +56,8 @@ def nodes_of(cell: Cell) -> str | list[list[int]]:
     """
     if cell.hierarchy == "flat":
         return cell.hierarchy
-    size, ranks = (
-        cell.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", cell.world_size)),
-        range(cell.world_size),
-    )
+    size = cell.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", cell.world_size))
+    ranks = range(cell.world_size)
     return [[*ranks[first : first + size]] for first in range(0, cell.world_size, size)]
 
 

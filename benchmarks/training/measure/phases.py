@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -57,37 +57,30 @@ class PhaseClock:
         return float(end - start) if self._gpu is None else float(start.elapsed_time(end)) / 1000
 
     @contextmanager
-    def step(self, optimizer: DistributedOptimizer | None = None) -> Iterator[None]:
+    def step(self, optimizer: DistributedOptimizer) -> Iterator[None]:
         """Observe one step, and the phases of `optimizer` within it."""
         self._active, step = [OTHER], [(OTHER, self._mark())]
         self._steps.append(step)
-        try:
-            with nullcontext() if optimizer is None else self._watching(optimizer.parts):
-                yield
-            step.append((OTHER, self._mark()))
-        except BaseException:
-            self._steps.pop()
-            raise
-        finally:
-            self._active = []
+        with self._watching(optimizer.parts):
+            yield
+        step.append((OTHER, self._mark()))
+        self._active = []
 
     @contextmanager
     def _watching(self, parts: Mapping[str, object]) -> Iterator[None]:
         """Count each call of the methods in PHASES of an optimizer's `parts`; it has not all of them."""
         found = [
-            (part, name, phase)
+            (parts[key], name, phase)
             for phase, methods in PHASES.items()
             for key, names in methods.items()
-            if (part := parts.get(key)) is not None
             for name in names
+            if parts.get(key) is not None
         ]
         for part, name, phase in found:
             setattr(part, name, self.phase(phase)(getattr(part, name)))
-        try:
-            yield
-        finally:
-            for part, name, _ in found:
-                delattr(part, name)
+        yield
+        for part, name, _ in found:
+            delattr(part, name)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -95,14 +88,11 @@ class PhaseClock:
         if not self._active:
             yield
             return
-        steps = self._steps[-1]
         self._active.append(name)
-        steps.append((name, self._mark()))
-        try:
-            yield
-        finally:
-            self._active.pop()
-            steps.append((self._active[-1], self._mark()))
+        self._steps[-1].append((name, self._mark()))
+        yield
+        self._active.pop()
+        self._steps[-1].append((self._active[-1], self._mark()))
 
     def seconds(self) -> list[dict[str, float]]:
         """Return, for each step observed, the time of every phase, and of the step as a whole."""
