@@ -7,14 +7,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store
 
 from benchmarks.core.interfaces import address_of, check_name
-from benchmarks.training.place import MEETING_SECONDS, meet
+from benchmarks.training.place import meet
 from resireduce.comm.horovod import import_horovod
 
 FUSION_VARIABLE = "HOROVOD_FUSION_THRESHOLD"
@@ -24,12 +23,7 @@ JOB = "horovod job"
 """Key of what rank 0 tells all: the address and port of Horovod's rendezvous, and each rank's place in the job."""
 
 
-def join(
-    folder: Path,
-    world_size: int,
-    seconds: float = MEETING_SECONDS,
-    nodes: str | Sequence[Sequence[int]] = "flat",
-) -> None:
+def join(folder: Path, world_size: int, nodes: str | Sequence[Sequence[int]] = "flat") -> None:
     """Initialise Horovod; all ranks must call this together.
 
     The environment has RANK, LOCAL_RANK and LOCAL_WORLD_SIZE. Gloo uses the interface GLOO_SOCKET_IFNAME, else the
@@ -38,7 +32,6 @@ def join(
     Args:
         folder: empty before, and seen by all ranks.
         world_size: number of ranks.
-        seconds: how long to wait for the other ranks.
         nodes: the ranks of each node, if nodes are to be averaged separately.
 
     Raises ConfigError if Horovod cannot be used, or if interface or machine has no address, and ConnectionError or
@@ -48,9 +41,9 @@ def join(
     check_name()
     os.environ.setdefault(FUSION_VARIABLE, str(FUSION_BYTES))
     rank, interface = int(os.environ["RANK"]), os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
-    store, local = meet(folder, rank, world_size, seconds), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    place = [socket.gethostname(), *(int(os.environ[name]) for name in local)]
-    store.set(f"place of rank {rank}", json.dumps(dict(zip(PLACE, place, strict=True))))
+    store, place = meet(folder, rank, world_size), dict[str, Any](hostname=socket.gethostname())
+    place |= {"local_rank": int(os.environ["LOCAL_RANK"]), "local_size": int(os.environ["LOCAL_WORLD_SIZE"])}
+    store.set(f"place of rank {rank}", json.dumps(place))
     with serving(store, world_size, address_of(interface)) if rank == 0 else nullcontext():
         os.environ.update(variables(json.loads(store.get(JOB)), rank, interface))
         sets = [] if isinstance(nodes, str) else [hvd.ProcessSet(ranks) for ranks in _sets(nodes, world_size)]
@@ -84,9 +77,6 @@ def horovod_facts() -> dict[str, Any]:
     }
 
 
-PLACE = ("hostname", "local_rank", "local_size")
-
-
 @contextmanager
 def serving(store: Store, world_size: int, address: str) -> Iterator[None]:
     """Serve Horovod's rendezvous at `address` within the block, as rank 0, and tell all ranks, once they have come."""
@@ -94,13 +84,13 @@ def serving(store: Store, world_size: int, address: str) -> Iterator[None]:
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     places = [json.loads(store.get(f"place of rank {rank}")) for rank in range(world_size)]
-    slots = [SlotInfo(**slot) for slot in make_slots(places)]
+    slots = make_slots(places)
     # Horovod's own RendezvousServer listens on all interfaces; this one only on the address, at a free port.
     server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
-    server.init(slots)
+    server.init([SlotInfo(**slot) for slot in slots])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        told = {"address": address, "port": server.server_address[1], "slots": [asdict(slot) for slot in slots]}
+        told = {"address": address, "port": server.server_address[1], "slots": slots}
         store.set(JOB, json.dumps(told))
         yield
     finally:
