@@ -7,6 +7,7 @@ few words of their templates: "lives" for pretraining, "towns" for training.
 import json
 import random
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.data.squad import Question, exact_match, f1, read_squad
-from benchmarks.training.tasks.task import Batch, Phase, Setting, Source, Task, sha256
+from benchmarks.training.tasks.task import Batch, Phase, Setting, Source, Task, sha256, to_device
 
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 Tokens = NDArray[np.int32]
+Logits = NDArray[np.float32]
 
 
 class Text(NamedTuple):
@@ -46,17 +48,40 @@ class Feature(NamedTuple):
     """Which of the window's tokens can be answers here."""
 
 
-def collate(features: Sequence[Feature], length: int, cls: int, sep: int) -> Batch:
-    """Make [CLS] question [SEP] window [SEP] and padding: ids, types and mask (n, length); starts and ends (n,)."""
-    ids, types, mask = (np.zeros((len(features), length), dtype=np.int64) for _ in range(3))
-    for row, feature in enumerate(features):
-        before, end = feature.before, feature.before + len(feature.context)
-        ids[row, : end + 1] = np.concatenate([[cls], feature.question, [sep], feature.context, [sep]])
-        types[row, before : end + 1] = 1
-        mask[row, : end + 1] = 1
-    starts, ends = torch.tensor([feature.answer for feature in features]).unbind(1)
-    named: dict[str, Tensor] = {"input_ids": torch.from_numpy(ids), "token_type_ids": torch.from_numpy(types)}
-    return named | {"attention_mask": torch.from_numpy(mask), "starts": starts, "ends": ends}
+class Asked(Source):
+    """Questions by window, and held-out ones with all their windows, of inputs of `length` tokens."""
+
+    cls: int
+    sep: int
+    length: int
+
+    @abstractmethod
+    def feature(self, index: int) -> Feature:
+        """Return a training window."""
+
+    @abstractmethod
+    def question(self, index: int) -> tuple[Question, Text, list[Feature]]:
+        """Return a held-out question, its context and all its windows."""
+
+    def collate(self, features: Sequence[Feature]) -> Batch:
+        """Make [CLS] question [SEP] window [SEP] and padding: ids, types and mask (n, length); starts and ends (n,)."""
+        ids, types, mask = (np.zeros((len(features), self.length), dtype=np.int64) for _ in range(3))
+        for row, feature in enumerate(features):
+            before, end = feature.before, feature.before + len(feature.context)
+            ids[row, : end + 1] = np.concatenate(
+                [[self.cls], feature.question, [self.sep], feature.context, [self.sep]]
+            )
+            types[row, before : end + 1] = 1
+            mask[row, : end + 1] = 1
+        starts, ends = torch.tensor([feature.answer for feature in features]).unbind(1)
+        named: dict[str, Tensor] = {"input_ids": torch.from_numpy(ids), "token_type_ids": torch.from_numpy(types)}
+        return named | {"attention_mask": torch.from_numpy(mask), "starts": starts, "ends": ends}
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        return self.collate([self.feature(index) for index in indices.tolist()])
+
+    def held_out_batch(self, indices: range) -> Batch:
+        return self.collate([feature for index in indices for feature in self.question(index)[2]])
 
 
 class SpanAnswering(Task):
@@ -67,11 +92,25 @@ class SpanAnswering(Task):
     unit = "tokens"
     summed = 3
     """F1, exact matches, questions."""
+    source: Asked
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean of the cross-entropies of first and last token, in nats."""
         starts, ends = span_logits(model, batch)
         return (cross_entropy(starts, batch["starts"]) + cross_entropy(ends, batch["ends"])) / 2
+
+    @abstractmethod
+    def best_span(self, features: list[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
+        """Return the context's first and last token of the answer, from logits (windows, length); None without one."""
+
+    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
+        asked = [self.source.question(index) for index in indices]
+        batch = self.source.collate([feature for _, _, features in asked for feature in features])
+        logits = [part.float().cpu().numpy() for part in span_logits(model, to_device(batch, model))]
+        for question, context, features in asked:
+            own = [part[: len(features)] for part in logits]
+            logits = [part[len(features) :] for part in logits]
+            yield scores(question, answer_text(question, context, self.best_span(features, *own)))
 
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the mean F1 and the share of exact matches, in percent, from the sums of `scores`."""
@@ -264,46 +303,27 @@ def encode(question: Question, vocabulary: dict[str, int]) -> tuple[Feature, Tex
     return Feature(asked, context.ids, 0, before, (answer[0], answer[1]), eligible), context
 
 
-def best_spans(start_logits: Tensor, end_logits: Tensor, context_mask: Tensor, longest: int) -> Tensor:
-    """Return (n, 2): first and last token of the span in the context with the greatest sum of both logits, (n, length).
-
-    A span holds at most `longest` tokens and does not end before it starts.
-    """
-    starts, ends = (logits.masked_fill(~context_mask, -torch.inf) for logits in (start_logits, end_logits))
-    scores = starts[:, :, None] + ends[:, None, :]
-    allowed = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu().tril(longest - 1)
-    best = scores.masked_fill(~allowed, -torch.inf).flatten(1).argmax(1)
-    length = scores.shape[1]
-    return torch.stack([best // length, best % length], dim=1)
-
-
-class Documents(Source):
+class Documents(Asked):
     """Documents that the project makes, read as any SQuAD document is read."""
+
+    length = LENGTH
 
     def __init__(self, phase: Phase) -> None:
         counts = (TRAIN_QUESTIONS, TEST_QUESTIONS)
         made = [json.dumps(make_squad(DOMAINS[phase], count, seed)).encode() for seed, count in enumerate(counts)]
         vocabulary = {word: number for number, word in enumerate((*SPECIAL, *words()))}
-        train, self.test_questions = map(read_squad, made)
-        encoded, self.test_encoded = (
-            [encode(one, vocabulary) for one in part] for part in (train, self.test_questions)
-        )
-        self._special = vocabulary["[CLS]"], vocabulary["[SEP]"]
-        self.train, self.test = (
-            self._collated([feature for feature, _ in part]) for part in (encoded, self.test_encoded)
-        )
-        self.samples, self.held_out = len(train), len(self.test_questions)
+        self.cls, self.sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
+        train, self._test = ([(one, *encode(one, vocabulary)) for one in read_squad(document)] for document in made)
+        self._train = [feature for _, feature, _ in train]
+        self.samples, self.held_out = counts
         self.data_hash = sha256(["\n".join(vocabulary).encode(), *made])
 
-    def _collated(self, features: list[Feature]) -> Batch:
-        return collate(features, LENGTH, *self._special)
+    def feature(self, index: int) -> Feature:
+        return self._train[index]
 
-    def batch(self, indices: Tensor, step: int) -> Batch:
-        return {name: tensor[indices] for name, tensor in self.train.items()}
-
-    def held_out_batch(self, indices: range) -> Batch:
-        rows = torch.tensor(indices)
-        return {name: tensor[rows] for name, tensor in self.test.items()}
+    def question(self, index: int) -> tuple[Question, Text, list[Feature]]:
+        question, feature, context = self._test[index]
+        return question, context, [feature]
 
 
 class Questions(SpanAnswering):
@@ -311,17 +331,14 @@ class Questions(SpanAnswering):
 
     units_per_sample = LENGTH
     evaluated_together = 25
-    source: Documents
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(Documents(setting.phase))
 
-    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
-        logits = span_logits(model, self.held_out_batch(model, indices))
-        asked = [(self.source.test_questions[index], *self.source.test_encoded[index]) for index in indices]
-        inside = torch.zeros(logits[0].shape, dtype=torch.bool)
-        for row, (_, feature, context) in enumerate(asked):
-            inside[row, feature.before : feature.before + len(context.ids)] = True
-        spans = best_spans(*logits, inside.to(logits[0].device), LONGEST_ANSWER).tolist()
-        for (question, feature, context), (first, last) in zip(asked, spans, strict=True):
-            yield scores(question, answer_text(question, context, (first - feature.before, last - feature.before)))
+    def best_span(self, features: list[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
+        """Return the span of at most LONGEST_ANSWER tokens with the greatest sum of both logits."""
+        inside = slice(features[0].before, features[0].before + len(features[0].context))
+        sums = starts[0, inside, None] + ends[0, None, inside]
+        allowed = np.tril(np.triu(np.ones(sums.shape, dtype=np.bool_)), LONGEST_ANSWER - 1)
+        first, last = np.unravel_index(np.where(allowed, sums, -np.inf).argmax(), sums.shape)
+        return int(first), int(last)

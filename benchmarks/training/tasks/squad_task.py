@@ -6,38 +6,24 @@ another one can be answers. Held-out questions count once each: their windows' l
 """
 
 import os
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from benchmarks.core.prepared import open_prepared
 from benchmarks.core.progress import to_stderr
 from benchmarks.data.squad import Question, read_squad
 from benchmarks.training.models.bert import WORDS
-from benchmarks.training.tasks.questions import (
-    Feature,
-    SpanAnswering,
-    Text,
-    Tokens,
-    answer_text,
-    collate,
-    scores,
-    span_logits,
-)
+from benchmarks.training.tasks.questions import Asked, Feature, Logits, SpanAnswering, Text, Tokens
 from benchmarks.training.tasks.task import (
     SYNTHETIC_HELD_OUT,
     SYNTHETIC_SAMPLES,
-    Batch,
     Setting,
-    Source,
     draws,
     sha256,
     synthetic_hash,
-    to_device,
 )
 
 if TYPE_CHECKING:
@@ -130,32 +116,6 @@ MANY = 10_000
 """Number of questions from which tokenising takes some seconds, so that rank 0 says so."""
 
 
-class Asked(Source):
-    """Questions by window, and held-out ones with all their windows, of inputs of `length` tokens."""
-
-    cls: int
-    sep: int
-    length: int
-
-    @abstractmethod
-    def feature(self, index: int) -> Feature:
-        """Return a training window."""
-
-    @abstractmethod
-    def question(self, index: int) -> tuple[Question, Text, list[Feature]]:
-        """Return a held-out question, its context and all its windows."""
-
-    def collate(self, features: list[Feature]) -> Batch:
-        """Return the tensors of these windows."""
-        return collate(features, self.length, self.cls, self.sep)
-
-    def batch(self, indices: Tensor, step: int) -> Batch:
-        return self.collate([self.feature(index) for index in indices.tolist()])
-
-    def held_out_batch(self, indices: range) -> Batch:
-        return self.collate([feature for index in indices for feature in self.question(index)[2]])
-
-
 class Documents(Asked):
     """The prepared documents: tokens are kept once for each context, windows are assembled on demand."""
 
@@ -238,28 +198,19 @@ class Squad(SpanAnswering):
 
     evaluated_together = 8
     """Questions whose windows make one batch."""
-    source: Asked
 
     def __init__(self, setting: Setting) -> None:
         self.units_per_sample = setting.length or LENGTH
         super().__init__((SyntheticQuestions if setting.synthetic else Documents)(setting, self.units_per_sample))
 
-    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
-        asked = [self.source.question(index) for index in indices]
-        batch = self.source.collate([feature for _, _, features in asked for feature in features])
-        logits = [part.float().cpu().numpy() for part in span_logits(model, to_device(batch, model))]
-        for question, context, features in asked:
-            own = [part[: len(features)] for part in logits]
-            logits = [part[len(features) :] for part in logits]
-            yield scores(question, answer_text(question, context, best_span(features, *own)))
+    def best_span(self, features: list[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
+        return best_span(features, starts, ends)
 
 
 BEST = 20
 """Starts and ends of each window that are looked at, those of the largest logits."""
 LONGEST_ANSWER = 30
 """Tokens of an answer, at most."""
-
-Logits = NDArray[np.float32]
 
 
 def best_span(features: Sequence[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:

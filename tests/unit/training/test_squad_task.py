@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from benchmarks.data.squad import Question
-from benchmarks.training.tasks.questions import scores
+from benchmarks.training.tasks.questions import Asked, scores
 from benchmarks.training.tasks.squad_task import (
     Squad,
     Text,
     best_span,
-    collate,
     find_answer,
     make_features,
     make_tokenizer,
@@ -101,7 +100,7 @@ def test_a_long_context_gives_several_features_and_only_whole_answers_are_marked
     features = make_features(question, numbered(400), (200, 205), length=205)
     assert [(feature.first, len(feature.context)) for feature in features] == [(0, 200), (128, 200), (256, 144)]
     assert [feature.answer for feature in features] == [(0, 0), (4 + 72, 4 + 77), (0, 0)]
-    batch = collate(features, 205, cls=2, sep=3)
+    batch = Asked.collate(SimpleNamespace(length=205, cls=2, sep=3), features)
     assert batch["input_ids"][0, :5].tolist() == [2, 5, 6, 3, 10]
     assert batch["input_ids"][2, 147:150].tolist() == [10 + 399, 3, 0]
     assert batch["input_ids"][1, batch["starts"][1]] == 10 + 200
