@@ -61,8 +61,8 @@ class CellResult(Measured):
     """The memory of one step over time, of the rank that holds most, `rank`:
     `benchmarks.core.rank_memory.unpack_moments` turns it into a list. Empty in records made before it was measured."""
     failure: dict[str, Any] = field(default_factory=dict)
-    """What is known of a failure: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
-    that could not be allocated, and `interrupted` if the same command will resume the cell."""
+    """What is known of a failure: `rank`, `step` (from 1) and `phase` in which it ended, and `interrupted` if the same
+    command will resume the cell."""
     provenance: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 

@@ -11,8 +11,6 @@ MODELS: dict[str, str] = {
     "bert-large": "benchmarks.training.models.bert:bert_large",
     "gpt2-medium": "benchmarks.training.models.gpt2:gpt2_medium",
     "gpt2-large": "benchmarks.training.models.gpt2:gpt2_large",
-    "bert-base-pretraining": "benchmarks.training.models.bert:bert_base_pretraining",
-    "bert-large-pretraining": "benchmarks.training.models.bert:bert_large_pretraining",
     "resnet20": "benchmarks.training.models.convolutional:resnet20",
     "resnet110": "benchmarks.training.models.convolutional:resnet110",
     "resnet152-imagenet": "benchmarks.training.models.convolutional:resnet152_imagenet",
@@ -28,14 +26,14 @@ MODELS: dict[str, str] = {
 global random numbers that the caller has seeded."""
 
 TASKS: dict[str, str] = {
-    "digits": "benchmarks.training.tasks.digits:Digits",
-    "bytes": "benchmarks.training.tasks.bytepairs:BytePairs",
+    "digits": "benchmarks.training.tasks.images:Digits",
+    "bytes": "benchmarks.training.tasks.texts:BytePairs",
     "questions": "benchmarks.training.tasks.questions:Questions",
-    "cifar": "benchmarks.training.tasks.cifar_task:Cifar",
-    "imagenet": "benchmarks.training.tasks.imagenet_task:ImageNet",
-    "imagenet-half": "benchmarks.training.tasks.imagenet_task:ImageNetHalf",
+    "cifar": "benchmarks.training.tasks.images:Cifar",
+    "imagenet": "benchmarks.training.tasks.images:ImageNet",
+    "imagenet-half": "benchmarks.training.tasks.images:ImageNetHalf",
     "squad": "benchmarks.training.tasks.squad_task:Squad",
-    "wikitext": "benchmarks.training.tasks.wikitext_task:WikiText",
+    "wikitext": "benchmarks.training.tasks.texts:WikiText",
 }
 """Tasks. A class takes a `benchmarks.training.tasks.task.Setting` and keeps the promises of the `Task` there."""
 

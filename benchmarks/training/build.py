@@ -98,7 +98,7 @@ def make_model(cell: Cell, weights: Path | None, root: Path) -> nn.Module:
     model: nn.Module = load(MODELS[cell.model])()
     pretrained = WORKLOADS[cell.model].weights
     if weights is not None:
-        load_given(model, weights)
+        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     elif pretrained and cell.data == "real":
         load_prepared(model, pretrained, root)
     return model
@@ -118,18 +118,6 @@ def make_task(cell: Cell, root: Path) -> Task:
     return load(TASKS[workload.task])(setting)
 
 
-def load_given(model: nn.Module, path: Path) -> None:
-    """Load a state dict that `torch.save` wrote. Raises ConfigError, one line, if it does not fit the model."""
-    cure = "make them with: python -m benchmarks data pretrain"
-    try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(values)
-    except Exception as error:  # readers of archives and pickles may raise anything
-        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
-        reason = f"{lines[0]} {lines[1] if len(lines) > 1 else ''}"[:200].strip()
-        raise ConfigError(f"weights: {path} does not fit: {reason}; {cure}") from None
-
-
 def load_prepared(model: nn.Module, name: str, root: Path) -> None:
     """Overwrite the model's parameters with the prepared weights `name`, except those that they are known to lack.
 
@@ -140,14 +128,12 @@ def load_prepared(model: nn.Module, name: str, root: Path) -> None:
     prepared = open_prepared(name, root)
     own = dict(model.named_parameters())
     with safe_open(prepared.folder / "model.safetensors", framework="pt") as file, torch.no_grad():
-        there = set(own) - set(prepared.manifest.get("missing", ()))
-        for key in sorted(there ^ set(file.keys())):
-            what = "has no parameter" if key in own else "has a parameter that the model does not,"
-            raise ConfigError(f"weights: {name!r} {what} {key}; prepare them again, from the model of that name")
-        for key in file.keys():  # noqa: SIM118  (no mapping)
-            shape = tuple(file.get_slice(key).get_shape())
-            if shape != tuple(own[key].shape):
-                raise ConfigError(
-                    f"weights: {key} of {name!r} is {shape}, allowed is {tuple(own[key].shape)}; prepare them again"
-                )
+        found = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (no mapping)
+        lacking = prepared.manifest.get("missing", ())
+        wanted = {key: [*one.shape] for key, one in own.items() if key not in lacking}
+        for key in sorted({*found, *wanted}):
+            if found.get(key) != wanted.get(key):
+                what = f"{key} is {found.get(key)}, in the model {wanted.get(key)}"
+                raise ConfigError(f"weights: {name!r} does not fit: {what}; prepare them again, from that model")
+        for key in found:
             own[key].copy_(file.get_tensor(key))

@@ -4,23 +4,21 @@ It saves before stopping, and at intervals; it stops before the cell's deadline,
 of shared state, one for each rank, and a JSON written last.
 """
 
-import os
-import pickle
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import torch
 from torch import nn
 
-from benchmarks.core.files import load_json, save_json
+from benchmarks.core.files import load_json, replacing, save_json
 from benchmarks.core.stop_policy import MANIFEST, Limits
 from benchmarks.training.measure.phases import StepClock
 from benchmarks.training.tasks.task import Task
@@ -67,12 +65,6 @@ def restore(model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock,
         setattr(clock, name, value)
 
 
-BUILT_IN = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
-UNREADABLE = (*BUILT_IN, pickle.UnpicklingError, BadZipFile)
-"""Errors raised when reading a file that is missing, truncated or of another kind."""
-NOTHING, READ, REFUSED = range(3)
-
-
 @dataclass
 class Checkpoints:
     """One cell's checkpoint, as one of its ranks reads and writes it. All ranks call the methods together."""
@@ -84,120 +76,69 @@ class Checkpoints:
     """Name of the cell, for messages."""
     communicator: Communicator
 
-    def save(self, step: int, shared: State, own: State) -> bool:
+    def save(self, step: int, shared: State, own: State) -> None:
         """Write a checkpoint from which training resumes at `step`; the previous one stays until all is on the disk.
 
-        Rank 0 writes the shared state. Returns whether it was written; if not, a rank says in one line why.
+        Rank 0 writes the shared state. Raises OSError or RuntimeError if this rank's files cannot be written.
         """
-        rank = self.communicator.rank
-        parts = {f"rank{rank}": own} | ({"shared": shared} if rank == 0 else {})
-        if not self._all_did("save", lambda: self._write(step, parts)):
-            with suppress(OSError):
-                for part in parts:
-                    self._file(step, part).unlink(missing_ok=True)
-            return False
-        # The JSON names the step: from here on the new files count instead of the old ones.
-        manifest = {"step": step, "world_size": self.communicator.world_size, "content": self.content}
-        return self._all_did("finish", lambda: self._finish(manifest) if rank == 0 else None)
+        rank, world_size = self.communicator.rank, self.communicator.world_size
+        for part, state in ({f"rank{rank}": own} | ({"shared": shared} if rank == 0 else {})).items():
+            with replacing(self._file(step, part)) as file:
+                torch.save(state, file)
+        self._gather(1, "checkpoint saved")
+        if rank == 0:
+            # The JSON names the step: from here on the new files count instead of the old ones.
+            save_json({"step": step, "world_size": world_size, "content": self.content}, self.folder / MANIFEST)
+            for old in self.folder.iterdir():
+                if not old.name.startswith((f"step{step}.", MANIFEST)):
+                    old.unlink()
 
     def load(self) -> tuple[int, State, State] | None:
-        """Read step, shared and own state. If no checkpoint can be used, say why in one line and return None."""
-        status, reason, found = NOTHING, "", None
-        try:
-            manifest = load_json(self.folder / MANIFEST)
-            there = {**manifest["content"], "world_size": manifest["world_size"]}
-            wanted = {**self.content, "world_size": self.communicator.world_size}
-            differ = [key for key in {**wanted, **there} if wanted.get(key) != there.get(key)]
-            if differ:
-                status, reason = REFUSED, f"is of other content ({', '.join(differ)})"
-            else:
-                step = int(manifest["step"])
-                found = (step, self._read(step, "shared"), self._read(step, f"rank{self.communicator.rank}"))
-                status = READ
-        except (FileNotFoundError, NotADirectoryError) as error:
-            if Path(error.filename).name != MANIFEST:
-                status, reason = REFUSED, f"lacks {Path(error.filename).name}"
-        except UNREADABLE as error:
-            status, reason = REFUSED, f"cannot be read ({_one_line(error)})"
-        statuses = self._gather(status, "checkpoint load")
-        if REFUSED in statuses and statuses.index(REFUSED) == self.communicator.rank:
-            self._say(f"the checkpoint in {self.folder} {reason}; the cell starts afresh")
-        return found if set(statuses) == {READ} else None
-
-    def _write(self, step: int, parts: Mapping[str, State]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for part, state in parts.items():
-            temporary = self.folder / f".{part}.tmp"
+        """Read step, shared and own state; None if a rank cannot use the checkpoint, which says why in one line."""
+        found = reason = None
+        if (self.folder / MANIFEST).exists():
             try:
-                with temporary.open("wb") as file:
-                    torch.save(state, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(self._file(step, part))
-            except BaseException:
-                with suppress(OSError):  # the first error is reported, not this one
-                    temporary.unlink(missing_ok=True)
-                raise
+                found = self._read()
+            except Exception as error:  # readers of archives and pickles may raise anything
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+        usable = self._gather(int(found is not None), "checkpoint load")
+        if reason and usable.index(0) == self.communicator.rank:
+            line = f"{self.name}: the checkpoint in {self.folder} cannot be used ({reason}); the cell starts afresh"
+            print(line, file=sys.stderr, flush=True)
+        return found if all(usable) else None
 
-    def _finish(self, manifest: State) -> None:
-        save_json(manifest, self.folder / MANIFEST)
-        for file in self.folder.glob("step*.pt"):
-            if not file.name.startswith(f"step{manifest['step']}."):
-                file.unlink()
-
-    def _read(self, step: int, part: str) -> State:
-        path = self._file(step, part)
-        with ZipFile(path) as archive:  # torch.load does not compare the check sums that torch.save writes
-            if damaged := archive.testzip():
-                raise ValueError(f"{damaged} in {path.name} is damaged")
-        state: State = torch.load(path, map_location="cpu", weights_only=True)
-        return state
+    def _read(self) -> tuple[int, State, State]:
+        manifest = load_json(self.folder / MANIFEST)
+        there = {**manifest["content"], "world_size": manifest["world_size"]}
+        wanted = {**self.content, "world_size": self.communicator.world_size}
+        if differ := [key for key in {**wanted, **there} if wanted.get(key) != there.get(key)]:
+            raise ValueError(f"of other content: {', '.join(differ)}")
+        step, states = int(manifest["step"]), list[State]()
+        for part in ("shared", f"rank{self.communicator.rank}"):
+            path = self._file(step, part)
+            with ZipFile(path) as archive:  # torch.load does not compare the check sums that torch.save writes
+                if damaged := archive.testzip():
+                    raise ValueError(f"{damaged} in {path.name} is damaged")
+            states.append(torch.load(path, map_location="cpu", weights_only=True))
+        return step, states[0], states[1]
 
     def _file(self, step: int, part: str) -> Path:
         return self.folder / f"step{step}.{part}.pt"
-
-    def _all_did(self, what: str, work: Callable[[], None]) -> bool:
-        """Do this rank's work, and return whether all ranks succeeded. The first that failed says why."""
-        reason = ""
-        try:
-            work()
-        except (OSError, RuntimeError) as error:
-            reason = _one_line(error)
-        failed = self._gather(int(bool(reason)), f"checkpoint {what}")
-        if reason and failed.index(1) == self.communicator.rank:
-            self._say(f"no checkpoint could be written to {self.folder} ({reason})")
-        return not any(failed)
 
     def _gather(self, value: int, what: str) -> list[int]:
         mine = torch.tensor([value], device=self.communicator.control_device)
         return [int(theirs) for theirs in self.communicator.all_gather(mine, what).wait()]
 
-    def _say(self, line: str) -> None:
-        print(f"{self.name}: {line}", file=sys.stderr, flush=True)
-
-
-def _one_line(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).splitlines()[0].split())
-
 
 LOOK_SECONDS = 1.0
 """Time between two looks, in which ranks ask each other; if steps take longer, they look before every step."""
-MOST_STEPS = 1000
-"""Largest number of steps between two looks, however short the steps are."""
 MARGIN = 2.0
 """The time still needed is estimated as this multiple of the longest times seen."""
 SPARE_SECONDS = 2.0
 """Time for a process to end."""
-SAVING_SHARE = 0.05
-"""Slow checkpoints are written so seldom that they take at most this share of the time."""
-DISK_BYTES_PER_SECOND = 1e8
-"""Assumed speed of writing the first checkpoint: that of a slow disk."""
 RECENT_STEPS = 20
 FIRST_STEP_SECONDS = 1.0
 """Assumed time of a step before one has been measured."""
-NEVER = 1e18
-"""Seconds left without a deadline: a number that can be sent."""
 
 Capture = Callable[[], tuple[State, State]]
 """Returns the state to be saved: the one that all ranks share, and this rank's own."""
@@ -234,13 +175,9 @@ class Watch:
     """Longest so far."""
     checkpoint_seconds: float = 0.0
     """Seconds that the last checkpoint took to write; 0 before the first."""
-    _estimated_seconds: float = 0.0
-    """Estimated seconds that the first checkpoint takes to write."""
     _first_step: int = 0
     _next_look: int = 0
     _saved_at: float = 0.0
-    _too_late: bool = False
-    """It should have stopped before the deadline, but could not save: it may as well try to finish."""
 
     def join(self, communicator: Communicator, name: str, task: Task) -> None:
         """Reach the other ranks by `communicator`, and keep checkpoints of the cell `name` if there is a folder."""
@@ -249,16 +186,10 @@ class Watch:
             content = {**self.limits.content, "data": task.data_hash}
             self.checkpoints = Checkpoints(self.limits.folder, content, name, communicator)
 
-    def begin(self, states_bytes: int) -> tuple[int, State, State]:
-        """Return the first step, and the shared and own state to restore before it: empty at a fresh start.
-
-        The time of the first checkpoint is estimated from the size of the model states, `states_bytes`.
-        """
+    def begin(self) -> tuple[int, State, State]:
+        """Return the first step, and the shared and own state to restore before it: empty at a fresh start."""
         self._saved_at = self.now()
-        if self.checkpoints is None:
-            return 0, {}, {}
-        self._estimated_seconds = states_bytes / DISK_BYTES_PER_SECOND
-        found = self.checkpoints.load()
+        found = None if self.checkpoints is None else self.checkpoints.load()
         if found is None:
             return 0, {}, {}
         step, shared, own = found
@@ -273,54 +204,34 @@ class Watch:
         watches = self.signals is not None or self.checkpoints is not None or self.limits.ends_at is not None
         if step < self._next_look or not watches:
             return
-        signalled, left, need, save, wait = self._agree(step, step_seconds)
-        self._next_look = step + int(wait)
-        late = left < need and not self._too_late
-        if not (signalled or late or save):
-            return
-        saved = step == self._first_step or self._save(step, capture)  # at the first step there is nothing new
-        where = f"at step {step} of {steps}"
-        if signalled:
-            self._stop(f"stopped by {signal.Signals(int(signalled)).name} {where}", saved)
-        if late and step == self._first_step:
-            raise Stopped(
-                f"stopped before its deadline {where}, before it could take one more; run again with a later deadline"
-            )
-        if late and (saved or self.checkpoints is None):
-            self._stop(f"stopped before its deadline {where}", saved)
-        self._too_late = self._too_late or late
-
-    def _stop(self, what: str, saved: bool) -> None:
-        raise Stopped(f"{what}; run again to go on" if saved else f"{what}, and could write no checkpoint; run again")
-
-    def _agree(self, step: int, step_seconds: Sequence[float]) -> list[float]:
-        """Return the worst of all ranks: signal, seconds left and needed, whether to save, steps to the next look."""
         recent = list(step_seconds[self._first_step :][-RECENT_STEPS:]) or [FIRST_STEP_SECONDS]
-        wait = max(1, min(MOST_STEPS, int(LOOK_SECONDS / median(recent))))
-        saving = self.checkpoint_seconds or self._estimated_seconds
-        need = wait * median(recent) + max(recent) + self.evaluation_seconds + saving
-        left = NEVER if self.limits.ends_at is None else self.limits.ends_at - self.now()
-        every, due = self.limits.save_every_seconds, False
-        if every is not None and self.checkpoints is not None and step != self._first_step:
-            due = self.now() - self._saved_at > max(every, self.checkpoint_seconds / SAVING_SHARE)
-        mine = [max(self.signals or [0]), -left, MARGIN * need + SPARE_SECONDS, due, -wait]
-        rows = torch.tensor(mine, dtype=torch.float64, device=self.communicator.control_device)
-        # Gathered, not reduced, so that every rank takes the greatest of exactly the same numbers.
-        gathered = self.communicator.all_gather(rows, f"watch {step}").wait()
-        worst = torch.stack(list(gathered)).amax(0).tolist()
-        return [worst[0], -worst[1], worst[2], worst[3], -worst[4]]
+        wait = max(1, int(LOOK_SECONDS / median(recent)))
+        longest = wait * median(recent) + max(recent) + self.evaluation_seconds + self.checkpoint_seconds
+        ends_at, every = self.limits.ends_at, self.limits.save_every_seconds
+        late = ends_at is not None and ends_at - self.now() < MARGIN * longest + SPARE_SECONDS
+        due = every is not None and self.now() - self._saved_at > every
+        signalled, stops, saves, less = self._worst(step, max(self.signals or [0]), late, due, -wait)
+        self._next_look = step - less
+        if self.checkpoints is not None and step > self._first_step and (signalled or stops or saves):
+            self._save(self.checkpoints, step, capture)
+        if signalled or stops:
+            why = f"by {signal.Signals(signalled).name}" if signalled else "before its deadline"
+            raise Stopped(f"stopped {why} at step {step} of {steps}; run again to go on")
 
-    def _save(self, step: int, capture: Capture) -> bool:
-        if self.checkpoints is None:
-            return False
+    def _worst(self, step: int, *mine: int) -> list[int]:
+        """Return the greatest of all ranks' numbers: gathered, not reduced, so that all take the same."""
+        numbers = torch.tensor(mine, device=self.communicator.control_device)
+        gathered = self.communicator.all_gather(numbers, f"watch {step}").wait()
+        return [int(one) for one in torch.stack(list(gathered)).amax(0)]
+
+    def _save(self, checkpoints: Checkpoints, step: int, capture: Capture) -> None:
         started = time.perf_counter()
         shared, own = capture()
         wall_seconds = self.earlier_seconds + self.now() - self.limits.started_at
         watch = {"evaluation_seconds": self.evaluation_seconds, "earlier_seconds": wall_seconds}
-        saved = self.checkpoints.save(step, shared, {**own, "watch": {**watch, "resumed_at": self.resumed_at}})
+        checkpoints.save(step, shared, {**own, "watch": {**watch, "resumed_at": self.resumed_at}})
         self.checkpoint_seconds = time.perf_counter() - started
         self._saved_at = self.now()
-        return saved
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -6,8 +6,8 @@ that share the machine.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -197,13 +197,27 @@ IN_TURN, AT_ONCE = 3, 6
 """Numbers of collectives that wait for each other, and that are launched together."""
 
 
-class Collective(NamedTuple):
+@dataclass(frozen=True)
+class Collective:
     """A collective, all_reduce or all_gather, among the ranks of `communicator`, of tensors of sizes in bytes."""
 
     communicator: Communicator
     kind: str
     dtype: torch.dtype
     sizes: Sequence[int]
+
+    def launch(self, nbytes: int, number: int = 0) -> Handle[Any]:
+        """Begin it with a tensor of this size."""
+        tensor = torch.zeros(nbytes // self.dtype.itemsize, dtype=self.dtype)
+        handle: Handle[Any] = getattr(self.communicator, self.kind)(tensor, f"timed.{self.kind}.{number}")
+        return handle
+
+    def begin(self, meet: Callable[[], None]) -> float:
+        """Return the time at which ranks begin: when a small one is done, which is closer to simultaneous than their
+        return from `meet`, for which all ranks wait, including those of other groups, which may share links."""
+        meet()
+        self.launch(self.sizes[0]).wait()
+        return time.perf_counter()
 
 
 def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
@@ -220,34 +234,16 @@ def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
 
 
 def sample_of(collective: Collective, meet: Callable[[], None]) -> list[dict[str, Any]]:
-    """Return for each size its bytes, and the seconds of a collective: in turn, at once, and of processor time.
-
-    Ranks begin when a small collective is done, which is closer to simultaneous than their return from `meet`, for
-    which all ranks wait, including those of other groups, which may share links.
-    """
+    """Return for each size its bytes, and the seconds of a collective: in turn, at once, and of processor time."""
     rows = []
     for size in collective.sizes:
-        meet()
-        _launch(collective, collective.sizes[0], 0).wait()
-        start = time.perf_counter()
+        start = collective.begin(meet)
         for number in range(IN_TURN):
-            _launch(collective, size, number).wait()
+            collective.launch(size, number).wait()
         in_turn = (time.perf_counter() - start) / IN_TURN
-        meet()
-        _launch(collective, collective.sizes[0], 0).wait()
-        start, busy = time.perf_counter(), time.process_time()
-        handles = [_launch(collective, size, number) for number in range(AT_ONCE)]
-        for handle in handles:
+        start, busy = collective.begin(meet), time.process_time()
+        for handle in [collective.launch(size, number) for number in range(AT_ONCE)]:
             handle.wait()
-        at_once = (time.perf_counter() - start) / AT_ONCE
-        busy = (time.process_time() - busy) / AT_ONCE
+        at_once, busy = (time.perf_counter() - start) / AT_ONCE, (time.process_time() - busy) / AT_ONCE
         rows.append({"bytes": size, "in_turn": in_turn, "at_once": at_once, "processor": busy})
     return rows
-
-
-def _launch(collective: Collective, nbytes: int, number: int) -> Any:
-    tensor = torch.zeros(nbytes // collective.dtype.itemsize, dtype=collective.dtype)
-    name = f"timed.{collective.kind}.{number}"
-    if collective.kind == "all_reduce":
-        return collective.communicator.all_reduce(tensor, name)
-    return collective.communicator.all_gather(tensor, name)

@@ -13,7 +13,6 @@ from resireduce.compressors.topk import TopK
 from resireduce.kernels.gpu import bucket, one_pass, self_check
 from resireduce.kernels.ops import by_keys
 from resireduce.pieces import generator
-from resireduce.residuals import matrix
 from resireduce.residuals.stored import Blocks
 
 SIZES, TINY = (1 << 16, 1 << 20, 25 << 20, 100 << 20), (1500,)
@@ -32,7 +31,6 @@ def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
     return {
         f"select, density {DENSITY:g}": (lambda x: (by_keys(x, k),), lambda x: (bucket.select(x, k),)),
         f"top-k of a bucket, density {DENSITY:g}": (_of_bucket_plainly, _of_bucket),
-        **_crossing(source),
         **(_added(indices) if source.dtype == torch.float32 else {}),
         **{f"{kind}: {name}": pair for kind in ("int8", "int4") for name, pair in _codes(kind, numel, source)},
     }
@@ -57,35 +55,6 @@ def _of_bucket_plainly(x: Tensor) -> tuple[Tensor, ...]:
     """Do so by plain torch."""
     message, _, _ = TopK(DENSITY).take_from_sums_([Sum(*two) for two in zip(*reversed(_parts(x)), strict=True)])
     return message, x
-
-
-def _crossing(source: Tensor) -> dict[str, tuple[Way, Way]]:
-    """Return the ways to add to, and to copy, every second row and column of a matrix: plain torch's is the library's.
-
-    It uses no kernels where the environment says so.
-    """
-    shape = -1, next(width for width in (1024, 25, 1) if source.numel() % width == 0)
-    sizes = source.view(shape).shape
-    rows, columns = (torch.arange(1, size, 2, dtype=torch.int32, device=source.device) for size in sizes)
-    values = torch.ones(len(rows), len(columns), dtype=source.dtype, device=source.device)
-    into = torch.empty_like(values)
-
-    def add(way: Callable[..., None]) -> Way:
-        def added(x: Tensor) -> tuple[Tensor, ...]:
-            way(x.view(shape), rows, columns, values)
-            # Plain torch adds zeros to other elements of these rows; atomic sums, as on a GPU, make zeros of denormals.
-            return (x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0),)
-
-        return added
-
-    def cut(x: Tensor) -> tuple[Tensor, ...]:
-        one_pass.cut_crossing_into(into, x.view(shape), rows, columns)
-        return (into.clone(),)
-
-    return {
-        "add a crossing": (add(matrix.add_crossing_), add(one_pass.add_crossing_)),
-        "cut a crossing": (lambda x: (matrix.cut_crossing(x.view(shape), rows, columns),), cut),
-    }
 
 
 def _added(indices: Tensor) -> dict[str, tuple[Way, Way]]:

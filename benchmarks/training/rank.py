@@ -6,8 +6,8 @@ import os
 import signal
 import traceback
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # imports take seconds, in which Ctrl-C ends a rank without a word, as SIGTERM does
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -18,24 +18,22 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import load_json, save_json
-from benchmarks.core.interfaces import address_of
+from benchmarks.core.files import load_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.failures import describe
-from benchmarks.training.horovod import MEETING_SECONDS, horovod_facts, join, needs_own_gpu, shut_down, wait_for
+from benchmarks.training.horovod import horovod_facts, join, shut_down
 from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
 from benchmarks.training.measure.rank_facts import rank_facts
 from benchmarks.training.measure.tracker import peak_resident_bytes
-from benchmarks.training.place import Place, choose_place, from_launcher, nodes_of, settle_arithmetic
-from benchmarks.training.trainer import Trainer
+from benchmarks.training.place import Place, choose_place, meet, nodes_of, settle_arithmetic
+from benchmarks.training.trainer import Diverged, Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.horovod import HorovodCommunicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, NonFiniteGradient
 
 
 def run_rank(
@@ -69,9 +67,40 @@ def outcome_of(error: Exception, trainer: Trainer | None = None) -> Outcome:
     return Outcome(status=status, reason=reason, failure=failure, peak_resident_bytes=peak_resident_bytes(), **measured)
 
 
-def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Communicator:
-    """Join the other ranks, through a store of this kind and an empty folder that all see; the environment says which
-    rank this is."""
+OUT_OF_MEMORY = (
+    "out of memory",  # CUDA outside torch's allocator, NCCL
+    "can't allocate memory",  # torch's allocator of the CPU raises RuntimeError
+    "cannot allocate memory",  # ENOMEM
+    "_alloc_failed",  # cuBLAS, cuDNN
+)
+LOST_PEER = (
+    "gloo",
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "a rank did not come",
+    "horovod has been shut down",  # by a rank that has ended
+)
+
+
+def describe(error: Exception) -> tuple[str, str, dict[str, Any]]:
+    """Return status, reason in one line, and further facts."""
+    text = " ".join((str(error).splitlines() or [""])[0].split())
+    words = str(error).lower()
+    if isinstance(error, Stopped):
+        return "timeout", text, {"interrupted": True}
+    if isinstance(error, ConfigError):  # such as too few data for a batch
+        return "error", text, {}
+    if isinstance(error, Diverged | NonFiniteGradient):
+        return "diverged", text, {}
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):
+        return "oom", text or "out of memory", {}
+    lost_peer = isinstance(error, dist.DistError | ConnectionError) or any(word in words for word in LOST_PEER)
+    return "error", f"{type(error).__name__}: {text}", {"lost_peer": True} if lost_peer else {}
+
+
+def connect(cell: Cell, folder: Path, place: Place) -> Communicator:
+    """Join the other ranks, in an empty folder that all see; the environment says which rank this is."""
     if cell.backend == "local":
         return LocalCommunicator()
     if cell.backend == "horovod":
@@ -80,11 +109,8 @@ def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Comm
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if place.process_group == "nccl":  # communicators use the current device
         torch.cuda.set_device(place.device)
-    if store == "file":  # for one machine, since it needs a lock, which not all network disks have
-        meeting: dist.Store = dist.FileStore(str(folder / "rendezvous"), world_size)
-    else:
-        meeting = tcp_store(folder, rank, world_size, address_of(os.environ.get("GLOO_SOCKET_IFNAME") or "lo"))
-    dist.init_process_group(place.process_group, store=meeting, rank=rank, world_size=world_size)
+    store = meet(folder, rank, world_size)
+    dist.init_process_group(place.process_group, store=store, rank=rank, world_size=world_size)
     return TorchCommunicator()
 
 
@@ -100,26 +126,24 @@ def main() -> None:
     """Run one rank: read the cell, and write its outcome to `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", type=Path, required=True)
-    parser.add_argument("--output", required=True, help="{rank} in it stands for the rank's number")
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rendezvous", type=Path, required=True, help="folder in which ranks find each other")
-    parser.add_argument("--store", choices=STORES, default="file", help="where those of torch.distributed meet")
     parser.add_argument("--limits", type=Path, required=True)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     args = parser.parse_args()
     gc.freeze()  # no later collection looks through what the imports have made
     gc.enable()
-    output = Path(args.output.replace("{rank}", str(from_launcher("RANK", 0))))
     watch = Watch(Limits.load(args.limits), signals=catch_signals())
     cell = Cell.from_dict(load_json(args.cell))
     try:
-        place = choose_place(own_gpu=needs_own_gpu(cell.backend))
+        place = choose_place()
         before = look_before_cuda(place)
-        communicator = connect(cell, args.rendezvous.resolve(), place, args.store)
+        communicator = connect(cell, args.rendezvous.resolve(), place)
     except Exception as error:
         if not isinstance(error, ConfigError | ConnectionError):
             traceback.print_exc()
-        outcome_of(error).save(output)
+        outcome_of(error).save(args.output)
         return
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
@@ -127,29 +151,10 @@ def main() -> None:
     group = place.process_group if cell.backend == "torch" else None
     job = horovod_facts() if cell.backend == "horovod" else None
     facts = {**rank_facts(place.device, group, before.driver), "backend": cell.backend, "horovod": job}
-    replace(outcome, facts=facts).save(output)
+    replace(outcome, facts=facts).save(args.output)
     if outcome.status == "ok":
         disconnect(cell)
     gc.freeze()  # nor does the interpreter's end, half a second long otherwise
-
-
-STORES = ("file", "tcp")
-STORE = "torch.json"
-"""Rank 0's message to all: the address and port of the store."""
-
-
-def tcp_store(folder: Path, rank: int, world_size: int, address: str, seconds: float = MEETING_SECONDS) -> dist.Store:
-    """Return the store that rank 0 serves at a free port of its `address`, which it tells in an empty, shared folder.
-
-    Raises ConnectionError if rank 0 did not come in so many seconds.
-    """
-    timeout = timedelta(seconds=seconds)
-    if rank == 0:
-        store = dist.TCPStore(address, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
-        save_json({"address": address, "port": store.port}, folder / STORE)
-        return store
-    said = wait_for(folder / STORE, rank, seconds)
-    return dist.TCPStore(said["address"], said["port"], world_size, is_master=False, timeout=timeout)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ import resireduce
 from benchmarks.core.files import save_json
 from benchmarks.core.provenance import provenance
 from benchmarks.training.models.gpt2 import gpt2_bytes
-from benchmarks.training.tasks.bytepairs import BytePairs
 from benchmarks.training.tasks.task import Setting
+from benchmarks.training.tasks.texts import BytePairs
 from resireduce.comm.base import Communicator
 from resireduce.core.feedback import ErrorFeedback
 
-STEPS, SEEDS = 300, 1
+STEPS, SEED = 300, 0
 BATCH_PER_RANK, LEARNING_RATE = 4, 1e-4
 NODES, RANKS_OF_NODE = 2, 2
 
@@ -126,20 +126,18 @@ def measure(
 
 
 def main() -> None:
-    """Run one of four ranks; rank 0 writes the file after each seed."""
+    """Run one of four ranks; rank 0 writes the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, required=True, help="made by python -m benchmarks data pretrain")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    measured, weights, rows = provenance(), torch.load(args.weights, weights_only=True), list[dict[str, Any]]()
-    for seed in range(args.seeds):
-        rows += measure(args.steps, seed, weights)
-        if dist.get_rank() == 0:
-            save_json({"steps": args.steps, "rows": rows, "measured": measured}, args.output)
+    measured = provenance()
+    rows = measure(args.steps, SEED, torch.load(args.weights, weights_only=True))
+    if dist.get_rank() == 0:
+        save_json({"steps": args.steps, "rows": rows, "measured": measured}, args.output)
     dist.destroy_process_group()
 
 

@@ -15,7 +15,6 @@ from benchmarks.core.progress import Progress, to_stderr
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import Schedule
 from benchmarks.training.deadline import State, Watch, capture, restore
-from benchmarks.training.failures import Diverged, check_parameters
 from benchmarks.training.measure.phases import StepClock
 from benchmarks.training.measure.probe import Probe
 from benchmarks.training.measure.tracker import measure_memory
@@ -24,6 +23,17 @@ from resireduce.comm.base import Communicator
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.planning.memory import baseline_total, held_tensors, measure_states
 from resireduce.scheme import load
+
+
+class Diverged(ArithmeticError):
+    """The loss is NaN or infinite: a result, not a failure of the program."""
+
+
+def check_parameters(model: nn.Module, steps: int) -> None:
+    """Raise Diverged if parameters are not finite after `steps` steps: no loss has shown the effect of the last one."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise Diverged(f"{name} held NaN or infinity after the last of {steps} steps")
 
 
 @dataclass
@@ -76,7 +86,7 @@ class Trainer:
         for name in () if self.communicator.rank else self.cell.observe:
             if name in WATCHES:
                 self.watches[name] = load(WATCHES[name])(self.optimizer, self.schedule.steps)
-        step, shared, own = self.watch.begin(measure_states(self.optimizer).total)
+        step, shared, own = self.watch.begin()
         if shared:
             restore(self.model, self.optimizer, self.clock, shared, own)
             self.history = own["history"]

@@ -146,7 +146,7 @@ def test_a_cell_that_is_asked_to_stop_saves_and_goes_on_in_the_image_only(tmp_pa
     _, _, again = run(tmp_path, ENDLESS, image, "--timeout", "15")
     assert again["reason"].startswith("not done after 15 s") and again["steps"] > step, "it began anew"
     _, said, _ = run(tmp_path, ENDLESS, None, "--timeout", "8")
-    assert "is of other content (packages); the cell starts afresh" in said
+    assert "(of other content: packages); the cell starts afresh" in said
 
 
 def test_a_launcher_that_is_killed_leaves_no_container(tmp_path, image):

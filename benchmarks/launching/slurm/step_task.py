@@ -81,7 +81,7 @@ def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: lis
     if scratch := variables.get("TMPDIR"):
         Path(scratch).mkdir(parents=True, exist_ok=True)
     weights, root = Path(task.weights) if task.weights else None, Path(task.root)
-    arguments = [*rank_arguments(cell, rank, folder, weights, root), "--store", "tcp"]
+    arguments = rank_arguments(cell, rank, folder, weights, root)
     read = [weights, *(root / name for name in cell.needs)]
     runtime: Runtime | None = None
     if task.runtime != "none" and task.image is not None:

@@ -9,17 +9,21 @@ import gc
 import os
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
 
-from benchmarks.training.beside.builders import Loop, build
-from benchmarks.training.beside.plain_models import MODELS, WARM_UP, Forward
+from benchmarks.training.beside.builders import Forward, Loop, build
 from benchmarks.training.measure.tracker import peak_resident_bytes, reset_peak_resident, status_bytes
 from benchmarks.training.measure_rank import join
+from benchmarks.training.models.bert import bert_base, bert_questions
+from benchmarks.training.models.gpt2 import gpt2_bytes, gpt2_medium
 
 WARM_UP_STEPS = 3
 """Optimizer states exist after one step; PowerSGD compresses from the third."""
@@ -112,3 +116,76 @@ def sent_bytes() -> int:
             known = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             total += struct.unpack_from("=Q", known, BYTES_SENT_AT)[0] if len(known) >= BYTES_SENT_AT + 8 else 0
     return total
+
+
+# --- The models on which ways are compared, and a batch so small that activations hardly count ---
+
+TOKENS = 16
+"""Tokens in the one sample of a rank's batch."""
+CLASSES = 16
+
+
+class Block(nn.Module):
+    """A residual block of two linear layers."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(functional.relu(self.up(self.norm(x))))
+        return out
+
+
+class Stack(nn.Module):
+    """An embedding, blocks and a linear head."""
+
+    def __init__(self, words: int, width: int, blocks: int):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def _answers(words: int) -> Forward:
+    tokens = torch.randint(words, (1, TOKENS))
+
+    def forward(model: nn.Module) -> Tensor:
+        out = model(input_ids=tokens)
+        return functional.cross_entropy(torch.cat([out.start_logits, out.end_logits]), torch.tensor([1, 2]))
+
+    return forward
+
+
+def _classes(words: int) -> Forward:
+    tokens, labels = torch.randint(words, (1, TOKENS)), torch.randint(CLASSES, (TOKENS,))
+    return lambda model: functional.cross_entropy(model(tokens).flatten(0, 1), labels)
+
+
+def _next_tokens(words: int, count: int) -> Forward:
+    tokens = torch.randint(words, (1, count))
+
+    def forward(model: nn.Module) -> Tensor:
+        loss: Tensor = model(input_ids=tokens, labels=tokens).loss
+        return loss
+
+    return forward
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Forward]]] = {
+    "bert-base": (bert_base, lambda: _answers(30528)),
+    "bert-questions": (bert_questions, lambda: _answers(768)),
+    "gpt2-medium": (gpt2_medium, lambda: _next_tokens(50257, 2 * TOKENS)),
+    "gpt2-bytes": (gpt2_bytes, lambda: _next_tokens(1024, 2 * TOKENS)),
+    "stack": (lambda: Stack(7680, 1024, 8), lambda: _classes(7680)),
+    "small-stack": (lambda: Stack(512, 64, 4), lambda: _classes(512)),
+}
+"""Each model's constructor and batch: large models are measured; small ones load all libraries beforehand."""
+WARM_UP = {"bert-base": "bert-questions", "gpt2-medium": "gpt2-bytes", "stack": "small-stack"}

@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 
 import resireduce
 from benchmarks.core.ways import way
-from benchmarks.training.beside.plain_models import Forward
 from resireduce.planning.memory import LiveBytes, held_tensors, track_states
+
+Forward = Callable[[nn.Module], Tensor]
+"""Returns the loss of the one batch, for a model or its wrapper."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -34,82 +34,53 @@ NAMES = ("data", "forward_backward", *PHASES, OTHER)
 loss and backward pass, without the library's work in it. other: not in any phase. The rest: PHASES."""
 
 
-class Marks:
-    """Marks moments by the host's clock."""
+class PhaseClock:
+    """Times the phases of steps: each moment of a step belongs to its innermost phase.
 
-    def mark(self) -> Any:
-        """Return a mark of this moment."""
-        return time.perf_counter()
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return the time between two marks that the device has passed."""
-        return float(end - start)
-
-    def wait(self) -> None:
-        """Return once the device has passed all marks; on the host's clock, at once."""
-
-
-class CudaMarks(Marks):
-    """Marks moments by events in the device's current stream; nothing waits for them during training.
-
-    If the stream is idle because the host is late or waits for another rank, the time counts to the host's phase.
+    On a GPU moments are events in its current stream, and nothing waits for them during training. If the stream is idle
+    because the host is late or waits for another rank, the time counts to the host's phase.
     """
 
-    def __init__(self, device: torch.device, cuda: Any = torch.cuda):
-        self._device, self._cuda = device, cuda
-
-    def mark(self) -> Any:
-        event = self._cuda.Event(enable_timing=True)
-        event.record(self._cuda.current_stream(self._device))
-        return event
-
-    def seconds(self, start: Any, end: Any) -> float:
-        return float(start.elapsed_time(end)) / 1000
-
-    def wait(self) -> None:
-        self._cuda.synchronize(self._device)
-
-
-class PhaseClock:
-    """Times the phases of steps: each moment of a step belongs to its innermost phase."""
-
-    def __init__(self, marks: Marks | None = None):
-        self._marks: Marks = marks or Marks()
+    def __init__(self, device: torch.device | None = None):
+        self._gpu = device if device is not None and device.type == "cuda" else None
         self._steps: list[list[tuple[str, Any]]] = []
         self._active: list[str] = []
 
+    def _mark(self) -> Any:
+        if self._gpu is None:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._gpu))
+        return event
+
+    def _between(self, start: Any, end: Any) -> float:
+        return float(end - start) if self._gpu is None else float(start.elapsed_time(end)) / 1000
+
     @contextmanager
-    def step(self, optimizer: DistributedOptimizer | None = None) -> Iterator[None]:
+    def step(self, optimizer: DistributedOptimizer) -> Iterator[None]:
         """Observe one step, and the phases of `optimizer` within it."""
-        self._active, step = [OTHER], [(OTHER, self._marks.mark())]
+        self._active, step = [OTHER], [(OTHER, self._mark())]
         self._steps.append(step)
-        try:
-            with nullcontext() if optimizer is None else self._watching(optimizer.parts):
-                yield
-            step.append((OTHER, self._marks.mark()))
-        except BaseException:
-            self._steps.pop()
-            raise
-        finally:
-            self._active = []
+        with self._watching(optimizer.parts):
+            yield
+        step.append((OTHER, self._mark()))
+        self._active = []
 
     @contextmanager
     def _watching(self, parts: Mapping[str, object]) -> Iterator[None]:
         """Count each call of the methods in PHASES of an optimizer's `parts`; it has not all of them."""
         found = [
-            (part, name, phase)
+            (parts[key], name, phase)
             for phase, methods in PHASES.items()
             for key, names in methods.items()
-            if (part := parts.get(key)) is not None
             for name in names
+            if parts.get(key) is not None
         ]
         for part, name, phase in found:
             setattr(part, name, self.phase(phase)(getattr(part, name)))
-        try:
-            yield
-        finally:
-            for part, name, _ in found:
-                delattr(part, name)
+        yield
+        for part, name, _ in found:
+            delattr(part, name)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -117,24 +88,22 @@ class PhaseClock:
         if not self._active:
             yield
             return
-        steps = self._steps[-1]
         self._active.append(name)
-        steps.append((name, self._marks.mark()))
-        try:
-            yield
-        finally:
-            self._active.pop()
-            steps.append((self._active[-1], self._marks.mark()))
+        self._steps[-1].append((name, self._mark()))
+        yield
+        self._active.pop()
+        self._steps[-1].append((self._active[-1], self._mark()))
 
     def seconds(self) -> list[dict[str, float]]:
         """Return, for each step observed, the time of every phase, and of the step as a whole."""
-        self._marks.wait()
+        if self._gpu is not None:
+            torch.cuda.synchronize(self._gpu)
         found = []
         for step in self._steps:
             sums = dict.fromkeys(NAMES, 0.0)
             for (name, start), (_, end) in pairwise(step):
-                sums[name] += self._marks.seconds(start, end)
-            found.append(sums | {"step": self._marks.seconds(step[0][1], step[-1][1])})
+                sums[name] += self._between(start, end)
+            found.append(sums | {"step": self._between(step[0][1], step[-1][1])})
         return found
 
     def median_seconds(self) -> dict[str, float]:

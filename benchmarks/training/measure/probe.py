@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.core.devices import DEVICE_VARIABLE, Idle, Nvml, NvmlDevice, NvmlUnavailable, wanted_device
+from benchmarks.core.devices import DEVICE_VARIABLE, Idle, Nvml, NvmlUnavailable, wanted_device
 from benchmarks.core.rank_memory import EVALUATION, STEADY, WARMUP
 from benchmarks.core.sample_counts import WARMUP_STEPS
-from benchmarks.training.measure.meter import NO_CUDA, Meter, make_ladder
-from benchmarks.training.measure.phases import CudaMarks, PhaseClock
+from benchmarks.training.measure.meter import NO_CUDA, Meter
+from benchmarks.training.measure.phases import PhaseClock
 from benchmarks.training.measure.rank_facts import gpu_uuid
 from benchmarks.training.place import Place
 from resireduce.core.optimizer import DistributedOptimizer
@@ -61,15 +61,15 @@ class Probe:
         """Drop the gradients, and return the ladder and the medians of the phases as plain values."""
         optimizer.zero_grad(set_to_none=True)
         self.meter.without_gradients()
-        return make_ladder(self.meter) | {"phase_seconds": self.phases.median_seconds()}
+        return self.meter.ladder() | {"phase_seconds": self.phases.median_seconds()}
 
 
 @dataclass(frozen=True)
 class Before:
     """All GPUs as they were before this process used any; only CUDA knows which of them it will use."""
 
-    nvml: Nvml | None
-    reason: str
+    nvml: Nvml | None = None
+    reason: str = NO_CUDA
     """Why NVML cannot be used, if so."""
     idle: dict[str, Idle] = field(default_factory=dict)
     """State of each GPU, by UUID."""
@@ -80,40 +80,33 @@ class Before:
         return None if self.nvml is None else self.nvml.driver_version()
 
 
-def look_before_cuda(place: Place, nvml: Nvml | None = None) -> Before:
+def look_before_cuda(place: Place) -> Before:
     """Look at all GPUs, if this rank will train on one. Call it before joining the group of ranks.
 
-    Joining waits for all ranks, so no rank sees memory that another has already begun to use. `nvml` replaces this
-    machine's NVML.
+    Joining waits for all ranks, so no rank sees memory that another has already begun to use.
     """
     if place.device.type != "cuda":
-        chosen = wanted_device() == "cpu"
-        return Before(None, f"trained on the CPU ({DEVICE_VARIABLE}=cpu)" if chosen else NO_CUDA)
+        return Before(reason=f"trained on the CPU ({DEVICE_VARIABLE}=cpu)" if wanted_device() == "cpu" else NO_CUDA)
     try:
-        nvml = nvml or Nvml.load()
-        return Before(nvml, "", nvml.idle())
+        nvml = Nvml.load()
+        return Before(nvml, idle=nvml.idle())
     except NvmlUnavailable as error:
-        return Before(None, str(error))
+        return Before(reason=str(error))
 
 
 def make_meter(place: Place, before: Before) -> Meter:
     """Make the meter of this rank. On a GPU, CUDA begins here at the latest; make the model afterwards."""
     device = place.device
-    if device.type != "cuda":
-        return Meter(device, before.reason)
-    found: NvmlDevice | str = before.reason
-    if before.nvml is not None:
-        try:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            found = before.nvml.device(str(gpu_uuid(device)), device.index or 0, visible)
-        except NvmlUnavailable as error:
-            found = str(error)
     torch.zeros(1, device=device)  # makes the context before anything is measured
-    idle = None if isinstance(found, str) else before.idle.get(found.uuid)
-    return Meter(device, found, idle, place.ranks_on_device)
+    if before.nvml is None:
+        return Meter(device, before.reason, None, place.ranks_on_device)
+    try:
+        found = before.nvml.device(str(gpu_uuid(device)), device.index or 0, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except NvmlUnavailable as error:
+        return Meter(device, str(error), None, place.ranks_on_device)
+    return Meter(device, found, before.idle.get(found.uuid), place.ranks_on_device)
 
 
 def make_probe(place: Place, before: Before) -> Probe:
-    """Make the probe of this rank: its meter, and a phase clock that suits the device."""
-    marks = CudaMarks(place.device) if place.device.type == "cuda" else None
-    return Probe(make_meter(place, before), PhaseClock(marks))
+    """Make the probe of this rank."""
+    return Probe(make_meter(place, before), PhaseClock(place.device))

@@ -58,7 +58,6 @@ def rank_facts(device: torch.device, process_group: str | None, driver: str | No
         "image_digest": image_digest(),
         "environment": relevant_environment(),
         "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
     }
 
 

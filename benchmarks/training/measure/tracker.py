@@ -1,7 +1,6 @@
 """Bytes of a rank: states from the tensors held, the moments of a step, and the process as a whole."""
 
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -91,29 +90,21 @@ def track_bands(optimizer: DistributedOptimizer) -> BandTracker:
     return BandTracker(counted_states(held["parameters"]), held, shapes, optimizer.levels.world.world_size > 1)
 
 
-def resident_bytes() -> int | None:
-    """Return the resident memory of this process; None on a system without /proc."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
-    except OSError:
-        return None
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
 def peak_resident_bytes() -> int:
     """Return the peak resident memory of this process so far, as the kernel counts it.
 
-    This is VmHWM if there is a /proc: ru_maxrss also counts memory from before exec, that is, everything that the
-    starting process held.
+    ru_maxrss would also count memory from before exec, that is, everything that the starting process held.
     """
-    try:
-        return status_bytes("VmHWM")
-    except (OSError, StopIteration):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return status_bytes("VmHWM")
 
 
 def status_bytes(name: str) -> int:
-    """Return an entry of /proc/self/status in bytes. Raises OSError or StopIteration if the system lacks it."""
+    """Return an entry of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 

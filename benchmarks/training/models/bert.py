@@ -2,20 +2,19 @@
 
 from torch import nn
 
-from benchmarks.training.models.example import with_inputs
+from benchmarks.training.models.example import give_inputs
 
 WORDS = 30522
 """Words of the uncased English vocabulary."""
 VOCABULARY = 30528
 """WORDS padded to a multiple of 8, as the trained models have it."""
-ANSWERING, PRETRAINING = "QuestionAnswering", "PreTraining"
 
 
-def _bert(head: str, vocabulary: int, positions: int, width: int, layers: int, heads: int, dropout: float) -> nn.Module:
-    """Build a BERT with the head of a task; for question answering it has no pooler, which would get no gradient."""
-    import transformers
+def _bert(vocabulary: int, positions: int, width: int, layers: int, heads: int, dropout: float) -> nn.Module:
+    """Build a BERT for question answering; it has no pooler, which would get no gradient."""
+    from transformers import BertConfig, BertForQuestionAnswering
 
-    config = transformers.BertConfig(
+    config = BertConfig(
         vocab_size=vocabulary,
         max_position_embeddings=positions,
         hidden_size=width,
@@ -25,33 +24,19 @@ def _bert(head: str, vocabulary: int, positions: int, width: int, layers: int, h
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    model: nn.Module = getattr(transformers, f"BertFor{head}")(config)
-    return model
+    return BertForQuestionAnswering(config)
 
 
-@with_inputs("bert-base")
 def bert_base() -> nn.Module:
     """Build BERT-base for question answering, 108.9 million parameters; its vocabulary is padded to 30,528 words."""
-    return _bert(ANSWERING, VOCABULARY, 512, width=768, layers=12, heads=12, dropout=0.1)
+    return _bert(VOCABULARY, 512, width=768, layers=12, heads=12, dropout=0.1)
 
 
-@with_inputs("bert-large")
 def bert_large() -> nn.Module:
     """Build BERT-large for question answering, 334.1 million parameters; its vocabulary is padded to 30,528 words."""
-    return _bert(ANSWERING, VOCABULARY, 512, width=1024, layers=24, heads=16, dropout=0.1)
+    return _bert(VOCABULARY, 512, width=1024, layers=24, heads=16, dropout=0.1)
 
 
-def bert_base_pretraining() -> nn.Module:
-    """Build BERT-base with both heads of its pretraining: the size in the paper's Table 1, 110.1 million parameters."""
-    return _bert(PRETRAINING, WORDS, 512, width=768, layers=12, heads=12, dropout=0.1)
-
-
-def bert_large_pretraining() -> nn.Module:
-    """Build BERT-large with both heads of its pretraining: near the paper's Table 1, 336.2 million parameters."""
-    return _bert(PRETRAINING, WORDS, 512, width=1024, layers=24, heads=16, dropout=0.1)
-
-
-@with_inputs("bert-questions")
 def bert_questions() -> nn.Module:
     """Build a BERT of 6 layers of width 128 for question answering, 1.3 million parameters.
 
@@ -59,4 +44,7 @@ def bert_questions() -> nn.Module:
     it is the specific layer.  Positions outnumber the length of 40, so that no activation of (length x width) has the
     shape of ``position_embeddings``.
     """
-    return _bert(ANSWERING, 768, 80, width=128, layers=6, heads=4, dropout=0.0)
+    return _bert(768, 80, width=128, layers=6, heads=4, dropout=0.0)
+
+
+give_inputs(__name__)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from benchmarks.training.models.example import with_inputs
+from benchmarks.training.models.example import give_inputs
 
 POOL = "M"
 """Entry of a layer list that stands for 2x2 max pooling."""
@@ -82,7 +82,6 @@ class VGG(nn.Module):
         return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
-@with_inputs("vgg-digits")
 def vgg_digits() -> VGG:
     """Build the VGG for grey 8x8 digits, 1.1 million parameters.
 
@@ -94,7 +93,6 @@ def vgg_digits() -> VGG:
     return VGG(layers, grid=4, hidden=(448, 128), classes=10, channels=1, dropout=0.0)
 
 
-@with_inputs("vgg19")
 def vgg19() -> VGG:
     """Build VGG-19 with batch normalisation for 224x224 images of 1000 classes, 143.7 million parameters.
 
@@ -103,7 +101,6 @@ def vgg19() -> VGG:
     return _imagenet((2, 2, 4, 4, 4))
 
 
-@with_inputs("vgg16-imagenet")
 def vgg16_imagenet() -> VGG:
     """Build VGG-16 with batch normalisation for 224x224 images of 1000 classes, 138.4 million parameters."""
     return _imagenet((2, 2, 3, 3, 3))
@@ -220,7 +217,6 @@ class ResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))
 
 
-@with_inputs("resnet-digits")
 def resnet_digits() -> ResNet:
     """Build the ResNet for grey 8x8 digits, 1.3 million parameters.
 
@@ -230,31 +226,29 @@ def resnet_digits() -> ResNet:
     return ResNet(blocks=(3, 4, 1), widths=(56, 80, 160), classes=10, channels=1)
 
 
-@with_inputs("resnet50")
 def resnet50() -> ResNet:
     """Build ResNet-50 for 32x32 images of 100 classes: what the paper trained on CIFAR-100, 23.7 million parameters."""
     return ResNet(blocks=(3, 4, 6, 3), widths=(64, 128, 256, 512), classes=100)
 
 
-@with_inputs("resnet50-imagenet")
 def resnet50_imagenet() -> ResNet:
     """Build ResNet-50 for 224x224 images of 1000 classes: the size in the paper's Table 1, 25.6 million parameters."""
     return ResNet(blocks=(3, 4, 6, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)
 
 
-@with_inputs("resnet152-imagenet")
 def resnet152_imagenet() -> ResNet:
     """Build ResNet-152 for 224x224 images of 1000 classes, 60.2 million parameters."""
     return ResNet(blocks=(3, 8, 36, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)
 
 
-@with_inputs("resnet20")
 def resnet20() -> ResNet:
     """Build ResNet-20 for 32x32 images of 10 classes: CIFAR-10's, 0.27 million parameters."""
     return ResNet(blocks=(3, 3, 3), widths=(16, 32, 64), classes=10, block=BasicBlock)
 
 
-@with_inputs("resnet110")
 def resnet110() -> ResNet:
     """Build ResNet-110 for 32x32 images of 10 classes: CIFAR-10's, 1.73 million parameters."""
     return ResNet(blocks=(18, 18, 18), widths=(16, 32, 64), classes=10, block=BasicBlock)
+
+
+give_inputs(__name__)

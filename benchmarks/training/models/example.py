@@ -1,27 +1,23 @@
 """Inputs and loss of a step of each model, those of its recipe, without data: `plan --batch` takes them."""
 
-from collections.abc import Callable
+import sys
 from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.core.registry import TASKS
+from benchmarks.core.registry import MODELS, TASKS
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.tasks.task import Batch, Setting, Task
 from resireduce.scheme import load
 
-Builder = Callable[[], nn.Module]
 
-
-def with_inputs(name: str) -> Callable[[Builder], Builder]:
-    """Return a decorator that gives the builder of model `name` its `inputs`: a function of model and batch size."""
-
-    def decorate(build: Builder) -> Builder:
-        vars(build)["inputs"] = partial(example_loss, name)
-        return build
-
-    return decorate
+def give_inputs(module: str) -> None:
+    """Give each builder in this module, a name of sys.modules, its `inputs`: a function of model and batch size."""
+    for name, place in MODELS.items():
+        if place.startswith(f"{module}:"):
+            builder = getattr(sys.modules[module], place.partition(":")[2])
+            builder.inputs = partial(example_loss, name)
 
 
 def example_loss(name: str, model: nn.Module, batch: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from benchmarks.training.models.example import with_inputs
+from benchmarks.training.models.example import give_inputs
 
 
 def _gpt2(vocabulary: int, positions: int, width: int, layers: int, heads: int, dropout: float) -> nn.Module:
@@ -26,19 +26,16 @@ def _gpt2(vocabulary: int, positions: int, width: int, layers: int, heads: int, 
     return GPT2LMHeadModel(config)
 
 
-@with_inputs("gpt2-medium")
 def gpt2_medium() -> nn.Module:
     """Build GPT-2 medium, 354.8 million parameters."""
     return _gpt2(50257, 1024, width=1024, layers=24, heads=16, dropout=0.1)
 
 
-@with_inputs("gpt2-large")
 def gpt2_large() -> nn.Module:
     """Build GPT-2 large, 774.0 million parameters."""
     return _gpt2(50257, 1024, width=1280, layers=36, heads=20, dropout=0.1)
 
 
-@with_inputs("gpt2-bytes")
 def gpt2_bytes() -> nn.Module:
     """Build a GPT-2 of 6 layers of width 128 for bytes and byte pairs, 1.3 million parameters.
 
@@ -50,7 +47,9 @@ def gpt2_bytes() -> nn.Module:
     return _gpt2(1024, 80, width=128, layers=6, heads=4, dropout=0.0)
 
 
-@with_inputs("gpt2-small-bytes")
 def gpt2_small_bytes() -> nn.Module:
     """Build a GPT-2 with the layers of GPT-2 small for bytes and byte pairs, 85.9 million parameters."""
     return _gpt2(1024, 80, width=768, layers=12, heads=12, dropout=0.0)
+
+
+give_inputs(__name__)

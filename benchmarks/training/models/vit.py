@@ -6,7 +6,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from benchmarks.training.models.example import with_inputs
+from benchmarks.training.models.example import give_inputs
 
 
 class EncoderLayer(nn.Module):
@@ -73,7 +73,9 @@ class VisionTransformer(nn.Module):
         return self.heads(self.encoder(tokens)[:, 0])
 
 
-@with_inputs("vit-large")
 def vit_large() -> VisionTransformer:
     """Build ViT-L/16 for 224x224 images of 1000 classes, 304.3 million parameters."""
     return VisionTransformer(size=224, patch=16, layers=24, width=1024, heads=16, hidden=4096, classes=1000)
+
+
+give_inputs(__name__)

@@ -7,19 +7,81 @@ few words of their templates: "lives" for pretraining, "towns" for training.
 import json
 import random
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.data.squad import Question, exact_match, f1, read_squad
-from benchmarks.training.tasks.task import Batch, Phase, Setting, Task, sha256, to_device
+from benchmarks.training.tasks.task import Batch, Phase, Setting, Source, Task, sha256, to_device
 
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+Tokens = NDArray[np.int32]
+Logits = NDArray[np.float32]
+
+
+class Text(NamedTuple):
+    """A text's tokens: `ids` (n,), and the characters [begin, end) that each stands for, `spans` (n, 2)."""
+
+    ids: Tokens
+    spans: NDArray[np.int32]
+
+
+class Feature(NamedTuple):
+    """One question with one window of its context."""
+
+    question: Tokens
+    context: Tokens
+    first: int
+    """The window's first token in the context."""
+    before: int
+    """Tokens of the input before the window: [CLS], the question, [SEP]."""
+    answer: tuple[int, int]
+    """The answer's first and last token in the input, both 0 ([CLS]) if the window does not have all of it."""
+    eligible: NDArray[np.bool_]
+    """Which of the window's tokens can be answers here."""
+
+
+class Asked(Source):
+    """Questions by window, and held-out ones with all their windows, of inputs of `length` tokens."""
+
+    cls: int
+    sep: int
+    length: int
+
+    @abstractmethod
+    def feature(self, index: int) -> Feature:
+        """Return a training window."""
+
+    @abstractmethod
+    def question(self, index: int) -> tuple[Question, Text, list[Feature]]:
+        """Return a held-out question, its context and all its windows."""
+
+    def collate(self, features: Sequence[Feature]) -> Batch:
+        """Make [CLS] question [SEP] window [SEP] and padding: ids, types and mask (n, length); starts and ends (n,)."""
+        ids, types, mask = (np.zeros((len(features), self.length), dtype=np.int64) for _ in range(3))
+        for row, feature in enumerate(features):
+            before, end = feature.before, feature.before + len(feature.context)
+            ids[row, : end + 1] = np.concatenate(
+                [[self.cls], feature.question, [self.sep], feature.context, [self.sep]]
+            )
+            types[row, before : end + 1] = 1
+            mask[row, : end + 1] = 1
+        starts, ends = torch.tensor([feature.answer for feature in features]).unbind(1)
+        named: dict[str, Tensor] = {"input_ids": torch.from_numpy(ids), "token_type_ids": torch.from_numpy(types)}
+        return named | {"attention_mask": torch.from_numpy(mask), "starts": starts, "ends": ends}
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        return self.collate([self.feature(index) for index in indices.tolist()])
+
+    def held_out_batch(self, indices: range) -> Batch:
+        return self.collate([feature for index in indices for feature in self.question(index)[2]])
 
 
 class SpanAnswering(Task):
@@ -30,11 +92,25 @@ class SpanAnswering(Task):
     unit = "tokens"
     summed = 3
     """F1, exact matches, questions."""
+    source: Asked
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean of the cross-entropies of first and last token, in nats."""
         starts, ends = span_logits(model, batch)
         return (cross_entropy(starts, batch["starts"]) + cross_entropy(ends, batch["ends"])) / 2
+
+    @abstractmethod
+    def best_span(self, features: list[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
+        """Return the context's first and last token of the answer, from logits (windows, length); None without one."""
+
+    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
+        asked = [self.source.question(index) for index in indices]
+        batch = self.source.collate([feature for _, _, features in asked for feature in features])
+        logits = [part.float().cpu().numpy() for part in span_logits(model, to_device(batch, model))]
+        for question, context, features in asked:
+            own = [part[: len(features)] for part in logits]
+            logits = [part[len(features) :] for part in logits]
+            yield scores(question, answer_text(question, context, self.best_span(features, *own)))
 
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the mean F1 and the share of exact matches, in percent, from the sums of `scores`."""
@@ -53,6 +129,13 @@ def scores(question: Question, answer: str) -> tuple[float, float, float]:
     return max(f1(answer, one) for one in right), max(exact_match(answer, one) for one in right), 1.0
 
 
+def answer_text(question: Question, context: Text, span: tuple[int, int] | None) -> str:
+    """Return the context's characters from the first to the last token, nothing without a span."""
+    if span is None:
+        return ""
+    return question.context[context.spans[span[0], 0] : context.spans[span[1], 1]]
+
+
 SYLLABLES = {
     "lives": (("ba", "de", "fi", "go", "lu", "ma", "ne"), ("ra", "lo", "ti", "ven", "sko", "mi", "du"), ("n", "r", "")),
     "towns": (
@@ -63,74 +146,50 @@ SYLLABLES = {
 }
 """Beginnings, middles and ends of the names of each domain."""
 
-
-@dataclass(frozen=True)
-class Fact:
-    """A sentence with slots in braces, and the questions on it: (question template, slot that answers it)."""
-
-    sentence: str
-    questions: tuple[tuple[str, str], ...]
-
-
 FACTS = {
-    "lives": (
-        Fact(
-            "{subject} was born in {place} in {year} .",
-            (("Where was {subject} born ?", "place"), ("When was {subject} born ?", "year")),
-        ),
-        Fact(
-            "{subject} works as a {job} for {other} .",
-            (("What is the job of {subject} ?", "job"), ("Who employs {subject} ?", "other")),
-        ),
-        Fact(
-            "{subject} moved to {place} with {other} .",
-            (("Where did {subject} move ?", "place"), ("With whom did {subject} move ?", "other")),
-        ),
-        Fact("{subject} bought a {thing} for {number} coins .", (("What did {subject} buy ?", "thing"),)),
-        Fact("In {year} {subject} married {other} .", (("Whom did {subject} marry ?", "other"),)),
-    ),
-    "towns": (
-        Fact(
-            "{subject} was founded by {other} in {year} .",
-            (("Who founded {subject} ?", "other"), ("When was {subject} founded ?", "year")),
-        ),
-        Fact(
-            "{other} rules {subject} since {year} .",
-            (("Who is the mayor of {subject} ?", "other"), ("Since when has {subject} had its mayor ?", "year")),
-        ),
-        Fact(
-            "Traders of {subject} sell {thing} every {job} .",
-            (("What do traders sell in {subject} ?", "thing"), ("On which day is trade in {subject} ?", "job")),
-        ),
-        Fact(
-            "In {year} floods drove {number} families from {subject} .",
-            (("How many families left {subject} ?", "number"), ("When was {subject} under water ?", "year")),
-        ),
-        Fact("Near {place} lies {subject} .", (("Where does {subject} lie ?", "place"),)),
-    ),
+    "lives": """
+{subject} was born in {place} in {year} .
+  Where was {subject} born ? place
+  When was {subject} born ? year
+{subject} works as a {job} for {other} .
+  What is the job of {subject} ? job
+  Who employs {subject} ? other
+{subject} moved to {place} with {other} .
+  Where did {subject} move ? place
+  With whom did {subject} move ? other
+{subject} bought a {thing} for {number} coins .
+  What did {subject} buy ? thing
+In {year} {subject} married {other} .
+  Whom did {subject} marry ? other
+""",
+    "towns": """
+{subject} was founded by {other} in {year} .
+  Who founded {subject} ? other
+  When was {subject} founded ? year
+{other} rules {subject} since {year} .
+  Who is the mayor of {subject} ? other
+  Since when has {subject} had its mayor ? year
+Traders of {subject} sell {thing} every {job} .
+  What do traders sell in {subject} ? thing
+  On which day is trade in {subject} ? job
+In {year} floods drove {number} families from {subject} .
+  How many families left {subject} ? number
+  When was {subject} under water ? year
+Near {place} lies {subject} .
+  Where does {subject} lie ? place
+""",
 }
-
+"""By domain, all kinds of sentences, with slots in braces; below each its questions, and the slot that answers them."""
 LISTS = {
     "lives": {
-        "job": ["baker", "sailor", "teacher", "painter", "doctor", "farmer", "weaver", "singer", "miller", "clerk"],
-        "thing": ["horse", "house", "boat", "clock", "carpet", "mirror", "violin", "garden", "lamp", "table"],
-        "colour": ["red", "blue", "green", "old", "small", "large"],
+        "job": "baker sailor teacher painter doctor farmer weaver singer miller clerk",
+        "thing": "horse house boat clock carpet mirror violin garden lamp table",
+        "colour": "red blue green old small large",
     },
     "towns": {
-        "job": [
-            "monday",
-            "tuesday",
-            "wednesday",
-            "thursday",
-            "friday",
-            "saturday",
-            "sunday",
-            "morning",
-            "evening",
-            "spring",
-        ],
-        "thing": ["cheese", "pottery", "timber", "honey", "bells", "wool", "bridges", "apples", "silver", "paper"],
-        "colour": ["sweet", "black", "fine", "rare", "famous", "heavy"],
+        "job": "monday tuesday wednesday thursday friday saturday sunday morning evening spring",
+        "thing": "cheese pottery timber honey bells wool bridges apples silver paper",
+        "colour": "sweet black fine rare famous heavy",
     },
 }
 YEARS = {"lives": range(1800, 1880), "towns": range(1880, 1960)}
@@ -144,15 +203,27 @@ def names(domain: str) -> tuple[str, ...]:
     return tuple((start + middle + end).capitalize() for start in starts for middle in middles for end in ends)
 
 
+@cache
+def _facts(domain: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return each sentence with pairs of its questions and their slots."""
+    found: list[tuple[str, list[tuple[str, str]]]] = []
+    for line in FACTS[domain].strip().splitlines():
+        if line.startswith(" "):
+            question, _, slot = line.strip().rpartition(" ")
+            found[-1][1].append((question, slot))
+        else:
+            found.append((line, []))
+    return found
+
+
 def words() -> list[str]:
     """Return every word of both domains in lower case, sorted: the tokenizer's vocabulary."""
     found: set[str] = set()
-    for domain, facts in FACTS.items():
+    for domain in FACTS:
         found.update(name.lower() for name in names(domain))
-        for entries in LISTS[domain].values():
-            found.update(entries)
+        found.update(word for listed in LISTS[domain].values() for word in listed.split())
         found.update(str(number) for number in (*YEARS[domain], *NUMBERS[domain]))
-        templates = [text for fact in facts for text in (fact.sentence, *(question for question, _ in fact.questions))]
+        templates = [text for sentence, asked in _facts(domain) for text in (sentence, *(one for one, _ in asked))]
         found.update(word.lower() for text in templates for word in text.split() if not word.startswith("{"))
     return sorted(found)
 
@@ -160,7 +231,7 @@ def words() -> list[str]:
 def _slots(domain: str, subject: str, generator: random.Random) -> dict[str, str]:
     """Draw a value for every slot; names of people and things have two words, so that spans have ends to find."""
     first, last, place = generator.sample(names(domain), 3)
-    lists = LISTS[domain]
+    lists = {kind: listed.split() for kind, listed in LISTS[domain].items()}
     return {
         "subject": subject,
         "place": place,
@@ -177,20 +248,20 @@ def _paragraph(domain: str, identity: str, sentences: int, generator: random.Ran
     subjects = generator.sample(names(domain), 2)
     # In half of the contexts two sentences say the same kind of thing of two subjects, so that the question's verb does
     # not give the answer away; otherwise no two do, so that there is one answer.
-    asked_fact = generator.choice(FACTS[domain])
-    others = [fact for fact in FACTS[domain] if fact is not asked_fact]
+    asked_fact = generator.choice(_facts(domain))
+    others = [fact for fact in _facts(domain) if fact is not asked_fact]
     second = generator.choice((asked_fact, generator.choice(others)))
     facts = [asked_fact, second, *(generator.choice(others) for _ in range(sentences - 2))]
     about = [subjects[place % 2] for place in range(sentences)]
     slots = [_slots(domain, subject, generator) for subject in about]
-    template, slot = generator.choice(asked_fact.questions)
+    template, slot = generator.choice(asked_fact[1])
     order = generator.sample(range(sentences), sentences)
     context, start = "", -1
     for place in order:
-        before = facts[place].sentence.partition("{" + slot + "}")[0]
+        before = facts[place][0].partition("{" + slot + "}")[0]
         if place == 0:
             start = len(context) + len(before.format(**slots[place]))
-        context += facts[place].sentence.format(**slots[place]) + " "
+        context += facts[place][0].format(**slots[place]) + " "
     answer = {"text": slots[0][slot], "answer_start": start}
     question = template.format(**slots[0])
     return {"context": context.rstrip(), "qas": [{"id": identity, "question": question, "answers": [answer]}]}
@@ -213,72 +284,46 @@ LONGEST_ANSWER = 5
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 TOKEN = re.compile(r"\w+|[^\w\s]")
 
-Spans = list[tuple[int, int] | None]
+
+def encode(question: Question, vocabulary: dict[str, int]) -> tuple[Feature, Text]:
+    """Turn a question into a feature with the first answer's first and last token; also return its context."""
+
+    def tokens(text: str) -> Text:
+        found = [
+            (vocabulary.get(match[0].lower(), vocabulary["[UNK]"]), match.span()) for match in TOKEN.finditer(text)
+        ]
+        ids, spans = zip(*found, strict=True)
+        return Text(np.array(ids, dtype=np.int32), np.array(spans, dtype=np.int32))
+
+    asked, context = tokens(question.question).ids, tokens(question.context)
+    before, begin = len(asked) + 2, question.starts[0]
+    end = begin + len(question.answers[0])
+    answer = [before + edges.tolist().index(place) for edges, place in zip(context.spans.T, (begin, end), strict=True)]
+    eligible = np.ones(len(context.ids), dtype=np.bool_)
+    return Feature(asked, context.ids, 0, before, (answer[0], answer[1]), eligible), context
 
 
-def build_vocabulary() -> dict[str, int]:
-    """Return the number of every token: the special ones first, then the words of the questions' maker."""
-    return {word: number for number, word in enumerate((*SPECIAL, *words()))}
+class Documents(Asked):
+    """Documents that the project makes, read as any SQuAD document is read."""
 
+    length = LENGTH
 
-@dataclass(frozen=True)
-class Encoded:
-    """One question as the model sees it, and where each token stands in the context (None outside the context)."""
+    def __init__(self, phase: Phase) -> None:
+        counts = (TRAIN_QUESTIONS, TEST_QUESTIONS)
+        made = [json.dumps(make_squad(DOMAINS[phase], count, seed)).encode() for seed, count in enumerate(counts)]
+        vocabulary = {word: number for number, word in enumerate((*SPECIAL, *words()))}
+        self.cls, self.sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
+        train, self._test = ([(one, *encode(one, vocabulary)) for one in read_squad(document)] for document in made)
+        self._train = [feature for _, feature, _ in train]
+        self.samples, self.held_out = counts
+        self.data_hash = sha256(["\n".join(vocabulary).encode(), *made])
 
-    input_ids: list[int]
-    token_type_ids: list[int]
-    spans: Spans
-    start: int
-    end: int
+    def feature(self, index: int) -> Feature:
+        return self._train[index]
 
-
-def encode(question: Question, vocabulary: dict[str, int]) -> Encoded:
-    """Turn a question into [CLS] question [SEP] context [SEP], with the first answer's first and last token."""
-
-    def number(word: str) -> int:
-        return vocabulary.get(word.lower(), vocabulary["[UNK]"])
-
-    asked = [number(word) for word in TOKEN.findall(question.question)]
-    matches = list(TOKEN.finditer(question.context))
-    input_ids = [vocabulary["[CLS]"], *asked, vocabulary["[SEP]"], *(number(match.group()) for match in matches)]
-    input_ids.append(vocabulary["[SEP]"])
-    before = len(asked) + 2
-    first, last = question.starts[0], question.starts[0] + len(question.answers[0])
-    start = next(place for place, match in enumerate(matches) if match.start() == first)
-    end = next(place for place, match in enumerate(matches) if match.end() == last)
-    spans: Spans = [None] * before + [match.span() for match in matches] + [None]
-    types = [0] * before + [1] * (len(matches) + 1)
-    return Encoded(input_ids, types, spans, before + start, before + end)
-
-
-def collate(encoded: Sequence[Encoded]) -> Batch:
-    """Pad to LENGTH: ids, types, masks (n, LENGTH); first and last token of the answers (n,)."""
-
-    def padded(rows: list[list[int]]) -> Tensor:
-        return torch.tensor([row + [0] * (LENGTH - len(row)) for row in rows])
-
-    return {
-        "input_ids": padded([entry.input_ids for entry in encoded]),
-        "token_type_ids": padded([entry.token_type_ids for entry in encoded]),
-        "attention_mask": padded([[1] * len(entry.input_ids) for entry in encoded]),
-        "context_mask": padded([[int(span is not None) for span in entry.spans] for entry in encoded]),
-        "starts": torch.tensor([entry.start for entry in encoded]),
-        "ends": torch.tensor([entry.end for entry in encoded]),
-    }
-
-
-def best_spans(start_logits: Tensor, end_logits: Tensor, context_mask: Tensor, longest: int) -> Tensor:
-    """Return (n, 2): first and last token of the span in the context with the greatest sum of both logits, (n, length).
-
-    A span holds at most `longest` tokens and does not end before it starts.
-    """
-    outside = context_mask == 0
-    starts, ends = (logits.masked_fill(outside, -torch.inf) for logits in (start_logits, end_logits))
-    scores = starts[:, :, None] + ends[:, None, :]
-    allowed = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu().tril(longest - 1)
-    best = scores.masked_fill(~allowed, -torch.inf).flatten(1).argmax(1)
-    length = scores.shape[1]
-    return torch.stack([best // length, best % length], dim=1)
+    def question(self, index: int) -> tuple[Question, Text, list[Feature]]:
+        question, feature, context = self._test[index]
+        return question, context, [feature]
 
 
 class Questions(SpanAnswering):
@@ -288,33 +333,12 @@ class Questions(SpanAnswering):
     evaluated_together = 25
 
     def __init__(self, setting: Setting) -> None:
-        """Make the documents of this phase and read them as any SQuAD document is read."""
-        counts = (TRAIN_QUESTIONS, TEST_QUESTIONS)
-        documents = [
-            json.dumps(make_squad(DOMAINS[setting.phase], count, seed)).encode() for seed, count in enumerate(counts)
-        ]
-        vocabulary = build_vocabulary()
-        self.train = collate([encode(question, vocabulary) for question in read_squad(documents[0])])
-        self.test_questions = read_squad(documents[1])
-        self.test_encoded = [encode(question, vocabulary) for question in self.test_questions]
-        self.test = collate(self.test_encoded)
-        self.samples, self.held_out = len(self.train["starts"]), len(self.test_questions)
-        self.data_hash = sha256(["\n".join(vocabulary).encode(), *documents])
+        super().__init__(Documents(setting.phase))
 
-    def batch(self, indices: Tensor, step: int = 0) -> Batch:
-        """Return the tensors of `collate` for these questions."""
-        return {name: tensor[indices] for name, tensor in self.train.items()}
-
-    def answer(self, index: int, first: int, last: int) -> str:
-        """Return the text of a held-out question's context from the first to the last token, which lie in it."""
-        question, spans = self.test_questions[index], self.test_encoded[index].spans
-        begin, end = spans[first], spans[last]
-        assert begin is not None and end is not None, question.id
-        return question.context[begin[0] : end[1]]
-
-    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
-        rows = torch.tensor(indices)
-        batch = to_device({name: tensor[rows] for name, tensor in self.test.items()}, model)
-        spans = best_spans(*span_logits(model, batch), batch["context_mask"], LONGEST_ANSWER)
-        for index, (first, last) in zip(indices, spans.tolist(), strict=True):
-            yield scores(self.test_questions[index], self.answer(index, first, last))
+    def best_span(self, features: list[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
+        """Return the span of at most LONGEST_ANSWER tokens with the greatest sum of both logits."""
+        inside = slice(features[0].before, features[0].before + len(features[0].context))
+        sums = starts[0, inside, None] + ends[0, None, inside]
+        allowed = np.tril(np.triu(np.ones(sums.shape, dtype=np.bool_)), LONGEST_ANSWER - 1)
+        first, last = np.unravel_index(np.where(allowed, sums, -np.inf).argmax(), sums.shape)
+        return int(first), int(last)

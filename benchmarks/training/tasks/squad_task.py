@@ -6,22 +6,25 @@ another one can be answers. Held-out questions count once each: their windows' l
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from benchmarks.core.prepared import Prepared, open_prepared
+from benchmarks.core.prepared import open_prepared
 from benchmarks.core.progress import to_stderr
 from benchmarks.data.squad import Question, read_squad
 from benchmarks.training.models.bert import WORDS
-from benchmarks.training.tasks.questions import SpanAnswering, scores, span_logits
-from benchmarks.training.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, damaged, draws, synthetic_hash
-from benchmarks.training.tasks.task import Batch, Setting, sha256, to_device
-from resireduce.errors import ConfigError
+from benchmarks.training.tasks.questions import Asked, Feature, Logits, SpanAnswering, Text, Tokens
+from benchmarks.training.tasks.task import (
+    SYNTHETIC_HELD_OUT,
+    SYNTHETIC_SAMPLES,
+    Setting,
+    draws,
+    sha256,
+    synthetic_hash,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,30 +35,6 @@ LONGEST_QUESTION = 64
 """Tokens of a question that are read; fewer if less than half of the input would be left for the context."""
 SPACES = " \t\r\n\u202f"
 """Characters that separate words in the script."""
-
-Tokens = NDArray[np.int32]
-
-
-class Text(NamedTuple):
-    """A text's tokens: `ids` (n,), and the characters [begin, end) that each stands for, `spans` (n, 2)."""
-
-    ids: Tokens
-    spans: NDArray[np.int32]
-
-
-class Feature(NamedTuple):
-    """One question with one window of its context."""
-
-    question: Tokens
-    context: Tokens
-    first: int
-    """The window's first token in the context."""
-    before: int
-    """Tokens of the input before the window: [CLS], the question, [SEP]."""
-    answer: tuple[int, int]
-    """The answer's first and last token in the input, both 0 ([CLS]) if the window does not have all of it."""
-    eligible: NDArray[np.bool_]
-    """Which of the window's tokens can be answers here."""
 
 
 def room(question: Tokens, length: int) -> tuple[Tokens, int]:
@@ -75,16 +54,9 @@ def most_context(parts: Sequence[range], tokens: int) -> NDArray[np.int64]:
 
     Context is the smaller number of tokens to its left and right, plus 0.01 x the window's size; the first of equals.
     """
-    place = np.arange(tokens)
-    scores = [
-        np.where(
-            (place >= part.start) & (place < part.stop),
-            np.minimum(place - part.start, part.stop - 1 - place) + 0.01 * len(part),
-            -1.0,
-        )
-        for part in parts
-    ]
-    return np.argmax(scores, axis=0)
+    starts, stops = np.array([(part.start, part.stop) for part in parts]).T[:, :, None]
+    least = np.minimum(np.arange(tokens) - starts, stops - 1 - np.arange(tokens))
+    return np.where(least >= 0, least + 0.01 * (stops - starts), -1.0).argmax(axis=0)
 
 
 def make_features(question: Tokens, context: Text, answer: tuple[int, int] | None, length: int) -> list[Feature]:
@@ -99,19 +71,6 @@ def make_features(question: Tokens, context: Text, answer: tuple[int, int] | Non
             place = before - part.start + answer[0], before - part.start + answer[1]
         features.append(Feature(question, context.ids[window], part.start, before, place, best[window] == number))
     return features
-
-
-def collate(features: Sequence[Feature], length: int, cls: int, sep: int) -> Batch:
-    """Make [CLS] question [SEP] window [SEP] and padding: ids, types and mask (n, length); starts and ends (n,)."""
-    ids, types, mask = (np.zeros((len(features), length), dtype=np.int64) for _ in range(3))
-    for row, feature in enumerate(features):
-        before, end = feature.before, feature.before + len(feature.context)
-        ids[row, : end + 1] = np.concatenate([[cls], feature.question, [sep], feature.context, [sep]])
-        types[row, before : end + 1] = 1
-        mask[row, : end + 1] = 1
-    starts, ends = torch.tensor([feature.answer for feature in features]).unbind(1)
-    named: dict[str, Tensor] = {"input_ids": torch.from_numpy(ids), "token_type_ids": torch.from_numpy(types)}
-    return named | {"attention_mask": torch.from_numpy(mask), "starts": starts, "ends": ends}
 
 
 def make_tokenizer(vocabulary: str) -> "Tokenizer":
@@ -157,71 +116,47 @@ MANY = 10_000
 """Number of questions from which tokenising takes some seconds, so that rank 0 says so."""
 
 
-class Documents:
-    """The prepared documents: training questions by window, held-out ones by question.
-
-    Tokens are kept once for each context, windows are assembled on demand.
-    """
+class Documents(Asked):
+    """The prepared documents: tokens are kept once for each context, windows are assembled on demand."""
 
     def __init__(self, setting: Setting, length: int) -> None:
         squad = open_prepared("squad", setting.root)
         vocabulary = open_prepared("bert-vocabulary", setting.root)
         self.data_hash, self.length = sha256([squad.hash.encode(), vocabulary.hash.encode()]), length
-        try:
-            tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
-        except Exception as error:  # the tokenizer raises nothing more special
-            raise damaged(vocabulary, "vocab.txt", error) from None
-        special: dict[str, Any] = {token: tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]", "[UNK]")}
-        for token, number in special.items():
-            if number is None:
-                cure = "prepare it from the vocabulary of uncased BERT"
-                raise ConfigError(f"data: 'bert-vocabulary' has no {token}; {cure}")
-        self.cls, self.sep = special["[CLS]"], special["[SEP]"]
-        train, self.test = (_read(squad, f"{part}-v1.1.json") for part in ("train", "dev"))
-        self.held_out = len(self.test)
-        if len(train) + len(self.test) > MANY and os.environ.get("RANK", "0") == "0":
-            to_stderr(f"squad: finding the tokens of {len(train) + len(self.test):,} questions ...")
-        contexts = list(dict.fromkeys(question.context for question in (*train, *self.test)))
-        asked = [text.ids for text in tokenize(tokenizer, [question.question for question in (*train, *self.test)])]
+        tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
+        special: list[Any] = [tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]")]
+        self.cls, self.sep = special
+        self._train, self._test = (
+            read_squad((squad.folder / f"{part}-v1.1.json").read_bytes()) for part in ("train", "dev")
+        )
+        every = (*self._train, *self._test)
+        if len(every) > MANY and os.environ.get("RANK", "0") == "0":
+            to_stderr(f"squad: finding the tokens of {len(every):,} questions ...")
+        contexts = list(dict.fromkeys(question.context for question in every))
         self._contexts = dict(zip(contexts, tokenize(tokenizer, contexts), strict=True))
-        self._asked, self._test_asked = asked[: len(train)], asked[len(train) :]
-        answers = tokenize(tokenizer, [question.answers[0] for question in train])
-        self._train_contexts = [question.context for question in train]
-        self._answers = [
-            find_answer(question, self._contexts[question.context], answer.ids)
-            for question, answer in zip(train, answers, strict=True)
-        ]
-        places = []  # question and window of each training window
-        for number, (own, question) in enumerate(zip(self._asked, train, strict=True)):
-            _, size = room(own, length)
-            places += [(number, one) for one in range(len(windows(len(self._contexts[question.context].ids), size)))]
-        self._places, self.samples = np.array(places, dtype=np.int32), len(places)
+        self._asked = [text.ids for text in tokenize(tokenizer, [question.question for question in every])]
+        answers = tokenize(tokenizer, [question.answers[0] for question in self._train])
+        self._answers, places = [], []  # places: question and window of each training window
+        for number, (question, answer) in enumerate(zip(self._train, answers, strict=True)):
+            context = self._contexts[question.context]
+            self._answers.append(find_answer(question, context, answer.ids))
+            size = room(self._asked[number], length)[1]
+            places += [(number, one) for one in range(len(windows(len(context.ids), size)))]
+        self._places = np.array(places, dtype=np.int32)
+        self.samples, self.held_out = len(places), len(self._test)
 
     def feature(self, index: int) -> Feature:
-        """Return a training window."""
         number, window = self._places[index].tolist()
-        context = self._contexts[self._train_contexts[number]]
+        context = self._contexts[self._train[number].context]
         return make_features(self._asked[number], context, self._answers[number], self.length)[window]
 
     def question(self, index: int) -> tuple[Question, Text, list[Feature]]:
-        """Return a held-out question, its context and all its windows."""
-        question = self.test[index]
+        question, asked = self._test[index], self._asked[len(self._train) + index]
         context = self._contexts[question.context]
-        return question, context, make_features(self._test_asked[index], context, None, self.length)
+        return question, context, make_features(asked, context, None, self.length)
 
 
-def _read(squad: Prepared, file: str) -> list[Question]:
-    """Read one of the documents. Raises ConfigError, one line, if it is damaged."""
-    try:
-        questions = read_squad((squad.folder / file).read_bytes())
-        if not questions:
-            raise ValueError("it has no questions")
-    except ValueError as error:
-        raise damaged(squad, file, error) from None
-    return questions
-
-
-class SyntheticQuestions:
+class SyntheticQuestions(Asked):
     """Random tokens for words, which are spelled as their numbers, and a random span of them for an answer."""
 
     cls, sep = 0, 1
@@ -265,35 +200,17 @@ class Squad(SpanAnswering):
     """Questions whose windows make one batch."""
 
     def __init__(self, setting: Setting) -> None:
-        self.length = self.units_per_sample = setting.length or LENGTH
-        kind = SyntheticQuestions if setting.synthetic else Documents
-        self.questions: SyntheticQuestions | Documents = kind(setting, self.length)
-        self.data_hash, self.held_out = self.questions.data_hash, self.questions.held_out
-        self.samples = self.questions.samples
+        self.units_per_sample = setting.length or LENGTH
+        super().__init__((SyntheticQuestions if setting.synthetic else Documents)(setting, self.units_per_sample))
 
-    def batch(self, indices: Tensor, step: int = 0) -> Batch:
-        return self.collate([self.questions.feature(index) for index in indices.tolist()])
-
-    def collate(self, features: list[Feature]) -> Batch:
-        """Return the tensors of these windows."""
-        return collate(features, self.length, self.questions.cls, self.questions.sep)
-
-    def _scores(self, model: nn.Module, indices: range) -> Iterator[tuple[float, float, float]]:
-        asked = [self.questions.question(index) for index in indices]
-        batch = self.collate([feature for _, _, features in asked for feature in features])
-        logits = [part.float().cpu().numpy() for part in span_logits(model, to_device(batch, model))]
-        for question, context, features in asked:
-            own = [part[: len(features)] for part in logits]
-            logits = [part[len(features) :] for part in logits]
-            yield scores(question, answer_text(question, context, best_span(features, *own)))
+    def best_span(self, features: list[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
+        return best_span(features, starts, ends)
 
 
 BEST = 20
 """Starts and ends of each window that are looked at, those of the largest logits."""
 LONGEST_ANSWER = 30
 """Tokens of an answer, at most."""
-
-Logits = NDArray[np.float32]
 
 
 def best_span(features: Sequence[Feature], starts: Logits, ends: Logits) -> tuple[int, int] | None:
@@ -318,10 +235,3 @@ def best_span(features: Sequence[Feature], starts: Logits, ends: Logits) -> tupl
             highest, shift = scores[row, column], feature.first - feature.before
             found = int(first[row, 0]) + shift, int(last[0, column]) + shift
     return found
-
-
-def answer_text(question: Question, context: Text, span: tuple[int, int] | None) -> str:
-    """Return the context's characters from the first to the last token, nothing without a span."""
-    if span is None:
-        return ""
-    return question.context[context.spans[span[0], 0] : context.spans[span[1], 1]]

@@ -1,13 +1,14 @@
-"""The base of tasks, and what all of them need: their setting, hashing, the device of batches."""
+"""The base of tasks, where their samples come from, and what they share."""
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +36,28 @@ class Setting:
     """Names of the released code's deviations that are to be reproduced."""
 
 
+class Source(ABC):
+    """Training samples and held-out ones."""
+
+    samples: int
+    """Number of training samples."""
+    held_out: int
+    """Number of held-out samples."""
+    data_hash: str
+    """SHA-256 of the bytes really used, in hexadecimal digits."""
+
+    @abstractmethod
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        """Gather the training samples with these indices (int64, one dimension) into tensors, samples first.
+
+        Augmentation depends on the setting's seed, on `step` and on the index alone: the same on any number of ranks.
+        """
+
+    @abstractmethod
+    def held_out_batch(self, indices: range) -> Batch:
+        """Gather held-out samples, without augmentation."""
+
+
 class Task(ABC):
     """Data, loss and metric of one kind of problem. It is made with a `Setting`, and does all its loading there."""
 
@@ -48,25 +71,27 @@ class Task(ABC):
     """Held-out samples in a batch."""
     summed = 2
     """Number of sums that the metrics are made from."""
-    batch_means = False
-    """The metric is, as the released code prints it, the mean over batches of rank 0 alone."""
-    data_hash: str
-    """SHA-256 of the bytes really used, in hexadecimal digits."""
-    samples: int
-    """Number of training samples."""
-    held_out: int
-    """Number of held-out samples."""
+
+    def __init__(self, source: Source, batch_means: bool = False) -> None:
+        """Take samples from `source`; `batch_means`: the metric is the mean over batches of rank 0 alone."""
+        self.source, self.batch_means = source, batch_means
 
     def __len__(self) -> int:
         """Return the number of training samples."""
-        return self.samples
+        return self.source.samples
 
-    @abstractmethod
+    @property
+    def data_hash(self) -> str:
+        """The source's."""
+        return self.source.data_hash
+
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
-        """Gather the training samples with these indices (int64, one dimension) into tensors, samples first.
+        """Gather training samples as `Source.batch` does."""
+        return self.source.batch(indices, step)
 
-        Augmentation depends on the setting's seed, on `step` and on the index alone: the same on any number of ranks.
-        """
+    def held_out_batch(self, model: nn.Module, indices: range) -> Batch:
+        """Return held-out samples on the model's device."""
+        return to_device(self.source.held_out_batch(indices), model)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -78,7 +103,7 @@ class Task(ABC):
         Shards are disjoint and cover every sample once, so that adding the sums over ranks and calling `metrics_from`
         gives the metrics whatever the number of ranks, up to rounding. With batch means only rank 0 has any.
         """
-        own = range(rank, self.held_out, world_size) if not (rank and self.batch_means) else range(0)
+        own = range(rank, self.source.held_out, world_size) if not (rank and self.batch_means) else range(0)
         sums, training = torch.zeros(self.summed, dtype=torch.float64), model.training
         model.eval()
         try:
@@ -97,6 +122,44 @@ class Task(ABC):
     @abstractmethod
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Turn sums that were added over all ranks into all metrics by name; `metric` is one of them."""
+
+
+SYNTHETIC_SAMPLES = 8192
+"""Training samples of a synthetic source: enough that an epoch has some steps for any number of ranks."""
+SYNTHETIC_HELD_OUT = 2
+"""Held-out samples of a synthetic source: so few that evaluation hardly affects measurements."""
+
+
+class Synthetic(Source):
+    """Random samples, made when they are asked for from the setting's seed and their number alone; no two are equal.
+
+    Args:
+        setting: whose seed and length they depend on.
+        kind: what else they depend on, in words.
+        make: draws a sample from each of some generators.
+    """
+
+    samples, held_out = SYNTHETIC_SAMPLES, SYNTHETIC_HELD_OUT
+
+    def __init__(self, setting: Setting, kind: str, make: Callable[[list[np.random.Generator]], Batch]) -> None:
+        self.data_hash = synthetic_hash(setting, kind)
+        self._seed, self._make = setting.seed, make
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        return self._make([draws(self._seed, index) for index in indices.tolist()])
+
+    def held_out_batch(self, indices: range) -> Batch:
+        return self._make([draws(self._seed, SYNTHETIC_SAMPLES + index) for index in indices])
+
+
+def draws(*key: int) -> np.random.Generator:
+    """Return a generator that depends only on a key of whole numbers, such as seed, step and index."""
+    return np.random.default_rng(key)
+
+
+def synthetic_hash(setting: Setting, kind: str) -> str:
+    """Return the SHA-256 of what random samples depend on."""
+    return sha256([f"synthetic {kind} {setting.length} {setting.seed}".encode()])
 
 
 def sha256(parts: Iterable[bytes]) -> str:

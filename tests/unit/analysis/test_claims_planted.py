@@ -179,13 +179,14 @@ def test_a_file_that_cannot_be_read_is_a_hole(folder: Path, capsys: pytest.Captu
         assert now[name].status == "inconclusive" and "broken: schema_version: 99 cannot be read" in now[name].reason
     make(cell_of(seed=2)).save(path)
     assert "broken: the record is of another cell" in found(folder)[ACCURACY].reason
+    accepted = ("--reference", str(folder / "r.json"), "--accept", "x")
     for damaged in (path, folder / "config.json"):
         path.write_text(text)
         damaged.write_text(damaged.read_text().replace("{", f'{{"deep": {"[" * 900}{"]" * 900}, ', 1))
         for command in (
             ["claims", "--json"],
             ["report", "--show"],
-            ["check", "--reference", str(folder / "r.json"), "--accept", "x"],
+            ["check", *accepted],
         ):
             told = said(command[0], "--run", str(folder), *command[1:], capsys=capsys)
             assert "it is nested too deeply" in told, command
@@ -497,7 +498,7 @@ def test_code_that_no_commit_has_fullest_moments_that_differ_and_other_claims_ar
         ["claims"],
         ["report", "--show"],
         ["summary", "intervals"],
-        ["check", "--reference", str(folder / "r.json"), "--accept", "x"],
+        ["check", *accepted],
     ):
         text = said(command[0], "--run", str(folder), *command[1:], capsys=capsys)
         assert "12 of 12 records are of code with changes that are not committed" in text

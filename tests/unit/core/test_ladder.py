@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.core.devices import NO_PROCESS, Idle, Nvml, NvmlUnavailable
 from benchmarks.core.rank_memory import EVALUATION, METHODS, STEADY, Rung, rung_problem
-from benchmarks.training.measure.meter import Meter, Sampler, make_ladder, rungs_of
+from benchmarks.training.measure.meter import Meter
 from tests.gpus import MIB, FakeCuda, FakeGpu, FakeNvml
 
 UUID = "11111111-2222-3333-4444-555555555555"
@@ -18,7 +18,7 @@ GPU = torch.device("cuda", 0)
 
 
 def by_name(meter: Meter) -> dict[str, Rung]:
-    rungs = rungs_of(meter)
+    rungs = meter.rungs()
     assert [rung.name for rung in rungs] == list(METHODS), "every rung is there, with bytes or a reason"
     return {rung.name: rung for rung in rungs}
 
@@ -44,7 +44,7 @@ def climb(gpu: FakeGpu, nvml: FakeNvml, cuda: FakeCuda) -> Meter:
         if window:
             meter.enter(window)
         use(mebibytes)
-        meter.sampler.sample()
+        meter.sample()
         use(-mebibytes)
     meter.stop()
     meter.at_boundary({"parameters": [torch.empty(100 * MIB, dtype=torch.uint8, device="meta")]})
@@ -85,6 +85,7 @@ def test_without_process_memory_it_is_what_the_device_has_more_than_when_idle(pr
     gpu.used_bytes = 70 * MIB
     meter.stop()
     meter.at_boundary({})
+    meter.without_gradients()
     process = by_name(meter)["nvml_process"]
     assert process.bytes == 50 * MIB and "pid-namespace" in process.flags and "less its idle baseline" in process.method
 
@@ -96,6 +97,7 @@ def test_a_device_that_others_use_says_nothing_of_this_process(ranks: int, pids:
     meter.start()
     meter.stop()
     meter.at_boundary({})
+    meter.without_gradients()
     rungs = by_name(meter)
     assert rungs["nvml_process"].bytes is None and rungs["nvml_process"].reason == NO_PROCESS
     assert ("foreign-process" if pids else "shared-device") in rungs["nvml_device"].flags
@@ -107,6 +109,7 @@ def test_a_process_that_comes_later_is_found_by_counting(gpu: FakeGpu) -> None:
     meter.start()
     meter.stop()
     meter.at_boundary({})
+    meter.without_gradients()
     rungs = by_name(meter)
     assert "foreign-process" in rungs["nvml_device"].flags
     assert (rungs["nvml_process"].bytes, rungs["nvml_process"].flags) == (MIB, ()), "NVML tells them apart"
@@ -128,7 +131,7 @@ def test_what_nvml_refuses_is_a_reason(gpu: FakeGpu) -> None:
 
 def test_the_difference_to_the_allocator_is_explained(gpu: FakeGpu) -> None:
     meter = climb(gpu, FakeNvml(gpu), FakeCuda(allocated=7 * 512, requested=7 * 512))
-    difference = make_ladder(meter)["difference"]
+    difference = meter.ladder()["difference"]
     assert difference["baseline_bytes"] == 7 * 512
     assert difference["rounding_bytes"] == 508, "a counter of 4 bytes takes 512"
     # The tensor stands for one on the GPU, but lies on none: it is all in the rest, with the counter.
@@ -145,7 +148,7 @@ def test_without_a_gpu_rungs_say_why_and_the_host_is_measured() -> None:
     assert {rung.reason for rung in rungs.values() if rung.bytes is None} == {"no CUDA device"}
     assert [name for name, rung in rungs.items() if rung.bytes] == ["model_state_itemised", "resident", "peak_resident"]
     assert rungs["peak_resident"].bytes >= rungs["resident"].bytes * 0.99
-    assert make_ladder(meter)["difference"] is None and make_ladder(meter)["sampling"] is None
+    assert meter.ladder()["difference"] is None
 
 
 def test_a_device_is_found_by_uuid_never_by_number() -> None:
@@ -168,21 +171,23 @@ def test_a_slice_is_found_and_its_whole_is_not_taken_for_it() -> None:
         nvml.device(UUID)
 
 
-def test_a_sampler_looks_often_and_once_more_when_asked() -> None:
+def test_a_meter_looks_often_and_once_more_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.training.measure.meter.INTERVAL_SECONDS", 30.0)
     gpu = FakeGpu(f"GPU-{UUID}", used_bytes=MIB)
     nvml = FakeNvml(gpu)
-    sampler = Sampler(Nvml(nvml).device(UUID).read, interval_seconds=30.0)
-    sampler.start()
+    meter = Meter(GPU, Nvml(nvml).device(UUID), cuda=FakeCuda())
+    meter.start()
     before = nvml.reads
     gpu.used_bytes = 9 * MIB
-    sampler.ask()
+    meter.step_done()
     deadline = time.monotonic() + 10
     while nvml.reads == before and time.monotonic() < deadline:
         time.sleep(0.002)
     gpu.used_bytes = MIB
-    sampler.stop()
-    assert sampler.device_bytes == {"warmup": 9 * MIB}
-    assert sampler.sampling["count"] == 3 and 0 < sampler.sampling["largest_gap_seconds"] < 30
+    meter.stop()
+    meter.at_boundary({})
+    meter.without_gradients()
+    assert by_name(meter)["nvml_device"].warmup_bytes == 9 * MIB
     assert not any(thread.name == "nvml-sampler" for thread in threading.enumerate())
 
 

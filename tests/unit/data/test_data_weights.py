@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from benchmarks.data.published_weights import BERT_BASE, BERT_LARGE, GPT2_LARGE, GPT2_MEDIUM, VIT_LARGE
-from benchmarks.training.models.bert import ANSWERING, _bert
+from benchmarks.training.models.bert import _bert
 from benchmarks.training.models.gpt2 import _gpt2
 from benchmarks.training.models.vit import VisionTransformer
 from resireduce.errors import ConfigError
@@ -29,7 +29,7 @@ BERT_SIZES |= {"vocab_size": 42, "max_position_embeddings": 80}
 
 
 def bert_small() -> torch.nn.Module:
-    return _bert(ANSWERING, 48, 80, WIDTH, LAYERS, heads=2, dropout=0.1)
+    return _bert(48, 80, WIDTH, LAYERS, heads=2, dropout=0.1)
 
 
 def gpt2_small() -> torch.nn.Module:

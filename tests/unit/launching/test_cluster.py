@@ -4,11 +4,9 @@ import math
 import os
 import socket
 import sys
-import threading
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,6 @@ from benchmarks.launching.slurm import step_task as task
 from benchmarks.launching.slurm.queue import has_failed, lost_nodes
 from benchmarks.launching.slurm.step import Placement, Task, judge, step
 from benchmarks.launching.slurm.working import working_folder
-from benchmarks.training.rank import tcp_store
 from resireduce.errors import ConfigError
 
 CELL = Cell(model="vgg-digits", threads=3)
@@ -72,18 +69,6 @@ def test_what_the_site_says_comes_first_and_on_one_node_ranks_meet_on_the_loopba
     monkeypatch.setattr(task, "host_names", lambda nodes: [socket.gethostname()])
     found = task.rank_variables(STEP, TASK)
     assert found["GLOO_SOCKET_IFNAME"] == "lo" and "NCCL_SOCKET_IFNAME" not in found
-
-
-def test_ranks_meet_in_a_store_whose_address_is_in_a_file(tmp_path: Path) -> None:
-    stores: list[Any] = []
-    other = threading.Thread(target=lambda: stores.append(tcp_store(tmp_path, 1, 2, "127.0.0.1", 20)))
-    other.start()
-    first = tcp_store(tmp_path, 0, 2, "127.0.0.1", 20)
-    other.join()
-    first.set("word", "said")
-    assert stores[0].get("word") == b"said"
-    with pytest.raises(ConnectionError, match=r"rank 1 waited 0.05 s for .*torch.json"):
-        tcp_store(tmp_path / "..", 1, 2, "127.0.0.1", 0.05)
 
 
 SRUN = """#!/bin/bash

@@ -13,8 +13,8 @@ from benchmarks.__main__ import main
 from benchmarks.core.ways import FORMS, FULLEST, RESIDENT, WAYS
 from benchmarks.micro import beside_command as cli
 from benchmarks.micro.beside_command import measure_way
+from benchmarks.training.beside.beside_rank import MODELS
 from benchmarks.training.beside.builders import build
-from benchmarks.training.beside.plain_models import MODELS
 from resireduce.errors import ConfigError
 from resireduce.grouping import find_groups
 

@@ -14,8 +14,8 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import PAPER, READMES, WORKLOADS, Schedule
-from benchmarks.training import build as build_module
-from benchmarks.training.build import build, make_compressor, make_task, rank_seed
+from benchmarks.training import pretrain
+from benchmarks.training.build import build, make_compressor, make_model, make_task, rank_seed
 from benchmarks.training.optimizers import BertAdam, make_optimizer
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC
@@ -46,7 +46,7 @@ def test_a_cell_with_real_data_starts_from_the_recipes_weights_and_a_synthetic_o
     model = load(MODELS["resnet20"])()
     save_weights(tmp_path, {name: torch.full_like(p, 0.5) for name, p in model.named_parameters()})
     for data in ("real", "synthetic"):
-        made = build_module.make_model(small(data=data), None, tmp_path)
+        made = make_model(small(data=data), None, tmp_path)
         assert all(parameter.eq(0.5).all() for parameter in made.parameters()) == (data == "real")
 
 
@@ -166,7 +166,6 @@ def test_fixed_order_repeats_the_first_epochs_and_what_is_drawn_depends_on_the_s
         (first, trainer), (again, _), (other, _) = (drawn(LocalCommunicator(), seed) for seed in (0, 0, 1))
     batches = trainer.indices()
     assert first == again != other
-    assert len({rank_seed(seed, rank) % 2**32 for seed in range(5) for rank in range(64)}) == 5 * 64
     one, two = (torch.cat([next(batches), next(batches)]) for _ in range(2))
     assert torch.equal(one.sort().values, two.sort().values)
     assert torch.equal(one, two) == bool(released)
@@ -201,13 +200,75 @@ def dropping(communicator, seed: int = 0):
 
 def test_dropout_is_the_same_each_time_and_depends_on_seed_and_rank_while_weights_are_equal(monkeypatch):
     monkeypatch.setitem(MODELS, "resnet20", "tests.unit.training.test_build:Drops")
-    asked = []
-    monkeypatch.setattr(build_module, "rank_seed", lambda seed, rank: asked.append(rank) or rank_seed(seed, rank))
     with torch.random.fork_rng(devices=[]):
         (weight, mask), (same_weight, same_mask) = (dropping(LocalCommunicator()) for _ in range(2))
         assert torch.equal(weight, same_weight) and torch.equal(mask, same_mask)
         assert not torch.equal(mask, dropping(LocalCommunicator(), seed=1)[1])
-        asked.clear()
         (first, _), (second, _) = LocalWorld(2).run(dropping)
-    assert torch.equal(first, second) and sorted(asked) == [0, 1]
+    assert torch.equal(first, second)
     assert len({rank_seed(seed, rank) % 2**32 for seed in range(5) for rank in range(64)}) == 5 * 64
+
+
+SHAPES = ((30, 20), (7,), (2, 3, 4))
+
+
+def in_numpy(start: list, grads: list[list], lrs: list[float], decay: float, limit: float) -> list:
+    """The formula in float64: no correction of bias, each gradient clipped on its own."""
+    values = [value.astype(np.float64) for value in start]
+    means, squares = ([np.zeros_like(value) for value in values] for _ in range(2))
+    for lr, step_grads in zip(lrs, grads, strict=True):
+        for i, grad in enumerate(step_grads):
+            g = grad.astype(np.float64)
+            norm = np.sqrt((g**2).sum())
+            g = g * (limit / norm) if norm > limit else g
+            means[i] = 0.9 * means[i] + 0.1 * g
+            squares[i] = 0.999 * squares[i] + 0.001 * g**2
+            values[i] = values[i] - lr * (means[i] / (np.sqrt(squares[i]) + 1e-6) + decay * values[i])
+    return values
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_steps_follow_the_formula(case):
+    generator = np.random.default_rng(case)
+    scale, decay, limit = 10.0 ** generator.integers(-3, 2), float(case % 2) * 0.01, float(generator.choice([1.0, 0.3]))
+    start = [generator.standard_normal(shape) for shape in SHAPES]
+    grads = [[scale * generator.standard_normal(shape) for shape in SHAPES] for _ in range(6)]
+    lrs = generator.uniform(1e-4, 1e-1, 6).tolist()
+    parameters = [nn.Parameter(torch.tensor(value)) for value in start]
+    optimizer = BertAdam(parameters, lr=1.0, weight_decay=decay, max_norm=limit)
+    for lr, step_grads in zip(lrs, grads, strict=True):
+        optimizer.param_groups[0]["lr"] = lr
+        for parameter, grad in zip(parameters, step_grads, strict=True):
+            parameter.grad = torch.tensor(grad)
+        optimizer.step()
+    # 1e-6 beside the norm keeps the quotient finite, so that clipped gradients are a millionth smaller.
+    for found, expected in zip(parameters, in_numpy(start, grads, lrs, decay, limit), strict=True):
+        assert np.allclose(found.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def run(tmp_path, *arguments: str) -> int:
+    return main(["data", "pretrain", *arguments, "--output", str(tmp_path / "weights" / "model.pt")])
+
+
+def test_weights_are_written_and_are_the_same_each_time_whatever_the_global_generator(tmp_path, monkeypatch):
+    short = dataclasses.replace(WORKLOADS["bert-questions"], pretrain_steps=3, pretrain_batch=2)
+    monkeypatch.setitem(WORKLOADS, "bert-questions", short)
+    assert run(tmp_path, "--model", "bert-questions", "--threads", "1") == 0
+    (file,) = (tmp_path / "weights").iterdir()
+    state, before = torch.load(file, weights_only=True), torch.get_rng_state()
+    again = pretrain.pretrain(short, lambda line: None)
+    assert torch.equal(before, torch.get_rng_state())
+    assert state.keys() == again.keys() and all(torch.equal(state[name], again[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "gpt2-byte"), "model: 'gpt2-byte' is not known (did you mean 'gpt2-bytes'?)"),
+        (("--model", "vgg-digits"), "model: 'vgg-digits' starts from scratch"),
+        (("--model", "gpt2-bytes", "--threads", "0"), "threads: 0 is not allowed; give a whole number, 1 to 1024"),
+    ],
+)
+def test_wrong_input_is_refused_before_any_training(tmp_path, arguments, message, capsys):
+    assert run(tmp_path, *arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}") and not (tmp_path / "weights").exists()

@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks.training.tasks.cifar_task import VARIANTS, Cifar, look_up
-from benchmarks.training.tasks.imagenet_task import ImageNet, random_box
+from benchmarks.training.tasks.images import VARIANTS, Cifar, ImageNet, look_up, random_box
 from benchmarks.training.tasks.task import Setting
 from resireduce.errors import ConfigError
 from tests.prepared import save_cifar, save_prepared
@@ -68,17 +67,6 @@ def test_augmentation_depends_on_seed_step_and_index_alone(tmp_path):
     assert torch.equal(together[1:2], images([9], 3)), "another rank gets the same image"
     assert not torch.equal(together, images([5, 9, 17], 4))
     assert not torch.equal(together, images([5, 9, 17], 3, seed=1))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"test_labels": np.array([100] * 37)}, {"train_images": np.zeros((40, 3, 32, 32), dtype=np.float32)}],
-    ids=["labels", "images"],
-)
-def test_files_of_another_format_are_refused(tmp_path, change):
-    save_cifar(tmp_path, **change)
-    with pytest.raises(ConfigError, match=r"allowed: uint8 \(n, 3, 32, 32\).*prepare again"):
-        Cifar(Setting(data="cifar100", root=tmp_path))
 
 
 def test_top1_counts_each_image_once_and_batch_means_give_small_batches_as_much_weight(tmp_path):

@@ -21,8 +21,7 @@ from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.outcomes import overall, to_result
 from benchmarks.launching.processes import count_oom_kills
 from benchmarks.training.deadline import Watch
-from benchmarks.training.failures import asked_bytes, describe
-from benchmarks.training.rank import run_rank
+from benchmarks.training.rank import describe, run_rank
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
 
@@ -64,7 +63,6 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch)
     assert record.status == "oom", record.reason
     assert "\n" not in record.reason and "allocate" in record.reason
     assert {key: record.failure[key] for key in ("rank", "step", "phase")} == {"rank": 0, "step": 3, "phase": "forward"}
-    assert record.failure["asked_bytes"] > 10**6
     assert record.steps == len(record.step_seconds) == 2
     assert record.peak_resident_bytes > 0
 
@@ -97,9 +95,9 @@ def _other_code(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (_other_code, "is of other content (resireduce); the cell starts afresh"),
-        (lambda folder: os.truncate(folder / "step2.rank0.pt", 999), "cannot be read ("),
-        (lambda folder: (folder / "step2.shared.pt").unlink(), "lacks step2.shared.pt; the cell starts afresh"),
+        (_other_code, "cannot be used (of other content: resireduce); the cell starts afresh"),
+        (lambda folder: os.truncate(folder / "step2.rank0.pt", 999), "cannot be used ("),
+        (lambda folder: (folder / "step2.shared.pt").unlink(), "cannot be used ([Errno 2] No such file or directory"),
     ],
     ids=["code", "cut off", "missing"],
 )
@@ -132,16 +130,18 @@ def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, folder: Path) -> Ce
     return record
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, capsys, monkeypatch):
-    """And the training goes on from the one before."""
+def test_a_full_disk_ends_the_cell_and_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     _stop_after(monkeypatch, 2, tmp_path)
-    monkeypatch.setattr("torch.save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    record = train(folder=tmp_path, content={"resireduce": "this"}, save_every_seconds=1e-9)
-    assert record.status == "ok" and "(No space left on device)" in capsys.readouterr().err
-    assert record.provenance["resumed_at_steps"] == [2]
-    assert record.wall_seconds > 1.0, "the time of the run before counts"
+    limits = {"folder": tmp_path, "content": {"resireduce": "this"}, "save_every_seconds": 1e-9}
+    with monkeypatch.context() as full:
+        full.setattr("torch.save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        record = train(**limits)
+    assert record.status == "error" and "No space left on device" in record.reason
     assert saved_step(tmp_path) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, "step2.rank0.pt", "step2.shared.pt"]
+    record = train(**limits)
+    assert record.status == "ok" and record.provenance["resumed_at_steps"] == [2]
+    assert record.wall_seconds > 1.0, "the time of the run before counts"
 
 
 def test_a_deadline_that_is_over_ends_with_a_record_of_an_unfinished_cell(tmp_path):
@@ -165,19 +165,17 @@ def test_the_rank_that_was_lost_explains_the_others():
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "asked"),
+    ("error", "status"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"), "oom", 5 * 2**29),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), "oom", 4096),
-        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"), "error", None),
-        (ConnectionError("rank 0 waited 9 s in /tmp/x: a rank did not come (1)"), "error", None),
-        (ValueError("no such thing"), "error", None),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), "oom"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"), "error"),
+        (ConnectionError("rank 0 waited 9 s in /tmp/x: a rank did not come (1)"), "error"),
     ],
 )
-def test_an_exception_says_what_happened(error, status, asked):
+def test_an_exception_says_what_happened(error, status):
     found, reason, failure = describe(error)
     assert found == status and reason and "\n" not in reason
-    assert asked_bytes(str(error)) == asked
     assert failure.get("lost_peer", False) == any(it in str(error) for it in ("gloo", "Horovod", "rank 0"))
 
 

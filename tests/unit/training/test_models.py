@@ -32,8 +32,6 @@ PARAMETERS = {
     "bert-large": 334_100_482,
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
-    "bert-base-pretraining": 110_106_428,
-    "bert-large-pretraining": 336_226_108,
     "resnet152-imagenet": 60_192_808,
     "vgg16-imagenet": 138_365_992,
     "vit-large": 304_326_632,

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from benchmarks.data.squad import Question
-from benchmarks.training.tasks.questions import scores
+from benchmarks.training.tasks.questions import Asked, scores
 from benchmarks.training.tasks.squad_task import (
     Squad,
     Text,
     best_span,
-    collate,
     find_answer,
     make_features,
     make_tokenizer,
@@ -101,7 +100,7 @@ def test_a_long_context_gives_several_features_and_only_whole_answers_are_marked
     features = make_features(question, numbered(400), (200, 205), length=205)
     assert [(feature.first, len(feature.context)) for feature in features] == [(0, 200), (128, 200), (256, 144)]
     assert [feature.answer for feature in features] == [(0, 0), (4 + 72, 4 + 77), (0, 0)]
-    batch = collate(features, 205, cls=2, sep=3)
+    batch = Asked.collate(SimpleNamespace(length=205, cls=2, sep=3), features)
     assert batch["input_ids"][0, :5].tolist() == [2, 5, 6, 3, 10]
     assert batch["input_ids"][2, 147:150].tolist() == [10 + 399, 3, 0]
     assert batch["input_ids"][1, batch["starts"][1]] == 10 + 200
@@ -187,11 +186,11 @@ class Oracle(nn.Module):
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(1))
         self.known = {}
-        for index in range(task.questions.held_out):
-            question, context, features = task.questions.question(index)
+        for index in range(task.source.held_out):
+            question, context, features = task.source.question(index)
             begin, end = question.starts[0], question.starts[0] + len(question.answers[0])
             (touched,) = np.nonzero((context.spans[:, 0] < end) & (context.spans[:, 1] > begin))
-            rows = task.collate(features)["input_ids"].tolist()
+            rows = task.source.collate(features)["input_ids"].tolist()
             for feature, row in zip(features, rows, strict=True):
                 shift = feature.before - feature.first
                 self.known[tuple(row)] = (int(touched[0]) + shift, int(touched[-1]) + shift, len(row))
@@ -209,7 +208,7 @@ def test_right_spans_score_full_marks_and_each_question_counts_once(tmp_path):
     save_squad(tmp_path, document(6, 10, 1), document(9, 30, 2), [*VOCABULARY, *LETTERS])
     squad = Squad(Setting(data="squad", root=tmp_path, length=64))
     model = Oracle(squad)
-    assert any(len(squad.questions.question(index)[2]) > 2 for index in range(9)), "some have several windows"
+    assert any(len(squad.source.question(index)[2]) > 2 for index in range(9)), "some have several windows"
     for world_size in (1, 2, 12):
         sums = sum(squad.evaluate(model, rank, world_size) for rank in range(world_size))
         assert sums[2] == 9

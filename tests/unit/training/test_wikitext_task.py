@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.training.tasks.task import Setting
-from benchmarks.training.tasks.wikitext_task import WikiText
-from resireduce.errors import ConfigError
+from benchmarks.training.tasks.texts import WikiText
 from tests.prepared import save_wikitext
 
 WORDS = 50
@@ -84,15 +83,3 @@ def test_rank_perplexity_is_of_rank_0_alone_and_by_batches(tmp_path):
     batches = [np.mean(own[:2]), np.mean(own[2:4]), own[4]]
     sums = sum(task.evaluate(model, rank, 2) for rank in range(2))
     assert task.metrics_from(sums)["perplexity"] == pytest.approx(math.exp(np.mean(batches)), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("edges", "length", "said"),
-    [
-        ([0, 60, 50, 100], 8, "the train tokens in .* are not as prepared; prepare them again"),
-        ([0, 50, 100], 51, "length: 51 is more than any 1000 rows of train"),
-    ],
-)
-def test_files_of_another_format_or_length_are_refused(tmp_path, edges, length, said):
-    with pytest.raises(ConfigError, match=said):
-        make(tmp_path, length, train=(100, edges))

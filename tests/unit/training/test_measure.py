@@ -1,4 +1,4 @@
-"""What a record's picture of a step is made of: every tensor in its band, from its making to its end."""
+"""What is measured of a step: every tensor in its band as long as it is alive, and phases that add up."""
 
 import threading
 from pathlib import Path
@@ -9,9 +9,12 @@ import torch
 from benchmarks.core.cell import Cell
 from benchmarks.core.rank_memory import BANDS, POINTS, moments_problem, unpack_moments
 from benchmarks.training.build import build
+from benchmarks.training.measure.phases import NAMES
 from benchmarks.training.measure.tracker import BandTracker, measure_memory
 from benchmarks.training.plan_of_cell import plan_of
+from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
+from tests.worlds import same
 
 
 def test_tensors_are_in_their_bands_as_long_as_they_are_alive() -> None:
@@ -59,3 +62,30 @@ def test_a_message_that_another_thread_lets_go_of_a_moment_later_is_in_no_peak()
         threading.Timer(0.001, message.clear).start()
         after = torch.zeros(100)
     assert tracker.peak_bytes == after.nbytes
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, gradients: str, observed: int) -> Trainer:
+    monkeypatch.setattr("benchmarks.training.measure.probe.OBSERVED_STEPS", observed)
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
+    size = {"world_size": 1, "steps": 2, "batch_per_rank": 4}
+    cell = Cell(model="vgg-digits", scheme="w+2d", gradients=gradients, backend="local", **size)
+    trainer = build(cell, LocalCommunicator(), None, Path("data"))
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_phases_of_a_cell_add_up_and_watching_changes_no_bit(
+    monkeypatch: pytest.MonkeyPatch, own_settings: None, gradients: str
+) -> None:
+    torch.set_num_threads(1)
+    watched, unwatched = (trained(monkeypatch, gradients, observed) for observed in (50, 0))
+    assert same(watched.model, unwatched.model)
+    assert unwatched.probe.phases.median_seconds() == {}
+    steps = watched.probe.phases.seconds()
+    assert len(steps) == 1, "half of a short run is warm-up"
+    for step, whole in zip(steps, watched.clock.step_seconds[1:], strict=True):
+        assert sum(step[name] for name in NAMES) == pytest.approx(step["step"], rel=1e-6)
+        assert step["step"] >= whole, "the clock of whole steps runs within"
+        assert all(step[name] > 0 for name in NAMES)
+    assert "compress" not in vars(watched.optimizer.feedback)
