@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.core.devices import V1, Idle, NvmlDevice, Reading
+from benchmarks.core.devices import Idle, NvmlDevice, Reading
 from benchmarks.core.rank_memory import EVALUATION, METHODS, STEADY, WARMUP, Rung
 from benchmarks.training.measure.tracker import peak_resident_bytes, resident_bytes
 
@@ -280,7 +280,6 @@ def _nvml_rungs(meter: Meter) -> list[Rung]:
         "shared-device": meter.ranks_on_device > 1,
         "no-idle-baseline": before is None,
         "mig": meter.nvml.is_mig,
-        V1: not meter.nvml.knows_reserved,
     }
     flags = tuple(flag for flag, is_so in conditions.items() if is_so)
     device = _peak("nvml_device", sampler.device_bytes, before, flags, sampler.last.device_reason)
