@@ -2,14 +2,11 @@
 
 import argparse
 import os
-import re
 import sys
-from difflib import get_close_matches
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
-from benchmarks.core.checks import named_path, number, whole_number
-from resireduce.errors import ConfigError, check_given, choose, in_one_line
+from resireduce.errors import ConfigError, in_one_line
 
 MEASURES = {
     "allocation": (
@@ -38,89 +35,56 @@ MEASURES = {
 }
 """What `measure` measures, or plans, each a module and a line about it."""
 Commands = dict[str, tuple[str, str]]
-GROUPS: dict[str, Commands] = {
-    "Run": {
-        "cells": (
-            "benchmarks.analysis.budget",
-            "check a config and list its cells; --budget: their cost",
-        ),
-        "data": ("benchmarks.data.data_command", "list, check and prepare data sets and pretrained weights"),
-        "run": ("benchmarks.launching.run", "train one cell and write its record"),
-        "resume": ("benchmarks.workflow.resume", "go on with a run after whatever stopped it, on a cluster or here"),
-        "measure": ("", "measure what cells do not: " + ", ".join(MEASURES)),
-        "simulate": (
-            "benchmarks.simulation.simulate_command",
-            "compute how long a step would take on a cluster that is described; nothing is measured",
-        ),
-    },
-    "Look": {
-        "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
-        "summary": (
-            "benchmarks.analysis.summaries",
-            "sum a run up as JSON: intervals, tell, rivals, systems, rates or tuned",
-        ),
-        "claims": (
-            "benchmarks.analysis.claims.claims_command",
-            "say what a run shows of each claim of the paper and of our own",
-        ),
-        "bundle": ("benchmarks.analysis.bundle.pack", "pack a run and all that it rests on into one zip"),
-        "verify": ("benchmarks.analysis.bundle.verify", "check a bundle, and make its tables from its records again"),
-    },
-    "Maintain": {
-        "doctor": ("benchmarks.doctor.doctor_command", "check this machine or image, and name a cure of what is wrong"),
-        "image": (
-            "benchmarks.images.image_command",
-            "build container images, export them, run commands with an engine",
-        ),
-        "check": (
-            "benchmarks.analysis.check.check_command",
-            "compare a run with the committed measurements; with --accept, replace these by it",
-        ),
-        "pages": ("benchmarks.analysis.results_page", "make docs/results.md and its pictures from results/reference"),
-    },
+COMMANDS: Commands = {
+    "cells": (
+        "benchmarks.analysis.budget",
+        "check a config and list its cells; --budget: their cost",
+    ),
+    "data": ("benchmarks.data.data_command", "list, check and prepare data sets and pretrained weights"),
+    "run": ("benchmarks.launching.run", "train one cell and write its record"),
+    "resume": ("benchmarks.workflow.resume", "go on with a run after whatever stopped it, on a cluster or here"),
+    "measure": ("", "measure what cells do not: " + ", ".join(MEASURES)),
+    "simulate": (
+        "benchmarks.simulation.simulate_command",
+        "compute how long a step would take on a cluster that is described; nothing is measured",
+    ),
+    "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
+    "summary": (
+        "benchmarks.analysis.summaries",
+        "sum a run up as JSON: intervals, tell, rivals, systems, rates or tuned",
+    ),
+    "claims": (
+        "benchmarks.analysis.claims.claims_command",
+        "say what a run shows of each claim of the paper and of our own",
+    ),
+    "bundle": ("benchmarks.analysis.bundle.pack", "pack a run and all that it rests on into one zip"),
+    "verify": ("benchmarks.analysis.bundle.verify", "check a bundle, and make its tables from its records again"),
+    "doctor": ("benchmarks.doctor.doctor_command", "check this machine or image, and name a cure of what is wrong"),
+    "image": (
+        "benchmarks.images.image_command",
+        "build container images, export them, run commands with an engine",
+    ),
+    "check": (
+        "benchmarks.analysis.check.check_command",
+        "compare a run with the committed measurements; with --accept, replace these by it",
+    ),
+    "pages": ("benchmarks.analysis.results_page", "make docs/results.md and its pictures from results/reference"),
 }
-"""Commands, each a module and a line about it, by what they are for: the order in which the help lists them."""
-COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+"""Commands, each a module and a line about it: to run, to look at what was run, to maintain."""
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
-def build_parser(command: str | None, measure: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser; only the named command's module is imported, so that report needs no torch."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=_overview(), formatter_class=raw)
-    _add_commands(parser, COMMANDS, command, measure, "COMMAND")
-    return parser
-
-
-def _add_commands(
-    parser: argparse.ArgumentParser, commands: Commands, named: str | None, measure: str | None, metavar: str
-) -> None:
-    # With a help of their own argparse would list the commands again, without groups.
-    text = "one of those above"
-    parsers = parser.add_subparsers(dest=metavar, required=True, metavar=metavar, title=metavar.lower(), help=text)
+def _add_commands(parser: argparse.ArgumentParser, commands: Commands, given: Sequence[str]) -> None:
+    """Add the commands' parsers; only the module of the given one is imported, so that report needs no torch."""
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (module, said) in commands.items():
-        lines = "\n".join(f"  {one:<13} {words}" for one, (_, words) in MEASURES.items())
-        subparser = parsers.add_parser(
-            name,
-            description=f"{said[0].upper()}{said[1:]}." if module else f"Measure, and write as JSON:\n{lines}",
-            formatter_class=argparse.HelpFormatter if module else argparse.RawDescriptionHelpFormatter,
-        )
-        if name == named and not module:
-            _add_commands(subparser, MEASURES, measure, None, "MEASURE")
-        elif name == named:
+        one = parsers.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.")
+        if given[:1] == [name] and not module:
+            _add_commands(one, MEASURES, given[1:])
+        elif given[:1] == [name]:
             loaded = import_module(module)
-            for kind, read in ((Path, named_path), (int, whole_number), (float, number)):
-                subparser.register("type", kind, read)
-            loaded.add_arguments(subparser)
-            subparser.set_defaults(main=loaded.main, parser=subparser)
-
-
-def _overview() -> str:
-    """Return the help's list of commands, group by group."""
-    lines = []
-    for group, commands in GROUPS.items():
-        lines += [f"{group}:", *(f"  {name:<13} {text}" for name, (_, text) in commands.items()), ""]
-    return "\n".join([*lines, "Options of a command: python -m benchmarks COMMAND --help"])
+            loaded.add_arguments(one)
+            one.set_defaults(main=loaded.main)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -129,16 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
     A refusal by the system (a full disk, another user's files) ends it likewise with status 1, and Ctrl-C with 130.
     """
     given = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
     try:
-        if given and not given[0].startswith("-"):
-            choose("command", given[0], COMMANDS)
-        measure = given[1] if given[:1] == ["measure"] and len(given) > 1 and not given[1].startswith("-") else None
-        if measure is not None:
-            choose("measure", measure, MEASURES)
-        check_given(given)
-        args, unknown = build_parser(given[0] if given else None, measure).parse_known_args(given)
-        if unknown:
-            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], args.parser)}")
+        _add_commands(parser, COMMANDS, given)
+        args = parser.parse_args(given)
         return int(args.main(args))
     except ConfigError as error:
         return _end(error, BAD_INPUT)
@@ -149,16 +107,6 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         return _end(error, FAILED)
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] in ("benchmarks", "resireduce"):
-            raise
-        return _end(f"{error}: {sys.executable} lacks a package; make sets up .venv/bin/python, which has all", FAILED)
-
-
-def _meant(option: str, parser: argparse.ArgumentParser) -> str:
-    """Return a hint at the option of a command that is written most like an unknown one; "" if none is."""
-    close = get_close_matches(option.partition("=")[0], re.findall("--[a-z-]+", parser.format_usage()), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _end(error: object, status: int) -> int:

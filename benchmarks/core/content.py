@@ -8,7 +8,6 @@ from pathlib import Path
 
 from benchmarks.core.paths import CACHE, IMAGES, ROOT
 from benchmarks.core.workloads import WORKLOADS
-from resireduce.errors import ConfigError
 
 LIBRARY = ("resireduce",)
 TRAINING = ("benchmarks/core", "benchmarks/data", "benchmarks/training", "benchmarks/launching")
@@ -38,17 +37,6 @@ def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:
             digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def check_syntax(paths: Iterable[str], root: Path = ROOT) -> None:
-    """Raise ConfigError, one line with the place, for source code at or below paths that is not valid Python."""
-    for path in paths:
-        for file in _sources(root / path):
-            if file.suffix == ".py":
-                try:
-                    compile(file.read_bytes(), file, "exec")
-                except SyntaxError as error:
-                    raise ConfigError(f"{file.relative_to(root)}, line {error.lineno}: {error.msg}") from None
 
 
 def text_hash(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from math import prod
 from typing import Any
 
 from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
@@ -18,8 +17,6 @@ WHOLE = "matrix"
 """Name of the part that stands for cells outside of all parts."""
 WORDS = ("title", "about")
 """Keys of a part that are descriptions for readers."""
-MOST_CELLS = 100_000
-"""Most cells of an entry: an unintended product of long lists would fill the memory."""
 
 
 def expand(config: Mapping[str, Any]) -> list[Cell]:
@@ -95,8 +92,6 @@ def _entry_cells(where: str, values: dict[str, Any]) -> Iterable[Cell]:
         raise ConfigError(f"{where}: model: missing; name it here or in defaults")
     names = [name for name in CELL_FIELDS if name in values]
     choices = [_choices(where, name, values[name]) for name in names]
-    if (count := prod(map(len, choices))) > MOST_CELLS:
-        raise ConfigError(f"{where}: its lists make {count:,} cells, allowed are {MOST_CELLS:,}; give shorter lists")
     with within(where):
         return [Cell(**dict(zip(names, combination, strict=True))) for combination in product(*choices)]
 
@@ -107,17 +102,4 @@ def _choices(where: str, name: str, value: Any) -> list[Any]:
     several = isinstance(value, list) and (name not in NAME_LISTS or any(isinstance(item, list) for item in value))
     several = several and not (name == "merge" and is_plan(value))
     choices = value if several else [value]
-    allow(f"{where}: {name}", choices, choices, "a value or a list of at least one")
-    return [_number_from_yaml(where, name, choice) for choice in choices]
-
-
-def _number_from_yaml(where: str, name: str, value: Any) -> Any:
-    """Explain that YAML 1.1 reads 1e-3 as text, instead of saying only that a text is not a number."""
-    if name == "density" and isinstance(value, str):
-        try:
-            meant = float(value)
-        except ValueError:
-            return value
-        plain = f"{meant:.12f}".rstrip("0")
-        raise ConfigError(f"{where}: {name}: {value!r} is text to YAML; write {plain} without quotes or exponent")
-    return value
+    return list(allow(f"{where}: {name}", choices, choices, "a value or a list of at least one"))

@@ -30,11 +30,9 @@ rule image:
         "results/cache/images/{image}-{content}.json",
     log:
         "results/cache/images/{image}-{content}.log",
-    params:
-        engine="podman" if IMAGE and IMAGE.runtime == "podman" else "docker",
     shell:
         "echo 'Building image {wildcards.image}, once for all runs (minutes; see {log}) ...'; "
-        "python -m benchmarks image build {wildcards.image} --engine {params.engine} --entry {output:q} > {log:q} 2>&1 "
+        "python -m benchmarks image build {wildcards.image} --entry {output:q} > {log:q} 2>&1 "
         "|| {{ echo 'FAILED image {wildcards.image}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"
 
 

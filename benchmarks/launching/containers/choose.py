@@ -14,11 +14,11 @@ from benchmarks.core.devices import has_nvidia, wanted_device
 from benchmarks.core.files import file_hash, save_json, try_json
 from benchmarks.core.paths import IMAGES
 from benchmarks.core.programs import output_of
-from benchmarks.core.run_config import NETWORKS, RUNTIMES
-from benchmarks.launching.containers.containers import command, isolated
+from benchmarks.core.run_config import NETWORKS, RUNTIMES, get_runtime
+from benchmarks.launching.containers.containers import command
 from benchmarks.launching.containers.entry import LOCK, ImageEntry, image_content, read_images
 from benchmarks.launching.containers.runtime import Runtime
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError
 
 INFINIBAND = Path("/dev/infiniband")
 SIF_HEADER_BYTES = 128
@@ -33,9 +33,7 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     engine, an engine that does not answer, or a `network` that is not available.
     """
     entry, beside = _find_entry(image)
-    # Images for apptainer are exported from an engine.
-    engine = " --engine podman" if name == "podman" else ""
-    build = f"python -m benchmarks image build {entry.name}{engine}{_own_file(image)}"
+    build = f"python -m benchmarks image build {entry.name}{_own_file(image)}"
     here = image_content(entry.name)
     if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
         raise ConfigError(
@@ -46,11 +44,8 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     sif = _check_sif(beside, entry, image) if name == "apptainer" else None
     if sif is None:
         _check_engine(name, program, entry, build)
-    elif network == "none":
-        with isolated():  # or it raises with the reason
-            pass
     uid, gid = os.getuid(), os.getgid()
-    # Without root, root in the container is the caller; podman can keep the user's number, as docker with root does.
+    # Without root, root in the container is the caller.
     rootless = name == "docker" and "name=rootless" in _ask([*program, "info", "--format", "{{.SecurityOptions}}"])
     others = () if rootless or name != "docker" else tuple(sorted(set(os.getgroups()) - {gid}))
     unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
@@ -66,7 +61,6 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
         user="0:0" if rootless else f"{uid}:{gid}",
         groups=others,
         host=socket.gethostname(),
-        keeps_id=name == "podman" and uid != 0,
     )
 
 
@@ -108,7 +102,7 @@ def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build:
     try:
         found = _ask([*program, "image", "inspect", "--format", "{{.Id}}", entry.digest])
     except ConfigError as error:
-        if "no such image" in str(error).lower() or "image not known" in str(error).lower():
+        if "no such image" in str(error).lower():
             raise ConfigError(
                 f"image: {name} has no image {entry.name} of {entry.digest[:19]}...; build it: {build}"
             ) from None
@@ -145,7 +139,7 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", default="none", help=f"what runs an image: {', '.join(RUNTIMES)} (default: none)")
     text = "what the runtime runs: a name in containers/images.lock.json, or an image's own JSON"
     parser.add_argument("--image", metavar="NAME|FILE", help=text)
-    parser.add_argument("--network", help=f"network in the image: {', '.join(NETWORKS)} (default: none)")
+    parser.add_argument("--network", help=f"network in the image: {', '.join(NETWORKS)} (docker: none)")
 
 
 def asked_runtime(args: argparse.Namespace) -> Runtime | None:
@@ -154,16 +148,9 @@ def asked_runtime(args: argparse.Namespace) -> Runtime | None:
     Raises ConfigError, one line with the cure, for options that contradict each other or cannot be used here:
     `benchmarks.launching.containers.choose.find_runtime`.
     """
-    name = choose("runtime", args.runtime, RUNTIMES)
+    name, network = get_runtime(vars(args))
     if name == "none":
-        for option in ("image", "network"):
-            if (given := getattr(args, option)) is not None:
-                raise ConfigError(
-                    f"{option}: {given!r} is of no use with --runtime none; give --runtime "
-                    f"{', '.join(RUNTIMES[1:-1])} or {RUNTIMES[-1]}, or leave it out"
-                )
         return None
-    network = choose("network", args.network or "none", NETWORKS)
     if not args.image:
         raise ConfigError(
             f"image: missing with --runtime {name}; give a name in containers/images.lock.json, or an image's JSON"

@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.core.provenance import DIGEST_VARIABLE
 from benchmarks.launching.containers.entry import ImageEntry
-from resireduce.errors import ConfigError
 
 TMP = Path("/tmp")
 
@@ -22,13 +21,11 @@ class Bind:
     path: Path
     """Absolute."""
     writable: bool = False
-    target: Path | None = None
-    """Path in the container; None: the same as on the host."""
 
     def option(self) -> str:
-        """Return the value of --mount; docker, podman and apptainer read it as CSV, so colons have no meaning in it."""
+        """Return the value of --mount; docker and apptainer read it as CSV, so colons have no meaning in it."""
         line = io.StringIO()
-        fields = ["type=bind", f"source={self.path}", f"destination={self.target or self.path}"]
+        fields = ["type=bind", f"source={self.path}", f"destination={self.path}"]
         csv.writer(line, lineterminator="").writerow(fields if self.writable else [*fields, "readonly"])
         return line.getvalue()
 
@@ -38,24 +35,15 @@ def bind_all(
 ) -> tuple[Bind, ...]:
     """Return the binds of these paths, if they exist, and of the scratch folder TMPDIR, the outermost first.
 
-    /tmp itself stays the container's own. Raises ConfigError, one line, for a path that cannot be bound.
+    /tmp itself stays the container's own.
     """
     scratch = [Path(variables["TMPDIR"])] if variables.get("TMPDIR") else []
     found: dict[Path, bool] = {}
     for paths, may_write in ((readable, False), ([*writable, *scratch], True)):
         for path in paths:
             if path is not None and path.exists() and (there := Path(os.path.abspath(path))) != TMP:
-                found[_checked(there)] = may_write
+                found[there] = may_write
     return tuple(Bind(path, found[path]) for path in sorted(found))
-
-
-def _checked(path: Path) -> Path:
-    if not str(path).isprintable() or '"' in str(path):
-        raise ConfigError(
-            f"runtime: {str(path)!r} cannot be bound into a container; allowed: printable characters but quotes; "
-            "rename it, or take another folder"
-        )
-    return path
 
 
 NAMES = (
@@ -96,7 +84,6 @@ def for_apptainer(variables: Mapping[str, str]) -> dict[str, str]:
 SHARED_MEMORY = "1g"
 """Shared memory of all ranks of a cell together, for NCCL and data loaders; an engine's default is 64 MiB."""
 SUPERVISED = ("python", "-m", "benchmarks.launching.supervise")
-HOSTS = "hosts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +121,6 @@ class Runtime:
     """The caller's other groups, to which the data may belong."""
     host: str = "localhost"
     """The name of this machine, which ranks have too."""
-    keeps_id: bool = False
-    """Whether the caller must be mapped to the same ID in the container: podman without root."""
 
     def command(self, arguments: Sequence[str], container: Container, variables: Mapping[str, str]) -> list[str]:
         """Return the command line that runs `arguments` in a container.
@@ -143,8 +128,7 @@ class Runtime:
         It passes `variables` by name only; their values come from `environment`, in which it is called: srun and mpirun
         set them for each rank.
         """
-        last = ["--last"] if self.name == "podman" and container.leader is None else []
-        inside = [*SUPERVISED, *last, *arguments]
+        inside = [*SUPERVISED, *arguments]
         if self.name == "apptainer":
             # Apptainer refuses to set HOME itself.
             settings = [f"{name}={value}" for name, value in self._fixed(container.folder).items()]
@@ -178,8 +162,7 @@ class Runtime:
         options = ["--rm", "--interactive", "--name", container.name, "--pull=never", "--sig-proxy=false"]
         options += ["--read-only", f"--tmpfs={TMP}:exec,mode=1777", f"--workdir={TMP}", "--log-driver=none"]
         options += ["--cap-drop=ALL", "--security-opt=no-new-privileges", "--security-opt=label=disable"]
-        options += [f"--user={self.user}", *(["--userns=keep-id"] if self.keeps_id else [])]
-        return options + [f"--group-add={group}" for group in self.groups]
+        return [*options, f"--user={self.user}", *(f"--group-add={group}" for group in self.groups)]
 
     def _joined(self, container: Container) -> list[str]:
         """Return the options for sharing: all ranks of a cell use loopback device and /dev/shm of the first container.
@@ -200,17 +183,10 @@ class Runtime:
 
     def _devices(self) -> list[str]:
         """Return the options for GPUs, with the host's process IDs, which NVML reports, and for InfiniBand."""
-        gpus = ["--gpus=all"] if self.name == "docker" else ["--device=nvidia.com/gpu=all"]
-        options = [*gpus, "--pid=host"] if self.gpus else []
+        options = ["--gpus=all", "--pid=host"] if self.gpus else []
         return options + (["--device=/dev/infiniband", "--ulimit=memlock=-1:-1"] if self.infiniband else [])
 
     def _apptainer_options(self, container: Container) -> list[str]:
         # Process IDs, /dev/shm, the host name and /tmp are the host's by default; the root file system is read-only.
         options = ["--no-home", "--no-mount", "home,cwd", "--pwd", str(TMP), *(["--nv"] if self.gpus else [])]
-        if self.network == "none":
-            options += ["--mount", Bind(container.folder / HOSTS, target=Path("/etc/hosts")).option()]
         return options + [word for bind in container.binds for word in ("--mount", bind.option())]
-
-    def hosts(self) -> str:
-        """Return the content of /etc/hosts for apptainer's containers without a network: HOSTS in the folder."""
-        return f"127.0.0.1 localhost {self.host}\n"

@@ -60,8 +60,6 @@ def ask(command: Sequence[str], timeout_seconds: float = ANSWER_SECONDS) -> str:
     return output_of(command, timeout_seconds, env=without_defaults(), stdin=subprocess.DEVNULL)
 
 
-WEIGHTS = ("rule_pretrained_wildcards_", "rule_pretrained_in_image_wildcards_")
-"""Beginning of the comments of jobs that train weights; these belong to no single run, since runs share weights."""
 GONE_SECONDS = 300.0
 """How long cancelled jobs may take to end: Slurm gives them KillWait, usually 30 s, then cleans up."""
 LOOK_SECONDS = 2.0
@@ -76,13 +74,6 @@ class QueuedJob:
     number: str
     state: str
     """PENDING, RUNNING, COMPLETING ..."""
-    comment: str
-    """The rule and its wildcards, as Snakemake's executor writes them."""
-
-    @property
-    def trains_weights(self) -> bool:
-        """Return whether it trains weights that cells start from, and not a cell."""
-        return self.comment.startswith(WEIGHTS)
 
 
 def cell_comment(run: str, cell: str) -> str:
@@ -91,20 +82,19 @@ def cell_comment(run: str, cell: str) -> str:
 
 
 def find_jobs(comments: Collection[str], folder: Path) -> list[QueuedJob]:
-    """Return this user's jobs, submitted from `folder`, that have one of `comments` or train weights.
+    """Return this user's jobs, submitted from `folder`, that have one of `comments`, hidden partitions included.
 
-    Sorted by number, hidden partitions included. Raises ConfigError, one line, if squeue does not answer.
+    Raises ConfigError, one line, if squeue does not answer.
     """
-    line = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--format=%i|%T|%k|%Z"]
-    found, here = [], os.path.realpath(folder)
-    for said in ask(line).splitlines():
-        if said.count("|") < 3:
-            continue
-        number, state, comment, place = said.split("|", 3)  # a folder's name may contain the sign, a cell's does not
-        job = QueuedJob(number, state, comment)
-        if os.path.realpath(place) == here and (comment in comments or job.trains_weights):
-            found.append(job)
-    return sorted(found, key=lambda job: (len(job.number), job.number))
+    line = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--sort=i", "--format=%i|%T|%k|%Z"]
+    jobs = (
+        said.split("|", 3) for said in ask(line).splitlines() if said.count("|") >= 3
+    )  # a folder's name may have it
+    return [
+        QueuedJob(number, state)
+        for number, state, comment, place in jobs
+        if comment in comments and os.path.realpath(place) == os.path.realpath(folder)
+    ]
 
 
 def cancel(jobs: Sequence[QueuedJob]) -> None:

@@ -96,7 +96,6 @@ class Task:
     """Folder of the cell's checkpoint."""
     ranks_per_node: int
     interface: str | None = None
-    scratch: str | None = None
     runtime: str = "none"
     image: str | None = None
     network: str = "host"
@@ -266,7 +265,6 @@ class Job:
             checkpoints=str(checkpoints) if checkpoints else None,
             ranks_per_node=self.placement.ranks_per_node,
             interface=self.site.interface,
-            scratch=self.site.scratch,
             runtime=runtime.name if runtime else "none",
             image=self.image if runtime else None,
             network=runtime.network if runtime else "host",

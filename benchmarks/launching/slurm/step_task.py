@@ -38,8 +38,6 @@ def rank_variables(environment: Mapping[str, str], task: Task) -> dict[str, str]
     found |= {"GLOO_SOCKET_IFNAME": interface}
     if interface != LOOPBACK and "NCCL_SOCKET_IFNAME" not in environment:
         found |= {"NCCL_SOCKET_IFNAME": interface}
-    if task.scratch:
-        found |= {"TMPDIR": os.path.expandvars(task.scratch)}
     return found
 
 
@@ -78,8 +76,6 @@ def run(folder: Path) -> int:
 
 def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: list[RankProcess]) -> int:
     cell, variables = Cell.from_dict(load_json(folder / "cell.json")), rank_variables(os.environ, task)
-    if scratch := variables.get("TMPDIR"):
-        Path(scratch).mkdir(parents=True, exist_ok=True)
     weights, root = Path(task.weights) if task.weights else None, Path(task.root)
     arguments = [*rank_arguments(cell, rank, folder, weights, root), "--store", "tcp"]
     read = [weights, *(root / name for name in cell.needs)]

@@ -3,7 +3,6 @@
 import math
 import os
 import socket
-import sys
 import threading
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +16,7 @@ from benchmarks.core.files import save_json
 from benchmarks.launching.slurm import queue
 from benchmarks.launching.slurm import step_task as task
 from benchmarks.launching.slurm.queue import has_failed, lost_nodes
-from benchmarks.launching.slurm.step import Placement, Task, judge, step
+from benchmarks.launching.slurm.step import Task, judge
 from benchmarks.launching.slurm.working import working_folder
 from benchmarks.training.rank import tcp_store
 from resireduce.errors import ConfigError
@@ -66,9 +65,8 @@ def test_what_the_site_says_comes_first_and_on_one_node_ranks_meet_on_the_loopba
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    site = replace(TASK, interface="ib0", scratch="/tmp/$SLURM_JOB_ID")
-    found = task.rank_variables({**STEP, "NCCL_SOCKET_IFNAME": "eth7"}, site)
-    assert found["GLOO_SOCKET_IFNAME"] == "ib0" and "NCCL_SOCKET_IFNAME" not in found and found["TMPDIR"] == "/tmp/12"
+    found = task.rank_variables({**STEP, "NCCL_SOCKET_IFNAME": "eth7"}, replace(TASK, interface="ib0"))
+    assert found["GLOO_SOCKET_IFNAME"] == "ib0" and "NCCL_SOCKET_IFNAME" not in found
     monkeypatch.setattr(task, "host_names", lambda nodes: [socket.gethostname()])
     found = task.rank_variables(STEP, TASK)
     assert found["GLOO_SOCKET_IFNAME"] == "lo" and "NCCL_SOCKET_IFNAME" not in found
@@ -86,48 +84,6 @@ def test_ranks_meet_in_a_store_whose_address_is_in_a_file(tmp_path: Path) -> Non
         tcp_store(tmp_path / "..", 1, 2, "127.0.0.1", 0.05)
 
 
-SRUN = """#!/bin/bash
-export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=here SLURM_STEP_ID=5
-for rank in 0 1; do
-  SLURM_PROCID=$rank SLURM_LOCALID=$rank "$PYTHON" "${@: -3}" &
-done
-wait
-"""
-
-
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stand-ins of Slurm's programs: a step of two tasks on this machine, which signals reach by their process."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    words = {"srun": SRUN, "scontrol": f"#!/bin/sh\necho {socket.gethostname()}\n", "scancel": "#!/bin/sh\nexit 1\n"}
-    for name, text in words.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHON", sys.executable)
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    return folder
-
-
-def test_a_step_tells_how_each_of_its_ranks_ended_and_why_it_was_not_started(tmp_path: Path, programs: Path) -> None:
-    folder = tmp_path / "launch"
-    folder.mkdir()
-    save_json(CELL.to_dict(), folder / "cell.json")
-    with step(folder, Placement(1, 2), 1, TASK) as started:
-        codes = [rank.wait() for rank in started]
-    # Ranks were started, and ended at once: what they are limited by is missing.
-    assert codes == [1, 1]
-    assert (folder / "rank0.exit.json").exists() and (folder / "rank1.place.json").exists()
-    assert started[0].complaint() is None
-    (programs / "srun").write_text("#!/bin/sh\necho 'srun: error: Unable to create step: Invalid node' >&2\nexit 1\n")
-    folder = tmp_path / "another"
-    folder.mkdir()
-    with step(folder, Placement(1, 2), 1, TASK) as started:
-        assert started[1].wait() == 1
-        assert started[1].complaint() == "srun: error: Unable to create step: Invalid node"
-
-
 def test_a_cell_is_run_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.launching.slurm.working.WAIT_SECONDS", 0.0)
     output = tmp_path / "cells/x.json"
@@ -135,7 +91,7 @@ def test_a_cell_is_run_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pyt
         assert folder == tmp_path / f"working/{CELL.name}"
         (folder / "left").write_text("")
         with (
-            pytest.raises(ConfigError, match=rf"{CELL.name} is being run by job .*, process {os.getpid()} on"),
+            pytest.raises(ConfigError, match=rf"{CELL.name} is in use by process {os.getpid()} on"),
             working_folder(CELL, output, shared=True),
         ):
             pass

@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.launching.containers import choose
 from benchmarks.launching.containers.choose import asked_runtime
 from benchmarks.launching.containers.entry import add_image
-from benchmarks.workflow.image import Image
+from benchmarks.workflow.where import Image
 from resireduce.errors import ConfigError
 from tests.stand_ins import HEAD
 from tests.unit.launching.test_runtime import DIGEST, ENTRY
@@ -53,7 +53,12 @@ def ask(runtime: str = "docker", image: str | None = "cpu.json", network: str | 
     ("options", "says", "message"),
     [
         (("dokcer",), "", "runtime: 'dokcer' is not known (did you mean 'docker'?)"),
-        (("none", "cpu"), "", "image: 'cpu' is of no use with --runtime none; give --runtime docker, podman or appt"),
+        (("none", "cpu"), "", "image: 'cpu' is of no use without a runtime; give runtime docker or apptainer"),
+        (
+            ("apptainer", "cpu.json", "none"),
+            "",
+            "network: 'none' is not to be had under apptainer, which uses the machin",
+        ),
         (("docker", None), "", "image: missing with --runtime docker; give a name in containers/images.lock.json"),
         (("docker", "nosuch"), "", "image: 'nosuch' is not in containers/images.lock.json; there are: none yet; build"),
         (
@@ -88,11 +93,10 @@ def test_an_image_of_other_code_is_refused_before_anything_starts(here, capsys):
 
 def test_an_image_of_the_lock_is_found_by_its_name_and_files_belong_to_the_caller(here):
     assert ask("none", None) is None
-    engine(here, "podman")
+    engine(here)
     add_image(ENTRY)
-    found = ask("podman", "cpu", "host")
-    assert (found.name, found.image, found.network, found.sif) == ("podman", ENTRY, "host", None)
-    assert found.keeps_id == (os.getuid() != 0)
+    found = ask("docker", "cpu", "host")
+    assert (found.name, found.image, found.network, found.sif) == ("docker", ENTRY, "host", None)
     # An engine without root takes the caller for root.
     for security, user in (("[name=rootless]", "0:0"), ("[]", f"{os.getuid()}:{os.getgid()}")):
         engine(here, security=security)

@@ -1,17 +1,22 @@
-"""The image that cells run in, for the rules. Imported by the workflow only."""
+"""Where cells run: in which image, on which cluster. Imported by the workflow only."""
 
 import atexit
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.cell import Cell
+from benchmarks.core.checks import within
 from benchmarks.core.devices import has_nvidia
 from benchmarks.core.paths import IMAGES
-from benchmarks.core.run_config import NETWORKS, RUNTIMES
+from benchmarks.core.run_config import get_runtime
 from benchmarks.launching.containers.entry import IMAGES as NAMES
 from benchmarks.launching.containers.entry import ImageEntry, image_content
+from benchmarks.launching.slurm.site import Site, site_file
+from benchmarks.launching.slurm.step import place
 from resireduce.errors import ConfigError, choose
 
 
@@ -55,7 +60,7 @@ class Image:
     def needs_engine(self, jobs: Collection[str]) -> bool:
         """Say whether a Docker Engine must run for jobs of these rules."""
         in_image = {"cell", "pretrained_in_image"} if self.runtime == "docker" else set()
-        return self.runtime != "podman" and bool(set(jobs) & ({"image", "sif"} | in_image))
+        return bool(set(jobs) & ({"image", "sif"} | in_image))
 
     def check(self) -> None:
         """Raise ConfigError, one line, if its entry cannot be used: half written, or of another image."""
@@ -85,15 +90,9 @@ class Image:
 
 def get_image(config: Mapping[str, Any]) -> Image | None:
     """Return the image that cells run in; None without a runtime. Raises ConfigError, one line."""
-    runtime = choose("runtime", _text(config, "runtime"), RUNTIMES)
+    runtime, network = get_runtime(config)
     if runtime == "none":
-        for key in ("image", "network"):
-            if key in config:
-                raise ConfigError(
-                    f"{key}: {config[key]!r} is of no use without a runtime; give runtime=docker, or leave it out"
-                )
         return None
-    network = choose("network", _text(config, "network"), NETWORKS)
     name = choose("image", str(config.get("image") or ("cuda12" if has_nvidia() else "cpu")), NAMES)
     image = Image(name, runtime, network, image_content(name), "image" in config)
     image.check()
@@ -110,6 +109,33 @@ def start_engine() -> ExitStack:
     return stack
 
 
-def _text(config: Mapping[str, Any], key: str) -> str:
-    """Return a setting as text: YAML reads none as text, but null and an empty value as None."""
-    return str(config.get(key) or "none")
+PARTITIONS = "SNAKEMAKE_SLURM_PARTITIONS"
+"""Variable in which Snakemake's executor for Slurm looks for the partitions when it starts."""
+
+
+def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | None:
+    """Return the site if the profile in `overwritten` starts cells by srun; None on one machine.
+
+    The site, and its settings for the image that `config` does not have, are entered into `config`.
+    Raises ConfigError, one line.
+    """
+    if "launcher" not in overwritten.get("cell", {}):
+        if "site" in config:
+            raise ConfigError(f"site: {config['site']!r} is of no use without the profile: snakemake --profile slurm")
+        return None
+    config["site"] = str(config.get("site", site_file()))
+    site = Site.load(Path(config["site"]))
+    os.environ[PARTITIONS] = config["site"]
+    given = {"runtime": site.runtime, "image": site.image, "network": site.network}
+    if config.get("runtime") or site.runtime != "none":
+        config.update({name: value for name, value in given.items() if value is not None and name not in config})
+        if config["runtime"] != "none" and config["network"] == "none":
+            raise ConfigError("network: 'none' keeps ranks apart, each in a container of its own; give network=host")
+    return site
+
+
+def check_places(cells: Iterable[Cell], site: Site) -> None:
+    """Raise ConfigError, one line with the cell, if the site has no place for it."""
+    for cell in cells:
+        with within(cell.name):
+            place(cell, site)
