@@ -51,10 +51,9 @@ class Limits:
         return float("inf") if self.ends_at is None else self.ends_at - time.time()
 
 
-def checkpoint_folder(cell: Cell, output: Path, given: Path | None) -> Path:
-    """Return a cell's checkpoint folder: in `given`, else in `checkpoints` beside the folder `cells` of its record."""
-    run = output.parent.parent if output.absolute().parent.name == "cells" else output.parent
-    return (given or run / "checkpoints") / cell.name
+def run_folder(output: Path) -> Path:
+    """Return the folder of a run, in whose folder `cells` a record may be."""
+    return output.absolute().parent.parent if output.absolute().parent.name == "cells" else output.absolute().parent
 
 
 def content_of(cell: Cell, weights: Path | None, image: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.core.cell import Cell
@@ -20,7 +20,6 @@ from benchmarks.launching.processes import (
     POLL_SECONDS,
     Start,
     count_oom_kills,
-    holding_back,
     place_variables,
     start_here,
     with_malloc,
@@ -167,10 +166,8 @@ def _start_all(
     read = [weights, *(root / name for name in cell.needs)]
     start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
     for rank in range(cell.world_size):
-        with holding_back() if runtime is None else nullcontext():  # engines would never let it in
-            variables = place_variables(rank, cell.world_size) | cell_variables(cell)
-            process = start(rank_arguments(cell, rank, folder, weights, root), variables)
-        yield process
+        variables = place_variables(rank, cell.world_size) | cell_variables(cell)
+        yield start(rank_arguments(cell, rank, folder, weights, root), variables)
 
 
 def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:

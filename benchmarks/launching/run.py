@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import seconds
@@ -23,10 +22,10 @@ from benchmarks.core.stop_policy import (
     RECORD_SECONDS,
     SAVE_EVERY_SECONDS,
     Limits,
-    checkpoint_folder,
     content_of,
     remove_checkpoint,
     room_for_checkpoint,
+    run_folder,
     saved_step,
 )
 from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
@@ -59,8 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"seconds between two checkpoints, for a cell that is killed (default: {SAVE_EVERY_SECONDS:g}, or the site's)"
     )
     parser.add_argument("--checkpoint-every", metavar="SECONDS", help=often)
-    place = "folder of unfinished cells' checkpoints (default: checkpoints, beside the folder of the record)"
-    parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
     text = "here: processes of this machine; srun: tasks on the nodes of the Slurm job that this runs in"
     parser.add_argument("--launcher", default="here", help=f"what starts the ranks: {text} (default: %(default)s)")
     parser.add_argument("--site", type=Path, default=site_file(), help="YAML file of the cluster (here: %(default)s)")
@@ -82,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
     image = runtime.facts() if runtime else None
     check_backend(cell.backend, image)
-    check_places(args)
+    writable("output", args.output)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
     try:
@@ -148,8 +145,6 @@ def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | 
             raise ConfigError(f"weights: {given} is of no use: {cell.model} starts from scratch; leave it out")
         if not given.is_file():
             raise ConfigError(f"weights: {given} is not there; make it with: python -m benchmarks data pretrain")
-        if not is_zipfile(given):  # torch.save writes zip files
-            raise ConfigError(f"weights: {given} holds no weights; make them with: python -m benchmarks data pretrain")
         return given
     if usual is None:
         return None
@@ -174,19 +169,6 @@ def read_cell(path: Path) -> Cell:
     return Cell.from_dict(values)
 
 
-def check_places(args: argparse.Namespace) -> None:
-    """Raise ConfigError, one line, if an output that the options name cannot be written, or is also an input."""
-    for name in ("cell", "weights"):
-        given = getattr(args, name)
-        if given is not None and os.path.realpath(given) == os.path.realpath(args.output):
-            raise ConfigError(f"output: {args.output} is the file given as --{name}; give another one")
-    writable("output", args.output)
-    if args.keep is not None:
-        writable("keep", args.keep)
-    if args.checkpoints is not None and args.checkpoints.exists() and not args.checkpoints.is_dir():
-        raise ConfigError(f"checkpoints: {args.checkpoints} is not a folder; give one, or the name of a new one")
-
-
 def asked_limits(args: argparse.Namespace, cell: Cell) -> Limits:
     """Return the limits that the options set for stopping and saving; seconds count from now."""
     now = time.time()
@@ -196,7 +178,7 @@ def asked_limits(args: argparse.Namespace, cell: Cell) -> Limits:
         save_every_seconds=SAVE_EVERY_SECONDS
         if args.checkpoint_every is None
         else seconds("checkpoint-every", args.checkpoint_every),
-        folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
+        folder=run_folder(args.output) / "checkpoints" / cell.name,
         started_at=now,
     )
 

@@ -19,7 +19,7 @@ CLUSTER = ("--profile", "slurm")
 def find_leftovers(folder: Path) -> list[QueuedJob]:
     """Return the jobs of a run that an earlier start has left in the queue.
 
-    None if the run was not started on a cluster. Raises ConfigError, one line, if squeue does not answer.
+    There are none if it was not started on a cluster. Raises ConfigError, one line, if squeue does not answer.
     """
     if "site" not in (try_json(folder / "config.json") or {}):
         return []

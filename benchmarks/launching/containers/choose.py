@@ -2,10 +2,8 @@
 
 import argparse
 import os
-import resource
 import shlex
 import socket
-import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +18,6 @@ from benchmarks.launching.containers.entry import LOCK, ImageEntry, image_conten
 from benchmarks.launching.containers.runtime import Runtime
 from resireduce.errors import ConfigError
 
-INFINIBAND = Path("/dev/infiniband")
-SIF_HEADER_BYTES = 128
-"""They end with offset and length of the data, 8 bytes each."""
 ANSWER_SECONDS = 60.0
 
 
@@ -44,11 +39,6 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     sif = _check_sif(beside, entry, image) if name == "apptainer" else None
     if sif is None:
         _check_engine(name, program, entry, build)
-    uid, gid = os.getuid(), os.getgid()
-    # Without root, root in the container is the caller.
-    rootless = name == "docker" and "name=rootless" in _ask([*program, "info", "--format", "{{.SecurityOptions}}"])
-    others = () if rootless or name != "docker" else tuple(sorted(set(os.getgroups()) - {gid}))
-    unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
     return Runtime(
         name=name,
         image=entry,
@@ -57,9 +47,8 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
         sif=sif,
         sif_hash=None if sif is None else sif_hash(sif),
         gpus=has_nvidia() and bool(entry.versions.get("cuda")) and wanted_device() != "cpu",
-        infiniband=network == "host" and name != "apptainer" and INFINIBAND.exists() and unlimited,
-        user="0:0" if rootless else f"{uid}:{gid}",
-        groups=others,
+        user=f"{os.getuid()}:{os.getgid()}",
+        groups=tuple(sorted(set(os.getgroups()) - {os.getgid()})),
         host=socket.gethostname(),
     )
 
@@ -78,23 +67,12 @@ def _find_entry(given: str) -> tuple[ImageEntry, Path]:
 
 
 def _check_sif(sif: Path, entry: ImageEntry, given: str) -> Path:
-    if sif.is_file() and is_whole(sif):
+    if sif.is_file():
         return sif.absolute()
-    absent, broken = "is not there, which apptainer needs; make it", "is no whole SIF; delete it and make it again"
     raise ConfigError(
-        f"image: {sif} {broken if sif.is_file() else absent}: "
+        f"image: {sif} is not there, which apptainer needs; make it: "
         f"python -m benchmarks image export {entry.name}{_own_file(given)} --sif {shlex.quote(str(sif))}"
     )
-
-
-def is_whole(sif: Path) -> bool:
-    """Say whether a file begins as a SIF does and is as long as it says (sylabs/sif, header of version 01)."""
-    with sif.open("rb") as file:
-        head = file.read(SIF_HEADER_BYTES)
-    if len(head) < SIF_HEADER_BYTES or head[32:41] != b"SIF_MAGIC":
-        return False
-    offset, size = struct.unpack_from("<qq", head, SIF_HEADER_BYTES - 16)
-    return sif.stat().st_size >= int(offset + size)
 
 
 def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build: str) -> None:

@@ -113,8 +113,6 @@ class Runtime:
     """SHA-256 of that file."""
     gpus: bool = False
     """Whether ranks train on NVIDIA devices."""
-    infiniband: bool = False
-    """Whether ranks may reach each other by InfiniBand."""
     user: str = "0:0"
     """User and group IDs in the container that stand for the caller on the host."""
     groups: tuple[int, ...] = ()
@@ -134,7 +132,7 @@ class Runtime:
             settings = [f"{name}={value}" for name, value in self._fixed(container.folder).items()]
             options = [*self._apptainer_options(container), str(self.sif), "env", *settings]
             return [*self.program, "exec", *options, *inside]
-        options = [*self._engine_options(container), *self._joined(container), *self._devices()]
+        options = [*self._engine_options(container), *self._joined(container)]
         options += [word for bind in container.binds for word in ("--mount", bind.option())]
         fixed = self._fixed(TMP)
         options += [word for name in passed(variables) if name not in fixed for word in ("--env", name)]
@@ -162,6 +160,7 @@ class Runtime:
         options = ["--rm", "--interactive", "--name", container.name, "--pull=never", "--sig-proxy=false"]
         options += ["--read-only", f"--tmpfs={TMP}:exec,mode=1777", f"--workdir={TMP}", "--log-driver=none"]
         options += ["--cap-drop=ALL", "--security-opt=no-new-privileges", "--security-opt=label=disable"]
+        options += ["--gpus=all", "--pid=host"] if self.gpus else []  # NVML reports the host's process IDs
         return [*options, f"--user={self.user}", *(f"--group-add={group}" for group in self.groups)]
 
     def _joined(self, container: Container) -> list[str]:
@@ -180,11 +179,6 @@ class Runtime:
             named = [f"--add-host={self.host}:127.0.0.1"] if self.network == "none" else []
             network = [f"--network={self.network}", *named]
         return ["--uts=host", *memory, *network]
-
-    def _devices(self) -> list[str]:
-        """Return the options for GPUs, with the host's process IDs, which NVML reports, and for InfiniBand."""
-        options = ["--gpus=all", "--pid=host"] if self.gpus else []
-        return options + (["--device=/dev/infiniband", "--ulimit=memlock=-1:-1"] if self.infiniband else [])
 
     def _apptainer_options(self, container: Container) -> list[str]:
         # Process IDs, /dev/shm, the host name and /tmp are the host's by default; the root file system is read-only.

@@ -17,7 +17,6 @@ from benchmarks.launching.slurm.working import WORKING
 from resireduce.errors import ConfigError
 
 ANSWER_SECONDS = 60.0
-DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SLURM_TIME_FORMAT")
 TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """[days-][hours:]minutes:seconds, as squeue writes it."""
 
@@ -47,24 +46,14 @@ def host_names(nodes: str) -> list[str]:
     return ask(["scontrol", "show", "hostnames", nodes]).split()
 
 
-def without_defaults() -> dict[str, str]:
-    """Return the environment without the user's own defaults for Slurm's programs.
-
-    They could hide jobs (SQUEUE_STATES) or nodes, or ask questions (SCANCEL_INTERACTIVE).
-    """
-    return {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
-
-
 def ask(command: Sequence[str], timeout_seconds: float = ANSWER_SECONDS) -> str:
     """Return the output of one of Slurm's programs. Raises ConfigError, one line, if it fails."""
-    return output_of(command, timeout_seconds, env=without_defaults(), stdin=subprocess.DEVNULL)
+    return output_of(command, timeout_seconds, stdin=subprocess.DEVNULL)
 
 
 GONE_SECONDS = 300.0
 """How long cancelled jobs may take to end: Slurm gives them KillWait, usually 30 s, then cleans up."""
 LOOK_SECONDS = 2.0
-AT_ONCE = 500
-"""Largest number of job IDs on one command line."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +91,8 @@ def cancel(jobs: Sequence[QueuedJob]) -> None:
 
     It is no error if one has ended meanwhile; `wait_until_gone` checks that they end.
     """
-    for start in range(0, len(jobs), AT_ONCE):
-        with suppress(ConfigError):
-            ask(["scancel", *(job.number for job in jobs[start : start + AT_ONCE])])
+    with suppress(ConfigError):
+        ask(["scancel", *(job.number for job in jobs)])
 
 
 def wait_until_gone(find: Callable[[], Sequence[QueuedJob]]) -> float:
@@ -123,16 +111,9 @@ def wait_until_gone(find: Callable[[], Sequence[QueuedJob]]) -> float:
     return time.monotonic() - start
 
 
-NAMED_JOBS = 8
-"""How many numbers of jobs a sentence has at most."""
-
-
 def name_jobs(jobs: Sequence[QueuedJob]) -> str:
-    """Return how many jobs there are, their states, and the first numbers: 3 jobs (2 pending, 1 running): 4, 5, 6"""
-    states = [job.state.lower() for job in jobs]
-    counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-    numbers = ", ".join(job.number for job in jobs[:NAMED_JOBS]) + (", ..." if len(jobs) > NAMED_JOBS else "")
-    return f"{len(jobs)} job{'s' if len(jobs) != 1 else ''} ({counted}): {numbers}"
+    """Return how many jobs there are, and their numbers."""
+    return f"{len(jobs)} jobs: {', '.join(job.number for job in jobs)}"
 
 
 LOST = "lost-nodes.json"

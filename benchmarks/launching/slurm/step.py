@@ -17,7 +17,7 @@ from benchmarks.core.files import finite, load_json, save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.launching.containers.runtime import Runtime
 from benchmarks.launching.processes import POLL_SECONDS, Logged, die_with_parent
-from benchmarks.launching.slurm.queue import job_id, seconds_left, without_defaults
+from benchmarks.launching.slurm.queue import job_id, seconds_left
 from benchmarks.launching.slurm.site import Site
 from resireduce.errors import ConfigError
 
@@ -194,7 +194,7 @@ class StepRank:
         try:
             number = load_json(place_file(self._folder, self._rank))["step"]
             line = ["scancel", f"--signal={signal.Signals(sig).name.removeprefix('SIG')}", f"{job_id()}.{number}"]
-            subprocess.run(line, check=True, capture_output=True, timeout=CANCEL_SECONDS, env=without_defaults())
+            subprocess.run(line, check=True, capture_output=True, timeout=CANCEL_SECONDS)
         except (OSError, ValueError, KeyError, subprocess.SubprocessError):  # no task yet, or no controller
             self._process.send_signal(sig)
 

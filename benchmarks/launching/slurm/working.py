@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import finite, lock
 from benchmarks.core.record import CellResult, try_load
+from benchmarks.core.stop_policy import run_folder
 
 WORKING = "working"
 """Folder of a run for its running cells, beside the folder of its records."""
@@ -29,7 +30,7 @@ def working_folder(cell: Cell, output: Path, shared: bool) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as name:
             yield Path(name)
         return
-    run = output.absolute().parent.parent if output.absolute().parent.name == "cells" else output.absolute().parent
+    run = run_folder(output)
     folder = run / WORKING / cell.name
     with lock(run / WORKING / f"{cell.name}.lock", cell.name, WAIT_SECONDS):
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed process

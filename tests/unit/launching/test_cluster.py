@@ -24,13 +24,7 @@ from resireduce.errors import ConfigError
 CELL = Cell(model="vgg-digits", threads=3)
 
 
-def test_slurm_is_asked_without_a_user_s_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would leave out jobs and nodes, have scancel ask what nobody answers, or write times otherwise."""
-    for name in ("SQUEUE_PARTITION", "SCANCEL_INTERACTIVE", "SINFO_PARTITION", "SACCT_FORMAT", "SLURM_TIME_FORMAT"):
-        monkeypatch.setenv(name, "mine")
-    monkeypatch.setenv("SLURM_CONF", "ours")
-    said = queue.ask(["env"])
-    assert "=mine" not in said and "SLURM_CONF=ours" in said
+def test_the_time_that_a_job_has_left() -> None:
     for said, seconds in (("1:02", 62), ("1-00:00:10", 86410), ("UNLIMITED", math.inf)):
         assert queue.seconds_left(f" {said}\n") == seconds
 

@@ -21,7 +21,7 @@ from benchmarks.launching import launch as launch_module
 from benchmarks.launching.containers.runtime import passed
 from benchmarks.launching.launch import launch, starting
 from benchmarks.launching.outcomes import overall, summary, to_result
-from benchmarks.launching.processes import MALLOC, THRESHOLD, holding_back, start_here
+from benchmarks.launching.processes import MALLOC, THRESHOLD
 from benchmarks.training.measure.rank_facts import relevant_environment
 from benchmarks.training.rank import run_rank
 from resireduce.comm.local import LocalCommunicator
@@ -179,8 +179,7 @@ def test_pretraining_that_fails_leaves_a_record(spec, tmp_path, monkeypatch, cap
         ('{"model": "vgg-digits"}', ["--timeout=nan"], "timeout: 'nan' is not allowed; give seconds, a number greater"),
         ('{"model": "vgg-digits"}', ["--output", "."], "output: . is not a file; give the name of one"),
         ('{"model": "vgg-digits"}', ["--output", "README.md/x"], "output: README.md/x cannot be written: "),
-        ('{"model": "vgg-digits"}', ["--output", "{}"], "output: {} is the file given as --cell; give another one"),
-        ('{"model": "gpt2-bytes"}', ["--weights", "{}"], "weights: {} holds no weights; make them with"),
+        ('{"model": "gpt2-bytes"}', ["--weights", "no.pt"], "weights: no.pt is not there; make it with"),
     ],
 )
 def test_what_cannot_be_run_is_named_in_one_line_before_training(spec, monkeypatch, capsys, text, options, message):
@@ -224,15 +223,6 @@ def test_a_record_holds_the_bytes_that_plan_says(own_settings, monkeypatch, mode
         assert getattr(record, f"{state}_bytes") == planned[state], state
     assert baseline_bytes == planned["baseline_total"]
     assert f" MiB, normalised {planned['normalised']:.1%}, " in summary(record, baseline_bytes)
-
-
-def test_ctrl_c_while_a_rank_starts_ends_it_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    with holding_back():
-        rank = start_here(["-m", "benchmarks.training.rank"], {})
-    rank.send_signal(signal.SIGINT)
-    assert rank.wait(timeout=60) == -signal.SIGINT
-    assert capfd.readouterr().err == ""
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_ranks_have_malloc_s_settings_unless_the_user_has_others(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """From options to a runtime: what is refused, and with which cure. The engine is a script."""
 
 import os
-import struct
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,6 @@ from tests.unit.launching.test_runtime import DIGEST, ENTRY
 
 ENGINE = """
 import sys
-if "info" in sys.argv:
-    print("{security}")
-    sys.exit()
 if "{says}":
     print("a warning", "{says}", sep="\\n", file=sys.stderr)
     sys.exit(1)
@@ -39,8 +35,8 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def engine(folder: Path, name: str = "docker", says: str = "", digest: str = DIGEST, security: str = "") -> None:
-    text = HEAD + ENGINE.format(says=says, digest=digest, security=security)
+def engine(folder: Path, name: str = "docker", says: str = "", digest: str = DIGEST) -> None:
+    text = HEAD + ENGINE.format(says=says, digest=digest)
     (folder / name).write_text(text)
     (folder / name).chmod(0o755)
 
@@ -97,10 +93,7 @@ def test_an_image_of_the_lock_is_found_by_its_name_and_files_belong_to_the_calle
     add_image(ENTRY)
     found = ask("docker", "cpu", "host")
     assert (found.name, found.image, found.network, found.sif) == ("docker", ENTRY, "host", None)
-    # An engine without root takes the caller for root.
-    for security, user in (("[name=rootless]", "0:0"), ("[]", f"{os.getuid()}:{os.getgid()}")):
-        engine(here, security=security)
-        assert ask().user == user
+    assert found.user == f"{os.getuid()}:{os.getgid()}"
 
 
 def test_the_workflow_says_that_an_image_is_gone_or_another_before_its_cells_fail(here):
@@ -114,14 +107,3 @@ def test_the_workflow_says_that_an_image_is_gone_or_another_before_its_cells_fai
     replace(ENTRY, content="ffffffffffff").save(Path(image.entry))
     with pytest.raises(ConfigError, match="another image; delete that file"):
         image.check()
-
-
-def test_a_sif_that_was_cut_off_is_told_before_anything_starts(here):
-    sif = here / "cpu.sif"
-    head = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0".ljust(112, b"\0") + struct.pack("<qq", 4096, 1000)
-    sif.write_bytes(head.ljust(5096, b"x"))
-    assert choose.is_whole(sif)
-    for content in (b"", b"text" * 100, head.ljust(5095, b"x")):
-        sif.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"cpu.sif is no whole SIF; .*image export cpu --entry cpu.json --sif "):
-            ask("apptainer")
