@@ -6,7 +6,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.core.paths import CACHE, IMAGES, ROOT
+from benchmarks.core.paths import CACHE, ROOT
 from benchmarks.core.workloads import WORKLOADS
 
 LIBRARY = ("resireduce",)
@@ -59,16 +59,15 @@ def get_packages() -> str:
     return ", ".join(f"{package} {version(package)}" for package in PACKAGES)
 
 
-def get_pretrained(model: str, image_content: str | None = None) -> str | None:
+def get_pretrained(model: str) -> str | None:
     """Return the file of the weights a model's cells start from; None if they start from scratch.
 
-    Its name contains a hash of everything that the weights depend on, so that old ones are never mistaken for new ones.
-    This includes the packages, or the content of the image in which the weights are made.
+    Its name contains a hash of everything that the weights depend on, packages too, so that old ones are never mistaken
+    for new ones.
     """
     workload = WORKLOADS[model]
     if not workload.pretrain_steps:
         return None
     recipe = {key: value for key, value in asdict(workload).items() if key.startswith("pretrain_")}
-    made_by = get_packages() if image_content is None else f"image {image_content}"
-    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {made_by}")
-    return f"{CACHE if image_content is None else IMAGES}/{model}-{content}.pt"
+    text = f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {get_packages()}"
+    return f"{CACHE}/{model}-{text_hash(text)}.pt"

@@ -85,21 +85,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-@contextmanager
-def alone(path: Path, waiting: str = "") -> Iterator[None]:
-    """Hold a lock on a file, which the kernel drops however this process ends; print `waiting` if another has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting:
-                print(waiting, file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.2
 
 
 def lock(path: Path, what: str, seconds: float = 0.0) -> TextIO:
@@ -125,6 +111,19 @@ def lock(path: Path, what: str, seconds: float = 0.0) -> TextIO:
     file.write(f"process {os.getpid()} on {os.uname().nodename}{f', job {job}' if job else ''}\n")
     file.flush()
     return file
+
+
+@contextmanager
+def alone(path: Path, waiting: str = "") -> Iterator[None]:
+    """Hold a lock on a file within the block; print `waiting` if another process has it."""
+    try:
+        file = lock(path, "")
+    except ConfigError:
+        if waiting:
+            print(waiting, file=sys.stderr, flush=True)
+        file = lock(path, "", math.inf)
+    with file:
+        yield
 
 
 def writable(field: str, path: Path) -> None:

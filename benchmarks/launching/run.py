@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,8 +30,7 @@ from benchmarks.core.stop_policy import (
     saved_step,
 )
 from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
-from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.launch import TIMEOUT_SECONDS, launch, run_python
+from benchmarks.launching.launch import TIMEOUT_SECONDS, launch
 from benchmarks.launching.outcomes import leave, to_result
 from benchmarks.launching.processes import how_ended
 from benchmarks.launching.slurm.site import Site, site_file
@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
     root = find_root(args.data)
     check_prepared(cell.needs, root)
     try:
-        weights = _weights(cell, args.weights, runtime)
+        weights = _weights(cell, args.weights)
     except subprocess.CalledProcessError as error:
         return leave(_not_pretrained(cell, error, image), args.output)
     limits = replace(limits, content=content_of(cell, weights, image))
@@ -112,8 +112,7 @@ def _with_origin(result: CellResult, limits: Limits, job: Job | None) -> CellRes
 
 def _not_pretrained(cell: Cell, error: subprocess.CalledProcessError, image: Mapping[str, Any] | None) -> CellResult:
     """Return the result of a cell whose model could not be pretrained."""
-    how = f"was not started: {error.stderr}" if error.stderr else how_ended(error.returncode)
-    reason = f"pretraining of {cell.model} {how}; its log says more"
+    reason = f"pretraining of {cell.model} {how_ended(error.returncode)}; its log says more"
     return CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image))
 
 
@@ -137,9 +136,9 @@ def _job(args: argparse.Namespace, cell: Cell) -> Job | None:
     return job
 
 
-def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | None:
+def _weights(cell: Cell, given: Path | None) -> Path | None:
     """Return the weights that the cell starts from: those given, or those of its recipe, made now if missing."""
-    usual = get_pretrained(cell.model, runtime.image.content if runtime else None)
+    usual = get_pretrained(cell.model)
     if given is not None:
         if usual is None:
             raise ConfigError(f"weights: {given} is of no use: {cell.model} starts from scratch; leave it out")
@@ -151,7 +150,7 @@ def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | 
     if not Path(usual).is_file():
         arguments = ["-m", "benchmarks", "data", "pretrain", "--model", cell.model, "--output", os.path.abspath(usual)]
         Path(usual).parent.mkdir(parents=True, exist_ok=True)
-        run_python(arguments, runtime, [Path(usual).parent])
+        subprocess.run([sys.executable, *arguments], check=True)
     return Path(usual)
 
 

@@ -15,6 +15,9 @@ from contextlib import suppress
 
 def supervise(command: list[str]) -> int:
     """Run the command, reap orphaned processes, and return its exit status; 128 + signal if it was killed."""
+    came: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: came.append(number))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def pass_on(number: int, _: object = None) -> None:
@@ -30,6 +33,8 @@ def supervise(command: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
+    for number in came:  # while it was being started
+        pass_on(number)
     threading.Thread(target=listen, daemon=True).start()
     ended = status = 0
     while ended != child.pid:  # the first process inherits orphans

@@ -26,7 +26,7 @@ from benchmarks.launching.slurm.queue import LOST, lost_nodes
 from benchmarks.launching.slurm.working import forget
 from benchmarks.workflow.resume import check_leftovers
 from benchmarks.workflow.run_progress import FailedTries, Finished, hide_noise, stop
-from benchmarks.workflow.where import check_places, get_image, get_site, start_engine
+from benchmarks.workflow.where import check_places, get_image, get_site
 from resireduce.errors import ConfigError
 
 # The interpreter that runs this one, also where no virtual environment is active.
@@ -66,9 +66,7 @@ wildcard_constraints:
 
 
 # Once for a model, not for each of its cells: it reads source files and the versions of packages.
-@cache
-def find_pretrained(model):
-    return get_pretrained(model, IMAGE.content if IMAGE else None)
+find_pretrained = cache(get_pretrained)
 
 
 # ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
@@ -89,10 +87,8 @@ onstart:
             cell_jobs = {job.wildcards.cell: job for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"}
             if IMAGE is None:
                 check_backends(CELLS[name] for name in cell_jobs)
-            if IMAGE and IMAGE.needs_engine(jobs):
-                LOCKS.append(start_engine())
             if IMAGE:
-                IMAGE.check_stored(jobs)
+                LOCKS.append(IMAGE.prepare(jobs))
         except (ConfigError, OSError) as error:
             stop(error)
         write_specs(RUN, config, CELLS.values())

@@ -57,11 +57,6 @@ class Image:
         """Options of `python -m benchmarks run` and `image exec`."""
         return f"--runtime {self.runtime} --image {self.entry} --network {self.network}"
 
-    def needs_engine(self, jobs: Collection[str]) -> bool:
-        """Say whether a Docker Engine must run for jobs of these rules."""
-        in_image = {"cell", "pretrained_in_image"} if self.runtime == "docker" else set()
-        return bool(set(jobs) & ({"image", "sif"} | in_image))
-
     def check(self) -> None:
         """Raise ConfigError, one line, if its entry cannot be used: half written, or of another image."""
         if self.is_built:
@@ -69,13 +64,19 @@ class Image:
             if (entry.name, entry.content) != (self.name, self.content):
                 raise ConfigError(f"image: {self.entry} is of {entry.tag}, another image; delete that file")
 
-    def check_stored(self, jobs: Collection[str]) -> None:
-        """Raise ConfigError, one line, if jobs of these rules need it, none of them makes it, and it is missing."""
-        made = {"image", "sif"} & set(jobs)
-        if not made and {"cell", "pretrained_in_image"} & set(jobs):
+    def prepare(self, jobs: Collection[str]) -> ExitStack:
+        """Provide it, and an engine until the process ends, for jobs of these rules. Raises ConfigError."""
+        stack, makes = ExitStack(), bool({"image", "sif"} & set(jobs))
+        if makes or ("cell" in jobs and self.runtime == "docker"):
+            from benchmarks.images.engine import engine
+
+            stack.enter_context(engine())
+            atexit.register(stack.close)
+        if not makes and "cell" in jobs:
             from benchmarks.launching.containers.choose import find_runtime
 
             find_runtime(self.runtime, self.entry, self.network)
+        return stack
 
     def state(self) -> str:
         """Return what a cell's results depend on: digest, once it is built, runtime and network."""
@@ -97,16 +98,6 @@ def get_image(config: Mapping[str, Any]) -> Image | None:
     image = Image(name, runtime, network, image_content(name), "image" in config)
     image.check()
     return image
-
-
-def start_engine() -> ExitStack:
-    """Provide a Docker Engine until the process ends: the running one, or one of our own. Raises ConfigError."""
-    from benchmarks.images.engine import engine
-
-    stack = ExitStack()
-    stack.enter_context(engine())
-    atexit.register(stack.close)
-    return stack
 
 
 PARTITIONS = "SNAKEMAKE_SLURM_PARTITIONS"

@@ -2,6 +2,7 @@
 
 import os
 from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,14 +97,15 @@ def test_an_image_of_the_lock_is_found_by_its_name_and_files_belong_to_the_calle
     assert found.user == f"{os.getuid()}:{os.getgid()}"
 
 
-def test_the_workflow_says_that_an_image_is_gone_or_another_before_its_cells_fail(here):
+def test_the_workflow_says_that_an_image_is_gone_or_another_before_its_cells_fail(here, monkeypatch):
     image = Image("cpu", "docker", "none", ENTRY.content, True)
     ENTRY.save(Path(image.entry))
-    image.check_stored({"report"})
-    image.check_stored({"cell", "image"})
+    monkeypatch.setattr("benchmarks.images.engine.engine", nullcontext)
+    image.prepare({"report"})
+    image.prepare({"cell", "image"})
     engine(here, says="Error: No such image: x")
     with pytest.raises(ConfigError, match=f"docker has no image cpu .*image build cpu --entry {image.entry}$"):
-        image.check_stored({"cell", "report"})
+        image.prepare({"cell", "report"})
     replace(ENTRY, content="ffffffffffff").save(Path(image.entry))
     with pytest.raises(ConfigError, match="another image; delete that file"):
         image.check()
