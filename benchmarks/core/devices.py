@@ -4,14 +4,13 @@ Imports no torch, and NVML only when it is asked; makes no CUDA context.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.core.cell import Cell
 from resireduce.errors import ConfigError, choose
 
 NO_PROCESS = "NVML reports no process memory (PID namespace)"
@@ -190,12 +189,3 @@ def check_backend(backend: str, image: Mapping[str, Any] | None = None) -> None:
             raise ConfigError(f"backend: 'horovod' cannot be used: image {image['name']} has no Horovod; take another")
     elif backend == "horovod" and find_spec("horovod") is None:
         raise ConfigError("backend: 'horovod' cannot be used: Horovod is not installed; install it: make horovod")
-
-
-def check_backends(cells: Iterable[Cell]) -> None:
-    """Raise ConfigError, one line with the first such cell, if cells need a backend that is not installed."""
-    for cell in cells:
-        try:
-            check_backend(cell.backend)
-        except ConfigError as error:
-            raise ConfigError(f"{cell.name}: {error}, or leave such cells out") from None

@@ -108,25 +108,13 @@ def launch(
                     process.send_signal(number)
             in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
             running = [process.poll() is None for process in ranks]
-            late = out_of_time(timeout_seconds, limits)
-            if not in_time and not late.failure:
-                _ask_to_stop(ranks)
         finally:
             for process in ranks:
                 process.kill()
                 process.wait()
     killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
-    return outcomes_of(folder, ranks, running, killed_by_kernel, STOPPED if in_time else late, signals)
-
-
-def _ask_to_stop(ranks: list[Rank]) -> None:
-    """Have ranks that do not hang write a checkpoint and their measurements so far."""
-    for process in ranks:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
+    ended = STOPPED if in_time else out_of_time(timeout_seconds, limits)
+    return outcomes_of(folder, ranks, running, killed_by_kernel, ended, signals)
 
 
 @contextmanager

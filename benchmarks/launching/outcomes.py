@@ -58,11 +58,6 @@ def _explain(outcome: Outcome, was_running: bool, ended: Outcome, signals: Seque
     """Return the outcome of a rank, with the reason for ending it if it was ended."""
     if was_running and outcome.status == "error":
         return ended
-    asked = ended is not STOPPED and not ended.failure
-    if was_running and asked and outcome.status == "timeout" and not signals:
-        # Keep what it had measured when it was asked to stop; only this process knows why it was asked.
-        where = {name: value for name, value in outcome.failure.items() if name != "interrupted"}
-        return replace(outcome, failure=where, status=ended.status, reason=ended.reason)
     if signals and outcome.status == "error":
         reason = f"stopped by {signal.Signals(signals[0]).name} before it could write a checkpoint; run again"
         return replace(outcome, status="timeout", reason=reason, failure={"interrupted": True})

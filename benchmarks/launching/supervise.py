@@ -33,8 +33,8 @@ def supervise(command: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
-    for number in came:  # while it was being started
-        pass_on(number)
+    for early in came:  # while it was being started
+        pass_on(early)
     threading.Thread(target=listen, daemon=True).start()
     ended = status = 0
     while ended != child.pid:  # the first process inherits orphans

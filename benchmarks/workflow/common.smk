@@ -9,7 +9,6 @@ from snakemake.logging import logger
 
 from benchmarks.core.config_reader import read_yaml
 from benchmarks.core.content import LIBRARY, REPORT, TRAINING, content_hash, get_packages, get_pretrained
-from benchmarks.core.devices import check_backends
 from benchmarks.core.files import lock
 from benchmarks.core.paths import RUNS
 from benchmarks.core.record import RecordError
@@ -85,8 +84,6 @@ onstart:
             check_leftovers(Path(RUN))
             jobs = {job.rule.name for job in workflow.dag.needrun_jobs()}
             cell_jobs = {job.wildcards.cell: job for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"}
-            if IMAGE is None:
-                check_backends(CELLS[name] for name in cell_jobs)
             if IMAGE:
                 LOCKS.append(IMAGE.prepare(jobs))
         except (ConfigError, OSError) as error:

@@ -143,8 +143,9 @@ def test_a_cell_that_is_asked_to_stop_saves_and_goes_on_in_the_image_only(tmp_pa
     (saved,) = tmp_path.glob("checkpoints/*/checkpoint.json")
     step = json.loads(saved.read_text())["step"]
     assert saved.stat().st_uid == os.getuid() and containers(image) == []
-    _, _, again = run(tmp_path, ENDLESS, image, "--timeout", "15")
-    assert again["reason"].startswith("not done after 15 s") and again["steps"] > step, "it began anew"
+    status, _, _ = run(tmp_path, ENDLESS, image, "--deadline", "20")
+    again = json.loads((tmp_path / "cells/out.failed.json").read_text())
+    assert status == 1 and again["steps"] > step, "it began anew"
     _, said, _ = run(tmp_path, ENDLESS, None, "--timeout", "8")
     assert "is of other content (packages); the cell starts afresh" in said
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from benchmarks.core.files import load_json, save_json, try_json
@@ -117,40 +116,26 @@ def name_jobs(jobs: Sequence[QueuedJob]) -> str:
 
 
 LOST = "lost-nodes.json"
-FAILED = ("DOWN", "FAIL", "NOT_RESPONDING", "*")
-"""Words in the state of a node that Slurm counts as failed."""
+FAILED = ("down", "fail", "*")
+"""Words in the state of a node that Slurm counts as failed; the last: it does not answer."""
 
 
 def lost_nodes(run: Path, cell: str, needed: int) -> list[str]:
     """Return the nodes that jobs of a run are to avoid, and note those that failed under an earlier try of this cell.
 
-    A job whose node fails is killed, so its working files are left. Of its nodes, those have failed that are down or
-    were started after it. Returns nothing if that would leave the cell fewer than `needed` nodes.
+    A job whose node fails is killed, so its working files are left. Returns nothing if that would leave the cell fewer
+    than `needed` nodes.
     """
     known = set(try_json(run / LOST) or ())
-    places = {file: load_json(file)["host"] for file in (run / WORKING / cell).glob("rank*.place.json")}
-    found = {host for file, host in places.items() if host not in known and has_failed(host, file.stat().st_mtime)}
-    if found:
-        save_json(sorted(known | found), run / LOST)
-    avoided = sorted(known | found)
-    if not avoided:
+    used = {load_json(file)["host"] for file in (run / WORKING / cell).glob("rank*.place.json")}
+    if not known | used:
         return []
-    try:
-        there = set(ask(["sinfo", "--noheader", "--Node", "--responding", "--format", "%N"]).split())
-    except ConfigError:
-        return []
-    return avoided if len(there - set(avoided)) >= needed else []
-
-
-def has_failed(node: str, since: float, said: str | None = None) -> bool:
-    """Say whether a node is down or was started after a time (seconds since the epoch); `said` is scontrol's answer."""
-    try:
-        text = said if said is not None else ask(["scontrol", "--oneliner", "show", "node", node])
-    except ConfigError:
-        return False  # it cannot be known
-    fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
-    if any(word in fields.get("State", "") for word in FAILED):
-        return True
-    with suppress(ValueError):
-        return datetime.fromisoformat(fields.get("SlurmdStartTime", "")).timestamp() > since
-    return False
+    with suppress(ConfigError):
+        lines = ask(["sinfo", "--noheader", "--Node", "--format", "%N %T"]).splitlines()
+        failed = {node for node, state in map(str.split, lines) if any(word in state for word in FAILED)}
+        avoided = known | used & failed
+        if avoided != known:
+            save_json(sorted(avoided), run / LOST)
+        if len({line.split()[0] for line in lines} - failed - avoided) >= needed:
+            return sorted(avoided)
+    return []

@@ -101,12 +101,10 @@ def test_ranks_that_wait_for_one_that_failed_are_stopped(monkeypatch, tmp_path, 
     assert overall(outcomes).reason == reason
 
 
-def test_what_ranks_measured_until_their_time_was_over_is_kept(monkeypatch, tmp_path):
-    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "saves", timeout_seconds=2)
-    record = to_result(Cell(model="vgg-digits"), outcomes, 2.0, None)
+def test_a_cell_whose_time_is_over_is_not_to_be_gone_on_with(monkeypatch, tmp_path):
+    record = to_result(CELL, launch_ranks(monkeypatch, tmp_path, "hung", "hung", timeout_seconds=2), 2.0, None)
     assert (record.status, record.reason) == ("timeout", "not done after 2 s; its log says how far it came")
-    assert record.steps == 3
-    assert record.failure == {"rank": 0, "step": 3}, "it is not to be gone on with: its time is over"
+    assert record.failure == {"rank": 0}
 
 
 def test_ranks_that_are_there_at_the_deadline_are_ended_and_what_they_said_stays(monkeypatch, tmp_path):
