@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.outcome import Outcome
@@ -46,11 +46,57 @@ def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankPr
     return RankProcess([sys.executable, *arguments], env=environment, preexec_fn=die_with_parent)
 
 
+class Ending(Protocol):
+    """What can be waited for."""
+
+    def poll(self) -> int | None:
+        """Return the exit status if it has ended."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal."""
+
+
+def wait_for(
+    processes: Sequence[Ending], timeout_seconds: float, is_last: Callable[[], bool], grace_seconds: float
+) -> bool:
+    """Wait until all processes have ended, for `timeout_seconds` at most; return False if that time was over before.
+
+    Once `is_last` says so, such as when one of them has failed, they have `grace_seconds` of that time.
+    """
+    deadline, last = time.monotonic() + timeout_seconds, False
+    while any(process.poll() is None for process in processes):
+        if not last and is_last():
+            last, deadline = True, min(deadline, time.monotonic() + grace_seconds)
+        if time.monotonic() > deadline:
+            return last
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+@contextmanager
+def passing_on(ranks: Sequence[Ending]) -> Iterator[list[int]]:
+    """Pass signals that ask this process to end on to ranks, a list that grows; yield the list of those that came."""
+    came: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        impatient = number == signal.SIGINT and number in came
+        came.append(number)
+        for process in ranks:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL if impatient else number)
+
+    earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
 MARK = "doctor-report: "
 """Precedes each JSON report of a check: launchers prefix lines with ranks, and libraries print too."""
 GRACE_SECONDS = 5.0
 """How long the others may go on once one has failed, as they wait for it in vain."""
-LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -106,11 +152,7 @@ def run_together(jobs: Sequence[Job], timeout_seconds: float, shown: bool = Fals
                 options |= {"start_new_session": True, "preexec_fn": die_with_parent}
                 options |= {"env": dict(job.environment), "cwd": job.folder}
                 processes.append(subprocess.Popen(job.command, **options))
-            deadline, lost = time.monotonic() + timeout_seconds, False
-            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-                if not lost and any(process.poll() for process in processes):
-                    lost, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
-                time.sleep(LOOK_SECONDS)
+            wait_for(processes, timeout_seconds, lambda: any(one.poll() for one in processes), GRACE_SECONDS)
         finally:
             codes = [process.poll() for process in processes]
             for process in processes:

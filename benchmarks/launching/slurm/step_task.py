@@ -3,11 +3,10 @@
 `srun ... python -m benchmarks.launching.slurm.step_task FOLDER`.
 """
 
+import math
 import os
-import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from benchmarks.core.files import load_json, save_json
 from benchmarks.core.interfaces import interface_to
 from benchmarks.launching.containers.runtime import Runtime
 from benchmarks.launching.launch import cell_variables, rank_arguments, starting
-from benchmarks.launching.processes import POLL_SECONDS, RankProcess
+from benchmarks.launching.processes import RankProcess, passing_on, wait_for
 from benchmarks.launching.slurm.queue import host_names
 from benchmarks.launching.slurm.step import TASK, Task, exit_file, place_file
 from resireduce.errors import ConfigError
@@ -50,27 +49,18 @@ def _interface(environment: Mapping[str, str]) -> str:
 
 def run(folder: Path) -> int:
     """Run this task's rank until it ends, pass signals on to it, and return its exit status."""
-    came: list[int] = []
-    started: list[RankProcess] = []
-
-    def pass_on(number: int, _: object) -> None:
-        came.append(number)
-        for process in started:
-            process.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
     rank, task = int(os.environ["SLURM_PROCID"]), Task(**load_json(folder / TASK))
     place = {"host": socket.gethostname(), "step": os.environ["SLURM_STEP_ID"], "pid": os.getpid()}
-    save_json(place, place_file(folder, rank))
-    try:
-        code = _run_rank(folder, rank, task, came, started)
-    except (ConfigError, OSError) as error:
-        save_json(
-            {"status": "error", "reason": f"rank {rank} on {place['host']}: {error}"}, folder / f"rank{rank}.json"
-        )
-        code = 1
-    save_json({"returncode": code}, exit_file(folder, rank))
+    started: list[RankProcess] = []
+    with passing_on(started) as came:
+        save_json(place, place_file(folder, rank))
+        try:
+            code = _run_rank(folder, rank, task, came, started)
+        except (ConfigError, OSError) as error:
+            values = {"status": "error", "reason": f"rank {rank} on {place['host']}: {error}"}
+            save_json(values, folder / f"rank{rank}.json")
+            code = 1
+        save_json({"returncode": code}, exit_file(folder, rank))
     return code if code >= 0 else 128 - code
 
 
@@ -89,8 +79,7 @@ def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: lis
         started.append(process)
         for number in came:  # signals from before it was started
             process.send_signal(number)
-        while process.poll() is None:
-            time.sleep(POLL_SECONDS)
+        wait_for([process], math.inf, lambda: False, 0)
     if said := process.complaint():
         raise ConfigError(f"was not started: {said}")
     assert process.returncode is not None
