@@ -2,8 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -76,21 +76,6 @@ def saved_step(folder: Path | None) -> int | None:
         return int(load_json(folder / MANIFEST)["step"]) if folder else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-@contextmanager
-def room_for_checkpoint(folder: Path | None) -> Iterator[None]:
-    """Make the folder within the block, to be bound into containers; remove it afterwards if nothing was saved."""
-    if folder is not None:
-        with suppress(OSError):  # saving then fails, with its own message
-            folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        if folder is not None:
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
-                folder.parent.rmdir()
 
 
 def remove_checkpoint(folder: Path | None) -> None:

@@ -25,7 +25,6 @@ from benchmarks.core.stop_policy import (
     Limits,
     content_of,
     remove_checkpoint,
-    room_for_checkpoint,
     run_folder,
     saved_step,
 )
@@ -88,8 +87,9 @@ def main(args: argparse.Namespace) -> int:
         return leave(_not_pretrained(cell, error, image), args.output)
     limits = replace(limits, content=content_of(cell, weights, image))
     started = time.monotonic()
-    place = room_for_checkpoint(limits.folder if runtime else None)
-    with working_folder(cell, args.output, shared=job is not None) as folder, place:
+    if runtime is not None and limits.folder is not None:
+        limits.folder.mkdir(parents=True, exist_ok=True)  # to be bound
+    with working_folder(cell, args.output, shared=job is not None) as folder:
         if (kept := find_kept(args.keep, limits.content)) is not None:
             return leave(kept, args.output, note=" (finished before, not trained again)")
         outcomes = launch(cell, folder, weights, root, timeout_seconds, limits, runtime, job)

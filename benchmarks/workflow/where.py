@@ -29,8 +29,6 @@ class Image:
     network: str
     content: str
     """12 hex digits over everything that it is built from."""
-    chosen: bool
-    """Whether the config names it."""
 
     @property
     def entry(self) -> str:
@@ -84,9 +82,7 @@ class Image:
         return f"image {digest}, {self.runtime}, network {self.network}"
 
     def __str__(self) -> str:
-        machine = "this machine has " + ("an NVIDIA device" if has_nvidia() else "no NVIDIA device")
-        why = "" if self.chosen else f" ({machine})"
-        return f", in image {self.name}{why} with {self.runtime}, network {self.network}"
+        return f", in image {self.name} with {self.runtime}, network {self.network}"
 
 
 def get_image(config: Mapping[str, Any]) -> Image | None:
@@ -95,7 +91,7 @@ def get_image(config: Mapping[str, Any]) -> Image | None:
     if runtime == "none":
         return None
     name = choose("image", str(config.get("image") or ("cuda12" if has_nvidia() else "cpu")), NAMES)
-    image = Image(name, runtime, network, image_content(name), "image" in config)
+    image = Image(name, runtime, network, image_content(name))
     image.check()
     return image
 

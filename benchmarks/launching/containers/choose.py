@@ -35,10 +35,15 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
             f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
             f"this checkout ({here}); build it again: {build}"
         )
-    program = tuple(command(name))
-    sif = _check_sif(beside, entry, image) if name == "apptainer" else None
+    program, sif = tuple(command(name)), beside.absolute() if name == "apptainer" else None
+    if sif is not None and not sif.is_file():
+        export = f"python -m benchmarks image export {entry.name}{_own_file(image)} --sif {shlex.quote(str(beside))}"
+        raise ConfigError(f"image: {beside} is not there, which apptainer needs; make it: {export}")
     if sif is None:
-        _check_engine(name, program, entry, build)
+        try:
+            output_of([*program, "image", "inspect", "--format", "{{.Id}}", entry.digest], ANSWER_SECONDS)
+        except ConfigError as error:
+            raise ConfigError(f"image: {name} does not give {entry.name} ({error}); build it: {build}") from None
     return Runtime(
         name=name,
         image=entry,
@@ -66,36 +71,8 @@ def _find_entry(given: str) -> tuple[ImageEntry, Path]:
     return images[given], IMAGES / f"{given}-{images[given].content}.sif"
 
 
-def _check_sif(sif: Path, entry: ImageEntry, given: str) -> Path:
-    if sif.is_file():
-        return sif.absolute()
-    raise ConfigError(
-        f"image: {sif} is not there, which apptainer needs; make it: "
-        f"python -m benchmarks image export {entry.name}{_own_file(given)} --sif {shlex.quote(str(sif))}"
-    )
-
-
-def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build: str) -> None:
-    """Raise ConfigError if the engine does not answer, or does not have the image of this digest."""
-    try:
-        found = _ask([*program, "image", "inspect", "--format", "{{.Id}}", entry.digest])
-    except ConfigError as error:
-        if "no such image" in str(error).lower():
-            raise ConfigError(
-                f"image: {name} has no image {entry.name} of {entry.digest[:19]}...; build it: {build}"
-            ) from None
-        said = str(error).partition(": ")[2]
-        raise ConfigError(f"runtime: {name} does not answer: {said}; start it, or choose another runtime") from None
-    if found.removeprefix("sha256:") != entry.digest.removeprefix("sha256:"):
-        raise ConfigError(f"image: {name} gives {found} for {entry.digest}; build {entry.name} again: {build}")
-
-
 def _own_file(given: str) -> str:
     return f" --entry {shlex.quote(given)}" if given.endswith(".json") else ""
-
-
-def _ask(line: list[str]) -> str:
-    return output_of(line, ANSWER_SECONDS).strip()
 
 
 def sif_hash(sif: Path) -> str:
