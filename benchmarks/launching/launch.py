@@ -13,9 +13,10 @@ from benchmarks.core.files import save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.outcomes import STOPPED, Rank, left_by, out_of_time, outcome_of, outcomes_of
+from benchmarks.launching.outcomes import STOPPED, left_by, out_of_time, outcome_of, outcomes_of
 from benchmarks.launching.processes import (
     LIMITS,
+    RankProcess,
     Start,
     count_oom_kills,
     passing_on,
@@ -98,18 +99,19 @@ def launch(
     limits = limits or Limits()
     save_json(cell.to_dict(), folder / "cell.json")
     save_json(limits.to_dict(), folder / LIMITS)
-    kills, ranks = _oom_kills(runtime), list[Rank]()
-    with passing_on(ranks) as signals, ExitStack() as stack:
+    kills, processes = _oom_kills(runtime), list[RankProcess]()
+    with passing_on(processes) as signals, ExitStack() as stack:
         try:
             for process in _start_all(stack, cell, folder, weights, root, limits, runtime, job):
-                ranks.append(process)
+                processes.append(process)
                 for number in signals:  # those that came while it was being started
                     process.send_signal(number)
+            ranks = processes if job is None else processes * cell.world_size
             seconds = min(timeout_seconds, limits.seconds_left)
-            in_time = wait_for(ranks, seconds, lambda: _is_last(ranks, folder), GRACE_SECONDS)
-            running = [process.poll() is None for process in ranks]
+            in_time = wait_for(processes, seconds, lambda: _is_last(ranks, folder), GRACE_SECONDS)
+            running = [process.exit_status(rank) is None for rank, process in enumerate(ranks)]
         finally:
-            for process in ranks:
+            for process in processes:
                 process.kill()
                 process.wait()
     killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
@@ -126,10 +128,10 @@ def _start_all(
     limits: Limits,
     runtime: Runtime | None,
     job: Job | None,
-) -> Iterator[Rank]:
-    """Start the ranks and yield them one by one; none is left when `stack` is closed."""
+) -> Iterator[RankProcess]:
+    """Start the ranks and yield their processes one by one; none is left when `stack` is closed."""
     if job is not None:
-        yield from stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
+        yield stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
         return
     read = [weights, *(root / name for name in cell.needs)]
     start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
@@ -138,12 +140,16 @@ def _start_all(
         yield start(rank_arguments(cell, rank, folder, weights, root), variables)
 
 
-def _is_last(ranks: list[Rank], folder: Path) -> bool:
+def _is_last(ranks: list[RankProcess], folder: Path) -> bool:
     """Say whether one has failed, or each has left its outcome: shutting down a process group may hang."""
-    ended = [(rank, process) for rank, process in enumerate(ranks) if process.poll() is not None]
-    # A rank that diverged ends with exit status 0 too.
-    failed = any(process.returncode or outcome_of(folder, rank, process).status != "ok" for rank, process in ended)
-    return failed or all(one.poll() is not None or left_by(folder, rank).exists() for rank, one in enumerate(ranks))
+    left = True
+    for rank, process in enumerate(ranks):
+        code = process.exit_status(rank)
+        # A rank that diverged ends with exit status 0 too.
+        if code or (code == 0 and outcome_of(folder, rank, process).status != "ok"):
+            return True
+        left = left and (code == 0 or left_by(folder, rank).exists())
+    return left
 
 
 def _oom_kills(runtime: Runtime | None) -> int | None:

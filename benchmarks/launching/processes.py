@@ -24,7 +24,11 @@ POLL_SECONDS = 0.1
 
 
 class RankProcess(subprocess.Popen[bytes]):
-    """One rank, or the process that stands for it on this machine."""
+    """One rank, or the process that stands for it, or for all of them, on this machine."""
+
+    def exit_status(self, rank: int) -> int | None:
+        """Return the exit status of a rank if it has ended, negative if it was killed."""
+        return self.poll()
 
     def complaint(self) -> str | None:
         """Return why it was not even started, in one line, if that is known."""
@@ -282,7 +286,7 @@ class Logged(RankProcess):
     """
 
     def __init__(self, command: Sequence[str], log: Path, **options: Any):
-        self._written, self._read = log.open("wb"), log.open("rb")
+        self.log, self._written, self._read = log, log.open("wb"), log.open("rb")
         self._said = b""
         super().__init__(command, stderr=self._written, **options)
 
