@@ -200,7 +200,7 @@ def measure(
         environment: of the ranks; None: that of this process.
         quiet_seconds: if given, nothing of what ranks say is shown but the last line of one that fails, and they may
             take so long.
-        cure: what to do if memory ran out.
+        cure: what to do if it fails, as where memory runs out.
         variables: further ones of each rank's environment.
     """
     with tempfile.TemporaryDirectory(prefix=f"resireduce-{name}-") as place:
@@ -211,15 +211,10 @@ def measure(
             own = {**(os.environ if environment is None else environment), **place_variables(rank, ranks)}
             jobs.append(Job([*line, name, place], own | dict(variables or {})))
         ended = run_together(jobs, quiet_seconds or math.inf, shown=quiet_seconds is None)
-        if bad := next((one for one in ended if one.code), None):
-            if quiet_seconds:
-                lines = [line for line in bad.output.splitlines() if line.strip()]
-                raise ConfigError((lines or ["it said nothing"])[-1].strip())
-            if bad.code is not None and bad.code < 0:
-                raise ConfigError(f"{name}: a process was killed by signal {-bad.code}, 9 where memory ran out; {cure}")
-            raise ConfigError(f"{name}: it could not be measured; the lines above say why")
-        if any(one.code is None for one in ended):
-            raise ConfigError(f"{name}: not done after {quiet_seconds:g} s")
+        if bad := next((one for one in sorted(ended, key=lambda one: one.code is None) if one.code != 0), None):
+            said = [line.strip() for line in bad.output.splitlines() if line.strip()]
+            how = how_ended(bad.code) if bad.code else f"was not done after {quiet_seconds:g} s"
+            raise ConfigError(said[-1] if said else f"{name}: it {how}; {cure or 'the lines above say why'}")
         return [load_json(folder / f"rank{rank}.json") for rank in range(ranks)]
 
 

@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import seconds
@@ -17,7 +15,6 @@ from benchmarks.core.content import get_pretrained
 from benchmarks.core.devices import check_backend, wanted_device
 from benchmarks.core.files import load_json, writable
 from benchmarks.core.prepared import check_prepared, find_root
-from benchmarks.core.provenance import provenance
 from benchmarks.core.record import CellResult
 from benchmarks.core.stop_policy import (
     RECORD_SECONDS,
@@ -81,10 +78,7 @@ def main(args: argparse.Namespace) -> int:
     writable("output", args.output)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
-    try:
-        weights = _weights(cell, args.weights)
-    except subprocess.CalledProcessError as error:
-        return leave(_not_pretrained(cell, error, image), args.output)
+    weights = _weights(cell, args.weights)
     limits = replace(limits, content=content_of(cell, weights, image))
     started = time.monotonic()
     if runtime is not None and limits.folder is not None:
@@ -108,12 +102,6 @@ def _with_origin(result: CellResult, limits: Limits, job: Job | None) -> CellRes
     if result.status == "error" and (step := saved_step(limits.folder)) is not None:
         result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
     return result
-
-
-def _not_pretrained(cell: Cell, error: subprocess.CalledProcessError, image: Mapping[str, Any] | None) -> CellResult:
-    """Return the result of a cell whose model could not be pretrained."""
-    reason = f"pretraining of {cell.model} {how_ended(error.returncode)}; its log says more"
-    return CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image))
 
 
 def _job(args: argparse.Namespace, cell: Cell) -> Job | None:
@@ -150,7 +138,8 @@ def _weights(cell: Cell, given: Path | None) -> Path | None:
     if not Path(usual).is_file():
         arguments = ["-m", "benchmarks", "data", "pretrain", "--model", cell.model, "--output", os.path.abspath(usual)]
         Path(usual).parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, *arguments], check=True)
+        if code := subprocess.run([sys.executable, *arguments], check=False).returncode:
+            raise ConfigError(f"weights: pretraining of {cell.model} {how_ended(code)}; the lines above say why")
     return Path(usual)
 
 
@@ -161,9 +150,7 @@ def read_cell(path: Path) -> Cell:
     """Return the cell that a file describes. Raises ConfigError, one line, if it cannot be used."""
     try:
         values = load_json(path)
-    except OSError as error:
-        raise ConfigError(f"cell: {path}: {error.strerror}; {SPEC}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cell: {path} is no JSON: {error}; {SPEC}") from None
     return Cell.from_dict(values)
 

@@ -153,17 +153,6 @@ def test_a_run_that_ends_badly_leaves_a_record_and_does_not_replace_a_finished_o
     assert CellResult.load(output.with_suffix(".failed.json")).status == "timeout"
 
 
-def test_pretraining_that_fails_leaves_a_record(spec, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.launching.run.get_pretrained", lambda *_: str(tmp_path / "weights.pt"))
-    monkeypatch.setattr(sys, "executable", "false")
-    assert run(spec) == 1
-    record = CellResult.load(tmp_path / "out/cell.failed.json")
-    assert record.status == "error"
-    assert record.reason.startswith("pretraining of vgg-digits ended with exit status 1 ")
-    assert capsys.readouterr() == ("", f"{CELL.name}: error: {record.reason}\n")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["cell.failed.json"]
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
