@@ -11,7 +11,7 @@ from resireduce.errors import choose
 
 KEYS = ("part", "defaults", "matrix", "parts")
 """Keys of a config that define its cells."""
-IMAGE_KEYS = ("runtime", "image", "network")
+IMAGE_KEYS = ("runtime", "image")
 """Keys of a config that say where its cells run."""
 WHOLE = "matrix"
 """Name of the part that stands for cells outside of all parts."""

@@ -16,26 +16,15 @@ from resireduce.errors import ConfigError, choose, is_count
 CONFIG_KEYS = ("run", "site", *IMAGE_KEYS, *KEYS)
 RUNTIMES = ("none", "docker", "apptainer")
 """What runs cells; none: this machine's own python."""
-NETWORKS = ("none", "host")
-"""The network of an image; none, under docker: ranks can reach each other and nothing else."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def get_runtime(given: Mapping[str, Any]) -> tuple[str, str]:
-    """Return runtime and network of cells, from a user's `runtime`, `image` and `network`, each of which may be None.
-
-    Raises ConfigError, one line, for what is not known or contradicts itself.
-    """
+def get_runtime(given: Mapping[str, Any]) -> str:
+    """Return the runtime of cells, from a user's `runtime` and `image`, which may be None. Raises ConfigError."""
     runtime = choose("runtime", str(given.get("runtime") or "none"), RUNTIMES)
-    if runtime == "none":
-        for name in ("image", "network"):
-            if (value := given.get(name)) is not None:
-                raise ConfigError(f"{name}: {value!r} is of no use without a runtime; give runtime docker or apptainer")
-        return runtime, "none"
-    network = choose("network", str(given.get("network") or ("host" if runtime == "apptainer" else "none")), NETWORKS)
-    if (runtime, network) == ("apptainer", "none"):
-        raise ConfigError("network: 'none' is not to be had under apptainer, which uses the machine's; leave it out")
-    return runtime, network
+    if runtime == "none" and given.get("image") is not None:
+        raise ConfigError(f"image: {given['image']!r} is of no use without a runtime; give runtime docker or apptainer")
+    return runtime
 
 
 def get_run_name(config: Mapping[str, Any]) -> str:

@@ -71,8 +71,6 @@ def main(args: argparse.Namespace) -> int:
     timeout_seconds, limits = asked_timeout(args), asked_limits(args, cell)
     wanted_device()
     runtime = asked_runtime(args)
-    if job is not None and runtime is not None and runtime.network == "none" and cell.world_size > 1:
-        raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
     image = runtime.facts() if runtime else None
     check_backend(cell.backend, image)
     writable("output", args.output)

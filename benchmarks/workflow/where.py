@@ -26,7 +26,6 @@ class Image:
 
     name: str
     runtime: str
-    network: str
     content: str
     """12 hex digits over everything that it is built from."""
 
@@ -53,7 +52,7 @@ class Image:
     @property
     def options(self) -> str:
         """Options of `python -m benchmarks run` and `image exec`."""
-        return f"--runtime {self.runtime} --image {self.entry} --network {self.network}"
+        return f"--runtime {self.runtime} --image {self.entry}"
 
     def check(self) -> None:
         """Raise ConfigError, one line, if its entry cannot be used: half written, or of another image."""
@@ -73,25 +72,25 @@ class Image:
         if not makes and "cell" in jobs:
             from benchmarks.launching.containers.choose import find_runtime
 
-            find_runtime(self.runtime, self.entry, self.network)
+            find_runtime(self.runtime, self.entry)
         return stack
 
     def state(self) -> str:
-        """Return what a cell's results depend on: digest, once it is built, runtime and network."""
+        """Return what a cell's results depend on: digest, once it is built, and runtime."""
         digest = ImageEntry.load(Path(self.entry)).digest if self.is_built else "not built"
-        return f"image {digest}, {self.runtime}, network {self.network}"
+        return f"image {digest}, {self.runtime}"
 
     def __str__(self) -> str:
-        return f", in image {self.name} with {self.runtime}, network {self.network}"
+        return f", in image {self.name} with {self.runtime}"
 
 
 def get_image(config: Mapping[str, Any]) -> Image | None:
     """Return the image that cells run in; None without a runtime. Raises ConfigError, one line."""
-    runtime, network = get_runtime(config)
+    runtime = get_runtime(config)
     if runtime == "none":
         return None
     name = choose("image", str(config.get("image") or ("cuda12" if has_nvidia() else "cpu")), NAMES)
-    image = Image(name, runtime, network, image_content(name))
+    image = Image(name, runtime, image_content(name))
     image.check()
     return image
 
@@ -113,11 +112,9 @@ def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | N
     config["site"] = str(config.get("site", site_file()))
     site = Site.load(Path(config["site"]))
     os.environ[PARTITIONS] = config["site"]
-    given = {"runtime": site.runtime, "image": site.image, "network": site.network}
     if config.get("runtime") or site.runtime != "none":
+        given = {"runtime": site.runtime, "image": site.image}
         config.update({name: value for name, value in given.items() if value is not None and name not in config})
-        if config["runtime"] != "none" and config["network"] == "none":
-            raise ConfigError("network: 'none' keeps ranks apart, each in a container of its own; give network=host")
     return site
 
 

@@ -28,7 +28,7 @@ def under_docker(tmp_path_factory: pytest.TempPathFactory, image: Path) -> dict[
 def test_ranks_in_containers_of_their_own_meet(tmp_path, cluster, image, sif, under_docker, backend, nodes):
     each, cell = 2 // nodes, {**PAIR, "backend": backend, "nodes": nodes}
     job = [f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--gres=gpu:{each}"]
-    options = ["--network", "host", "--runtime", "apptainer", "--image", image]
+    options = ["--runtime", "apptainer", "--image", image]
     record = submit(tmp_path, cluster, cell, SITE, job, options)
     source = record["provenance"]
     assert source["image"]["runtime"] == "apptainer" and source["image_digest"] == ImageEntry.load(image).digest

@@ -36,14 +36,13 @@ def planned(tree, *config):
 def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
     done = call(tree, *RUN, "--config", *DOCKER)
     assert done.returncode == 0, done.stderr
-    assert "1 cells, 1 to run, in image cpu with docker, network none. " in done.stdout
+    assert "1 cells, 1 to run, in image cpu with docker. " in done.stdout
     (entry,) = tree.glob("results/cache/images/cpu-*.json")
     with (tree / "README.md").open("a") as file:
         file.write("A comment.\n")
     assert planned(tree, *DOCKER) == {}, "the digest is known now, and is the one that the cell ran with"
     found = load_run(tree / "results/runs/smoke")
     assert (len(found.results), found.holes, found.notes) == (1, {}, [])
-    assert planned(tree, *DOCKER, "network=host") == {"cell": 1, "report": 1, "all": 1}
 
     known = json.loads(entry.read_text())
     entry.write_text(json.dumps(known | {"digest": known["base_digest"].replace(known["digest"][-4:], "0000")}))

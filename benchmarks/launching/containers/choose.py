@@ -3,7 +3,6 @@
 import argparse
 import os
 import shlex
-import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from benchmarks.core.devices import has_nvidia, wanted_device
 from benchmarks.core.files import file_hash, save_json, try_json
 from benchmarks.core.paths import IMAGES
 from benchmarks.core.programs import output_of
-from benchmarks.core.run_config import NETWORKS, RUNTIMES, get_runtime
+from benchmarks.core.run_config import RUNTIMES, get_runtime
 from benchmarks.launching.containers.containers import command
 from benchmarks.launching.containers.entry import LOCK, ImageEntry, image_content, read_images
 from benchmarks.launching.containers.runtime import Runtime
@@ -21,11 +20,11 @@ from resireduce.errors import ConfigError
 ANSWER_SECONDS = 60.0
 
 
-def find_runtime(name: str, image: str, network: str) -> Runtime:
+def find_runtime(name: str, image: str) -> Runtime:
     """Return the runtime of that name with the image to run, which is a name in the lock or an image's own JSON.
 
     Raises ConfigError, one line with the cure: for an image that is unknown, built from other code or not in the
-    engine, an engine that does not answer, or a `network` that is not available.
+    engine, or an engine that does not answer.
     """
     entry, beside = _find_entry(image)
     build = f"python -m benchmarks image build {entry.name}{_own_file(image)}"
@@ -48,13 +47,11 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
         name=name,
         image=entry,
         program=program,
-        network=network,
         sif=sif,
         sif_hash=None if sif is None else sif_hash(sif),
         gpus=has_nvidia() and bool(entry.versions.get("cuda")) and wanted_device() != "cpu",
         user=f"{os.getuid()}:{os.getgid()}",
         groups=tuple(sorted(set(os.getgroups()) - {os.getgid()})),
-        host=socket.gethostname(),
     )
 
 
@@ -94,7 +91,6 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", default="none", help=f"what runs an image: {', '.join(RUNTIMES)} (default: none)")
     text = "what the runtime runs: a name in containers/images.lock.json, or an image's own JSON"
     parser.add_argument("--image", metavar="NAME|FILE", help=text)
-    parser.add_argument("--network", help=f"network in the image: {', '.join(NETWORKS)} (docker: none)")
 
 
 def asked_runtime(args: argparse.Namespace) -> Runtime | None:
@@ -103,11 +99,11 @@ def asked_runtime(args: argparse.Namespace) -> Runtime | None:
     Raises ConfigError, one line with the cure, for options that contradict each other or cannot be used here:
     `benchmarks.launching.containers.choose.find_runtime`.
     """
-    name, network = get_runtime(vars(args))
+    name = get_runtime(vars(args))
     if name == "none":
         return None
     if not args.image:
         raise ConfigError(
             f"image: missing with --runtime {name}; give a name in containers/images.lock.json, or an image's JSON"
         )
-    return find_runtime(name, args.image, network)
+    return find_runtime(name, args.image)

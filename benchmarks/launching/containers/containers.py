@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -69,9 +68,6 @@ class Client(Logged):
             self.stdin.close()
 
 
-LOOK_SECONDS = 0.05
-START_SECONDS = 60.0
-"""How long the first container may take until others can join it; an idle machine needs half a second."""
 REMOVE_SECONDS = 60.0
 
 
@@ -79,7 +75,7 @@ REMOVE_SECONDS = 60.0
 def containers(
     runtime: Runtime, folder: Path, writable: Sequence[Path | None] = (), readable: Sequence[Path | None] = ()
 ) -> Iterator[Start]:
-    """Yield a function that starts commands of the image's python, each in its own container; all share a network.
+    """Yield a function that starts commands of the image's python, each in its own container.
 
     Args:
         runtime: what runs the image.
@@ -94,31 +90,13 @@ def containers(
 
         def start(arguments: Sequence[str], variables: Mapping[str, str]) -> Client:
             rank = len(started)
-            leader = f"{token}-0" if rank else None
-            container = Container(name=f"{token}-{rank}", leader=leader, folder=folder, binds=binds)
+            container = Container(name=f"{token}-{rank}", folder=folder, binds=binds)
             everything = {**os.environ, **variables}
             line = runtime.command(["python", *arguments], container, everything)
-            if rank == 1:
-                _wait_for(runtime, started[0], f"{token}-0")
             started.append(Client(line, runtime.environment(everything), folder / f"container{rank}.log"))
             return started[-1]
 
         yield start
-
-
-def _wait_for(runtime: Runtime, client: Client, name: str) -> None:
-    """Wait until a container runs, so that others can join it, or has ended, or takes too long: joining then fails."""
-    if runtime.name == "apptainer":
-        return
-    command = [*runtime.program, "container", "inspect", "--format", "{{.State.Running}}", name]
-    deadline = time.monotonic() + START_SECONDS
-    while client.poll() is None and time.monotonic() < deadline:
-        left = max(LOOK_SECONDS, deadline - time.monotonic())
-        with suppress(subprocess.TimeoutExpired):  # the engine hangs
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left)
-            if done.stdout.strip() == "true":
-                return
-        time.sleep(LOOK_SECONDS)
 
 
 def _clear_away(runtime: Runtime, token: str, started: Sequence[Client]) -> None:

@@ -81,8 +81,6 @@ def for_apptainer(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in sorted(own | set(passed(variables)))}
 
 
-SHARED_MEMORY = "1g"
-"""Shared memory of all ranks of a cell together, for NCCL and data loaders; an engine's default is 64 MiB."""
 SUPERVISED = ("python", "-m", "benchmarks.launching.supervise")
 
 
@@ -91,8 +89,6 @@ class Container:
     """One container of a launch."""
 
     name: str
-    leader: str | None = None
-    """Name of the container whose network and shared memory it joins; None for the first."""
     folder: Path = TMP
     """Folder of the launch, bound and writable; HOME under apptainer, where all users of the machine share /tmp."""
     binds: tuple[Bind, ...] = ()
@@ -106,7 +102,6 @@ class Runtime:
     image: ImageEntry
     program: tuple[str, ...]
     """The beginning of its command line."""
-    network: str = "none"
     sif: Path | None = None
     """The image as apptainer reads it."""
     sif_hash: str | None = None
@@ -117,8 +112,6 @@ class Runtime:
     """User and group IDs in the container that stand for the caller on the host."""
     groups: tuple[int, ...] = ()
     """The caller's other groups, to which the data may belong."""
-    host: str = "localhost"
-    """The name of this machine, which ranks have too."""
 
     def command(self, arguments: Sequence[str], container: Container, variables: Mapping[str, str]) -> list[str]:
         """Return the command line that runs `arguments` in a container.
@@ -132,7 +125,7 @@ class Runtime:
             settings = [f"{name}={value}" for name, value in self._fixed(container.folder).items()]
             options = [*self._apptainer_options(container), str(self.sif), "env", *settings]
             return [*self.program, "exec", *options, *inside]
-        options = [*self._engine_options(container), *self._joined(container)]
+        options = self._engine_options(container)
         options += [word for bind in container.binds for word in ("--mount", bind.option())]
         fixed = self._fixed(TMP)
         options += [word for name in passed(variables) if name not in fixed for word in ("--env", name)]
@@ -146,7 +139,7 @@ class Runtime:
     def facts(self) -> dict[str, Any]:
         """Return the facts of the image and its runtime for records."""
         entry = self.image
-        facts = {"name": entry.name, "digest": entry.digest, "runtime": self.name, "network": self.network}
+        facts = {"name": entry.name, "digest": entry.digest, "runtime": self.name}
         return {**facts, "versions": entry.versions, "sif_sha256": self.sif_hash}
 
     def _fixed(self, home: Path) -> dict[str, str]:
@@ -156,29 +149,14 @@ class Runtime:
         return own | {DIGEST_VARIABLE: self.image.digest}
 
     def _engine_options(self, container: Container) -> list[str]:
-        # Compiled kernels are loaded from /tmp, so programs there must be executable.
-        options = ["--rm", "--interactive", "--name", container.name, "--pull=never", "--sig-proxy=false"]
+        # Ranks meet as processes of the machine do: over its network and /dev/shm, under its name, by which NCCL knows
+        # which are on the same machine. Compiled kernels are loaded from /tmp, so programs there must be executable.
+        options = ["--network=host", "--ipc=host", "--uts=host"]
+        options += ["--rm", "--interactive", "--name", container.name, "--pull=never", "--sig-proxy=false"]
         options += ["--read-only", f"--tmpfs={TMP}:exec,mode=1777", f"--workdir={TMP}", "--log-driver=none"]
         options += ["--cap-drop=ALL", "--security-opt=no-new-privileges", "--security-opt=label=disable"]
         options += ["--gpus=all", "--pid=host"] if self.gpus else []  # NVML reports the host's process IDs
         return [*options, f"--user={self.user}", *(f"--group-add={group}" for group in self.groups)]
-
-    def _joined(self, container: Container) -> list[str]:
-        """Return the options for sharing: all ranks of a cell use loopback device and /dev/shm of the first container.
-
-        All have the host's name, by which NCCL finds out which ranks are on the same machine.
-        """
-        if container.leader is None:
-            memory = ["--ipc=shareable", f"--shm-size={SHARED_MEMORY}"]
-        else:
-            memory = [f"--ipc=container:{container.leader}"]
-        if self.network == "none" and container.leader is not None:
-            network = [f"--network=container:{container.leader}"]
-        else:
-            # Horovod crashes if it cannot look up the address of its own name.
-            named = [f"--add-host={self.host}:127.0.0.1"] if self.network == "none" else []
-            network = [f"--network={self.network}", *named]
-        return ["--uts=host", *memory, *network]
 
     def _apptainer_options(self, container: Container) -> list[str]:
         # Process IDs, /dev/shm, the host name and /tmp are the host's by default; the root file system is read-only.

@@ -7,7 +7,7 @@ from typing import Self
 
 from benchmarks.core.checks import Check, allow, known_keys, within, wrong_fields
 from benchmarks.core.config_reader import read_yaml
-from benchmarks.core.run_config import NETWORKS, RUNTIMES
+from benchmarks.core.run_config import RUNTIMES
 from resireduce.errors import ConfigError, choose, is_count
 
 SITE_FILE = Path("slurm/partitions.yaml")
@@ -43,8 +43,6 @@ class Site:
     """How often a cell saves a checkpoint, from which it resumes if it is killed."""
     runtime: str = "none"
     image: str | None = None
-    network: str = "host"
-    """Network of containers. Each rank has its own container: without the host's network, none reaches another."""
     interface: str | None = None
     """Network device over which nodes reach each other, for gloo and NCCL; None: the device of the route to them."""
 
@@ -53,7 +51,6 @@ class Site:
         for name, allowed in wrong_fields(self, dict.fromkeys(ONE_AT_LEAST, WHOLE)):
             allow(name, getattr(self, name), False, allowed)
         choose("runtime", self.runtime, RUNTIMES)
-        choose("network", self.network, NETWORKS)
 
     @classmethod
     def load(cls, path: Path) -> Self:

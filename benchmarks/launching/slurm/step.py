@@ -97,7 +97,6 @@ class Task:
     interface: str | None = None
     runtime: str = "none"
     image: str | None = None
-    network: str = "host"
 
 
 @contextmanager
@@ -238,6 +237,5 @@ class Job:
             interface=self.site.interface,
             runtime=runtime.name if runtime else "none",
             image=self.image if runtime else None,
-            network=runtime.network if runtime else "host",
         )
         return step(folder, self.placement, self.site.cpus_per_rank, task)

@@ -73,7 +73,7 @@ def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: lis
     if task.runtime != "none" and task.image is not None:
         from benchmarks.launching.containers.choose import find_runtime
 
-        runtime = find_runtime(task.runtime, task.image, task.network)
+        runtime = find_runtime(task.runtime, task.image)
     with starting(runtime, folder, [Path(task.checkpoints) if task.checkpoints else None], read) as start:
         process = start(arguments, variables | cell_variables(cell))
         started.append(process)

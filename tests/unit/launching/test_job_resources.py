@@ -80,7 +80,7 @@ def test_the_site_is_that_of_the_profile(tmp_path: Path) -> None:
     file.write_text("partitions: {}\nsite: {minutes: 7, runtime: apptainer, image: cpu}")
     config = {"site": str(file)}
     assert get_site(config, {"cell": {"launcher": "srun"}}) == Site(minutes=7, runtime="apptainer", image="cpu")
-    assert (config["runtime"], config["image"], config["network"]) == ("apptainer", "cpu", "host")
+    assert (config["runtime"], config["image"]) == ("apptainer", "cpu")
     with pytest.raises(ConfigError, match=r"site: 'a.yaml' is of no use without the profile"):
         get_site({"site": "a.yaml"}, {})
     assert get_site({}, {}) is None

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from benchmarks.launching.containers.runtime import Bind, Container, Runtime, bind_all, for_apptainer, passed
 from tests.unit.launching.test_image_entry import ENTRY as IMAGE
 
@@ -12,24 +10,11 @@ DIGEST = "sha256:" + "ab" * 32
 ENTRY = replace(IMAGE, digest=DIGEST, versions={"python": "3.11.2", "cuda": None})
 RUN = ["python", "-m", "benchmarks.training.rank"]
 VARIABLES = {"RANK": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": "/bin", "RESIREDUCE_IMAGE_DIGEST": "another"}
-FIRST, SECOND = Container(name="cell-0"), Container(name="cell-1", leader="cell-0")
+FIRST = Container(name="cell-0")
 
 
 def runtime(name: str, **changes: object) -> Runtime:
     return replace(Runtime(name=name, image=ENTRY, program=(name,)), **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("network", "first", "second"),
-    [("none", "--network=none", "--network=container:cell-0"), ("host", "--network=host", "--network=host")],
-)
-def test_ranks_reach_each_other_over_the_network_of_the_first_or_of_the_host(network, first, second):
-    docker = runtime("docker", network=network)
-    assert first in docker.command(RUN, FIRST, {})
-    line = docker.command(RUN, SECOND, {})
-    assert [word for word in line if word.startswith(("--network", "--ipc", "--shm", "--uts"))] == [
-        *("--uts=host", "--ipc=container:cell-0", second)
-    ]
 
 
 def test_devices_are_given_where_there_are_any_and_files_belong_to_the_caller():

@@ -42,8 +42,8 @@ def engine(folder: Path, name: str = "docker", says: str = "", digest: str = DIG
     (folder / name).chmod(0o755)
 
 
-def ask(runtime: str = "docker", image: str | None = "cpu.json", network: str | None = None):
-    return asked_runtime(Namespace(runtime=runtime, image=image, network=network))
+def ask(runtime: str = "docker", image: str | None = "cpu.json"):
+    return asked_runtime(Namespace(runtime=runtime, image=image))
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,6 @@ def ask(runtime: str = "docker", image: str | None = "cpu.json", network: str | 
     [
         (("dokcer",), "", "runtime: 'dokcer' is not known (did you mean 'docker'?)"),
         (("none", "cpu"), "", "image: 'cpu' is of no use without a runtime; give runtime docker or apptainer"),
-        (
-            ("apptainer", "cpu.json", "none"),
-            "",
-            "network: 'none' is not to be had under apptainer, which uses the machin",
-        ),
         (("docker", None), "", "image: missing with --runtime docker; give a name in containers/images.lock.json"),
         (("docker", "nosuch"), "", "image: 'nosuch' is not in containers/images.lock.json; there are: none yet; build"),
         (
@@ -91,13 +86,13 @@ def test_an_image_of_the_lock_is_found_by_its_name_and_files_belong_to_the_calle
     assert ask("none", None) is None
     engine(here)
     add_image(ENTRY)
-    found = ask("docker", "cpu", "host")
-    assert (found.name, found.image, found.network, found.sif) == ("docker", ENTRY, "host", None)
+    found = ask("docker", "cpu")
+    assert (found.name, found.image, found.sif) == ("docker", ENTRY, None)
     assert found.user == f"{os.getuid()}:{os.getgid()}"
 
 
 def test_the_workflow_says_that_an_image_is_gone_or_another_before_its_cells_fail(here, monkeypatch):
-    image = Image("cpu", "docker", "none", ENTRY.content)
+    image = Image("cpu", "docker", ENTRY.content)
     ENTRY.save(Path(image.entry))
     monkeypatch.setattr("benchmarks.images.engine.engine", nullcontext)
     image.prepare({"report"})
