@@ -3,7 +3,7 @@
 #   snakemake -n                               what would run, and why
 #   --configfile FILE --config run=NAME        another matrix, another folder
 #   --config part=NAME,...                     parts of a matrix
-#   --config runtime=docker                    in an image, built first; image=NAME, network=host
+#   --config runtime=docker                    in an image, built first; image=NAME
 from snakemake.utils import min_version
 
 min_version("9.27")

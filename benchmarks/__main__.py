@@ -2,14 +2,11 @@
 
 import argparse
 import os
-import re
 import sys
-from difflib import get_close_matches
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
-from benchmarks.core.checks import named_path, number, whole_number
-from resireduce.errors import ConfigError, choose, in_one_line
+from resireduce.errors import ConfigError, in_one_line
 
 MEASURES = {
     "allocation": (
@@ -40,10 +37,7 @@ MEASURES = {
 Commands = dict[str, tuple[str, str]]
 GROUPS: dict[str, Commands] = {
     "Run": {
-        "cells": (
-            "benchmarks.analysis.budget",
-            "check a config and list its cells; --budget: their cost",
-        ),
+        "cells": ("benchmarks.analysis.budget", "check a config and list its cells; --budget: their cost"),
         "data": ("benchmarks.data.data_command", "list, check and prepare data sets and pretrained weights"),
         "run": ("benchmarks.launching.run", "train one cell and write its record"),
         "resume": ("benchmarks.workflow.resume", "go on with a run after whatever stopped it, on a cluster or here"),
@@ -79,48 +73,27 @@ GROUPS: dict[str, Commands] = {
         "pages": ("benchmarks.analysis.results_page", "make docs/results.md and its pictures from results/reference"),
     },
 }
-"""Commands, each a module and a line about it, by what they are for: the order in which the help lists them."""
-COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+"""Commands in the groups in which `--help` shows them, each a module and a line about it."""
+COMMANDS: Commands = {name: one for group in GROUPS.values() for name, one in group.items()}
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
-def build_parser(command: str | None, measure: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser; only the named command's module is imported, so that report needs no torch."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=_overview(), formatter_class=raw)
-    _add_commands(parser, COMMANDS, command, measure, "COMMAND")
-    return parser
+def _listed(commands: Commands) -> str:
+    return "\n".join(f"  {name:<13} {said}" for name, (_, said) in commands.items())
 
 
-def _add_commands(
-    parser: argparse.ArgumentParser, commands: Commands, named: str | None, measure: str | None, metavar: str
-) -> None:
-    # With a help of their own argparse would list the commands again, without groups.
-    text = "one of those above"
-    parsers = parser.add_subparsers(dest=metavar, required=True, metavar=metavar, title=metavar.lower(), help=text)
+def _add_commands(parser: argparse.ArgumentParser, commands: Commands, given: Sequence[str]) -> None:
+    """Add the commands' parsers; only the module of the given one is imported, so that report needs no torch."""
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND", help="one of those below")
     for name, (module, said) in commands.items():
-        lines = "\n".join(f"  {one:<13} {words}" for one, (_, words) in MEASURES.items())
-        subparser = parsers.add_parser(
-            name,
-            description=f"{said[0].upper()}{said[1:]}." if module else f"Measure, and write as JSON:\n{lines}",
-            formatter_class=argparse.HelpFormatter if module else argparse.RawDescriptionHelpFormatter,
-        )
-        if name == named and not module:
-            _add_commands(subparser, MEASURES, measure, None, "MEASURE")
-        elif name == named:
+        one = parsers.add_parser(name, description=f"{said[0].upper()}{said[1:]}.")
+        if given[:1] == [name] and not module:
+            one.formatter_class, one.epilog = argparse.RawDescriptionHelpFormatter, _listed(MEASURES)
+            _add_commands(one, MEASURES, given[1:])
+        elif given[:1] == [name]:
             loaded = import_module(module)
-            for kind, read in ((Path, named_path), (int, whole_number), (float, number)):
-                subparser.register("type", kind, read)
-            loaded.add_arguments(subparser)
-            subparser.set_defaults(main=loaded.main, parser=subparser)
-
-
-def _overview() -> str:
-    """Return the help's list of commands, group by group."""
-    lines = []
-    for group, commands in GROUPS.items():
-        lines += [f"{group}:", *(f"  {name:<13} {text}" for name, (_, text) in commands.items()), ""]
-    return "\n".join([*lines, "Options of a command: python -m benchmarks COMMAND --help"])
+            loaded.add_arguments(one)
+            one.set_defaults(main=loaded.main)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -129,15 +102,12 @@ def main(arguments: list[str] | None = None) -> int:
     A refusal by the system (a full disk, another user's files) ends it likewise with status 1, and Ctrl-C with 130.
     """
     given = sys.argv[1:] if arguments is None else arguments
+    groups = "\n\n".join(f"{name}:\n{_listed(commands)}" for name, commands in GROUPS.items())
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", formatter_class=raw, epilog=groups)
     try:
-        if given and not given[0].startswith("-"):
-            choose("command", given[0], COMMANDS)
-        measure = given[1] if given[:1] == ["measure"] and len(given) > 1 and not given[1].startswith("-") else None
-        if measure is not None:
-            choose("measure", measure, MEASURES)
-        args, unknown = build_parser(given[0] if given else None, measure).parse_known_args(given)
-        if unknown:
-            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], args.parser)}")
+        _add_commands(parser, COMMANDS, given)
+        args = parser.parse_args(given)
         return int(args.main(args))
     except ConfigError as error:
         return _end(error, BAD_INPUT)
@@ -148,16 +118,6 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         return _end(error, FAILED)
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] in ("benchmarks", "resireduce"):
-            raise
-        return _end(f"{error}: {sys.executable} lacks a package; make sets up .venv/bin/python, which has all", FAILED)
-
-
-def _meant(option: str, parser: argparse.ArgumentParser) -> str:
-    """Return a hint at the option of a command that is written most like an unknown one; "" if none is."""
-    close = get_close_matches(option.partition("=")[0], re.findall("--[a-z-]+", parser.format_usage()), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _end(error: object, status: int) -> int:

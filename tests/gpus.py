@@ -15,8 +15,6 @@ class FakeGpu:
 
     uuid: str
     used_bytes: int = 0
-    reserved_bytes: int = 500 * MIB
-    """By the driver: the older structure counts it as used."""
     processes: dict[int, int | None] = field(default_factory=dict)
     slices: list["FakeGpu"] = field(default_factory=list)
     is_slice: bool = False
@@ -30,10 +28,9 @@ class FakeNvml:
     nvmlMemory_v2 = pynvml.nvmlMemory_v2
     NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
     NVMLError = pynvml.NVMLError
-    NVMLError_LibraryNotFound = pynvml.NVMLError_LibraryNotFound
 
-    def __init__(self, *gpus: FakeGpu, knows_v2: bool = True, init_error: int | None = None):
-        self.gpus, self.knows_v2, self.init_error = gpus, knows_v2, init_error
+    def __init__(self, *gpus: FakeGpu, init_error: int | None = None):
+        self.gpus, self.init_error = gpus, init_error
         self.reads = 0
 
     def _fail(self, code: int | None) -> None:
@@ -74,14 +71,11 @@ class FakeNvml:
         self._fail(None if index < len(handle.slices) else pynvml.NVML_ERROR_NOT_FOUND)
         return handle.slices[index]
 
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int | None = None) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int) -> Any:
         self.reads += 1
         self._fail(handle.memory_error)
-        if version is None:
-            return SimpleNamespace(used=handle.used_bytes + handle.reserved_bytes)
         assert version == pynvml.nvmlMemory_v2
-        self._fail(None if self.knows_v2 else pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return SimpleNamespace(used=handle.used_bytes, reserved=handle.reserved_bytes)
+        return SimpleNamespace(used=handle.used_bytes)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> list[Any]:
         self._fail(handle.process_error)

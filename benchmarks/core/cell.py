@@ -26,6 +26,17 @@ SHAPES = ("constant", "linear", "cosine")
 """Schedules that a cell can choose; that of steps needs milestones, which belong to a recipe."""
 NAME_LISTS = ("released", "observe")
 """Fields of a cell that are themselves lists of names."""
+CHOICES: dict[str, Iterable[str]] = {
+    **{"model": WORKLOADS, "compressor": COMPRESSORS, "scheme": SCHEMES, "gradients": GRADIENTS, "backend": LAUNCHED},
+    **{"residual_dtype": RESIDUAL_DTYPES, "data": DATA, "optimizer": OPTIMIZERS, "schedule": SHAPES},
+    "hierarchy": HIERARCHIES,
+}
+NUMBERS = {
+    **{"seed": (0, 2**32 - 1), "world_size": (1, 128), "threads": (1, 1024), "nodes": (1, 128)},
+    **{"ranks_per_node": (1, 128), "steps": (1, 10**9), "batch_per_rank": (1, 10**6), "length": (1, 10**6)},
+}
+OPTIONAL = ("residual_dtype", "optimizer", "schedule", "nodes", "ranks_per_node", "steps", "batch_per_rank", "length")
+"""What each field may be: one of some names (CHOICES), or a number between two (NUMBERS); these may also be None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,45 +87,26 @@ class Cell:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
-        choose("model", self.model, WORKLOADS)
-        choose("compressor", self.compressor, COMPRESSORS)
-        choose("scheme", self.scheme, SCHEMES)
-        choose("gradients", self.gradients, GRADIENTS)
-        choose("backend", self.backend, LAUNCHED)
-        if self.residual_dtype is not None:
-            choose("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) is not None or name not in OPTIONAL:
+                choose(name, getattr(self, name), allowed)
         object.__setattr__(self, "density", check_share("density", self.density))
-        integer("seed", self.seed, 0, 2**32 - 1)
-        integer("world_size", self.world_size, 1, 128)
-        integer("threads", self.threads, 1, 1024)
-        if self.nodes is not None:
-            integer("nodes", self.nodes, 1, self.world_size)
-        choose("data", self.data, DATA)
-        self._check_optimizer()
-        self._check_hierarchy()
-        for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
-            if getattr(self, name) is not None:
-                integer(name, getattr(self, name), 1, most)
-        object.__setattr__(self, "merge", scheme_options.freeze_merge(self.merge, self.compressor))
-        object.__setattr__(self, "options", scheme_options.freeze(self.options, self.scheme))
-        self._check_workload()
-        self._check_combinations()
-        self._check_observations()
-
-    def _check_optimizer(self) -> None:
-        """Check optimizer, rate and schedule; those of the recipe become None, so that each cell has one name."""
-        recipe, rate = WORKLOADS[self.model], self.learning_rate
-        if self.optimizer is not None:
-            choose("optimizer", self.optimizer, OPTIMIZERS)
+        for name, (least, most) in NUMBERS.items():
+            if getattr(self, name) is not None or name not in OPTIONAL:
+                integer(name, getattr(self, name), least, most)
+        rate = self.learning_rate
         if rate is not None:
             fits = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf
             allow("learning_rate", rate, fits, "a finite number greater than 0")
             object.__setattr__(self, "learning_rate", float(rate))
-        if self.schedule is not None:
-            choose("schedule", self.schedule, SHAPES)
-        for name in OWN:
-            if getattr(self, name) == getattr(recipe, name):
+        for name in OWN:  # those of the recipe become None, so that each cell has one name
+            if getattr(self, name) == getattr(WORKLOADS[self.model], name):
                 object.__setattr__(self, name, None)
+        object.__setattr__(self, "merge", scheme_options.freeze_merge(self.merge, self.compressor))
+        object.__setattr__(self, "options", scheme_options.freeze(self.options, self.scheme))
+        self._check_workload()
+        self._check_combinations()
+        self._check_places()
 
     def _check_workload(self) -> None:
         workload = WORKLOADS[self.model]
@@ -133,43 +125,32 @@ class Cell:
             raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
         optimizer = self.workload.optimizer
         if COMPRESSORS[self.compressor].corrects_momentum and optimizer != "sgd":
-            others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
             raise ConfigError(
                 f"compressor: {self.compressor!r} takes the place of SGD's momentum; {self.model!r} is trained by "
-                f"{optimizer}; allowed: {others}"
+                f"{optimizer}; give another compressor"
             )
-        if self.backend == "local" and self.world_size != 1:
-            raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
-        if self.nodes is not None and self.world_size % self.nodes:
-            allowed = ", ".join(str(count) for count in range(1, self.world_size + 1) if self.world_size % count == 0)
-            raise ConfigError(
-                f"nodes: {self.nodes} is not allowed with world_size {self.world_size}, which must be divided evenly; "
-                f"allowed: {allowed}"
-            )
-
-    def _check_hierarchy(self) -> None:
-        by_nodes, ranks = choose("hierarchy", self.hierarchy, HIERARCHIES) == "node", self.ranks_per_node
-        if by_nodes and self.world_size == 1:
-            raise ConfigError("hierarchy: 'node' is not allowed with world_size 1; allowed: flat")
-        if ranks is None:
-            return
-        integer("ranks_per_node", ranks, 1, self.world_size)
-        if not by_nodes:
-            raise ConfigError(f"ranks_per_node: {ranks} is allowed with hierarchy 'node' only")
-        on_each = self.world_size // (self.nodes or 1)
-        if on_each % ranks:
-            raise ConfigError(
-                f"ranks_per_node: {ranks} is not allowed with {on_each} ranks on a machine, which it must divide evenly"
-            )
-
-    def _check_observations(self) -> None:
         self._set_names("observe", OBSERVATIONS | WATCHES)
-        for name in self.observe:
-            if name in OBSERVATIONS and (self.scheme, self.residual_dtype) != ("baseline", None):
-                raise ConfigError(
-                    f"observe: {name!r} needs every tensor's own residual; allowed with scheme baseline and "
-                    "residual_dtype null"
-                )
+        if {*self.observe} & OBSERVATIONS.keys() and (self.scheme, self.residual_dtype) != ("baseline", None):
+            raise ConfigError(
+                f"observe: {self.observe[0]!r} needs every tensor's own residual; allowed with scheme baseline and "
+                "residual_dtype null"
+            )
+
+    def _check_places(self) -> None:
+        ranks, nodes, together = self.world_size, self.nodes, self.ranks_per_node
+        if self.backend == "local" and ranks != 1:
+            raise ConfigError(f"world_size: {ranks} is not allowed with backend 'local'; allowed: 1")
+        if nodes is not None and ranks % nodes:
+            raise ConfigError(f"nodes: {nodes} is not allowed with world_size {ranks}, which it must divide evenly")
+        if self.hierarchy == "node" and ranks == 1:
+            raise ConfigError("hierarchy: 'node' is not allowed with world_size 1; allowed: flat")
+        if together is not None and self.hierarchy != "node":
+            raise ConfigError(f"ranks_per_node: {together} is allowed with hierarchy 'node' only")
+        if together is not None and ranks // (nodes or 1) % together:
+            raise ConfigError(
+                f"ranks_per_node: {together} is not allowed with {ranks // (nodes or 1)} ranks on a machine, which it "
+                "must divide evenly"
+            )
 
     def _set_names(self, field: str, allowed: Iterable[str]) -> None:
         """Check a list of names, and put it into a fixed order."""

@@ -1,15 +1,12 @@
 """Checks of plain values from files and the command line. Errors say the field, the value and what is allowed."""
 
-import argparse
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -139,34 +136,3 @@ def _type_of(kind: Any) -> tuple[str, Check]:
         return allowed, lambda value: value is None or check(value)
     known = TYPES.get(kind) or TYPES.get(get_origin(kind))
     return known or (f"a {getattr(kind, '__name__', kind)}", lambda value: isinstance(value, kind))
-
-
-LONGEST_NAME, LONGEST_PATH = 255, 4095
-"""Most bytes of a file's name and of a path on Linux."""
-
-
-def named_path(text: str) -> Path:
-    """Return a path that an option names; what no path can be is refused, also "", which Path takes for this folder."""
-    if not text or "\0" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is no path; give the name of a file or folder, . for this one")
-    if len(os.fsencode(text)) > LONGEST_PATH or max(map(len, os.fsencode(text).split(b"/"))) > LONGEST_NAME:
-        raise argparse.ArgumentTypeError(
-            f"{text[:60]!r}... is too long; a name has up to {LONGEST_NAME} bytes, a path up to {LONGEST_PATH}"
-        )
-    return Path(text)
-
-
-def whole_number(text: str) -> int:
-    """Return the whole number that an option gives."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{short(text)} is no whole number; give one in digits, such as 8") from None
-
-
-def number(text: str) -> float:
-    """Return the number that an option gives."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{short(text)} is no number; give one, such as 0.5") from None

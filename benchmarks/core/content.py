@@ -6,9 +6,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.core.paths import CACHE, IMAGES, ROOT
+from benchmarks.core.paths import CACHE, ROOT
 from benchmarks.core.workloads import WORKLOADS
-from resireduce.errors import ConfigError
 
 LIBRARY = ("resireduce",)
 TRAINING = ("benchmarks/core", "benchmarks/data", "benchmarks/training", "benchmarks/launching")
@@ -40,17 +39,6 @@ def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:
     return digest.hexdigest()[:12]
 
 
-def check_syntax(paths: Iterable[str], root: Path = ROOT) -> None:
-    """Raise ConfigError, one line with the place, for source code at or below paths that is not valid Python."""
-    for path in paths:
-        for file in _sources(root / path):
-            if file.suffix == ".py":
-                try:
-                    compile(file.read_bytes(), file, "exec")
-                except SyntaxError as error:
-                    raise ConfigError(f"{file.relative_to(root)}, line {error.lineno}: {error.msg}") from None
-
-
 def text_hash(text: str) -> str:
     """Return 12 hex digits over a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -71,16 +59,15 @@ def get_packages() -> str:
     return ", ".join(f"{package} {version(package)}" for package in PACKAGES)
 
 
-def get_pretrained(model: str, image_content: str | None = None) -> str | None:
+def get_pretrained(model: str) -> str | None:
     """Return the file of the weights a model's cells start from; None if they start from scratch.
 
-    Its name contains a hash of everything that the weights depend on, so that old ones are never mistaken for new ones.
-    This includes the packages, or the content of the image in which the weights are made.
+    Its name contains a hash of everything that the weights depend on, packages too, so that old ones are never mistaken
+    for new ones.
     """
     workload = WORKLOADS[model]
     if not workload.pretrain_steps:
         return None
     recipe = {key: value for key, value in asdict(workload).items() if key.startswith("pretrain_")}
-    made_by = get_packages() if image_content is None else f"image {image_content}"
-    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {made_by}")
-    return f"{CACHE if image_content is None else IMAGES}/{model}-{content}.pt"
+    text = f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {get_packages()}"
+    return f"{CACHE}/{model}-{text_hash(text)}.pt"

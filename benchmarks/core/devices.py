@@ -4,21 +4,16 @@ Imports no torch, and NVML only when it is asked; makes no CUDA context.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.core.cell import Cell
 from resireduce.errors import ConfigError, choose
 
 NO_PROCESS = "NVML reports no process memory (PID namespace)"
-V1 = "nvml-v1"
-"""Flag: the driver knows only the older structure, whose used memory includes the driver's reserved memory."""
 
 
 class NvmlUnavailable(Exception):
@@ -58,19 +53,17 @@ class NvmlDevice:
         self._module, self._handle = module, handle
         self.uuid = str(module.nvmlDeviceGetUUID(handle))
         self.is_mig = bool(_ask(module, lambda: module.nvmlDeviceIsMigDeviceHandle(handle)))
-        self.knows_reserved = True
-        """Whether used memory is reported apart from what the driver reserves (nvmlMemory_v2)."""
 
     def read(self, pid: int | None = None) -> Reading:
         """Read once; never raises. pid: the process whose memory is read; None: this one."""
-        device_bytes = device_reason = None
+        module, device_bytes, device_reason = self._module, None, None
         try:
-            device_bytes = self._used()
-        except self._module.NVMLError as error:
+            device_bytes = int(module.nvmlDeviceGetMemoryInfo(self._handle, version=module.nvmlMemory_v2).used)
+        except module.NVMLError as error:
             device_reason = f"NVML, memory of the device: {error}"
         try:
-            processes = self._module.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        except self._module.NVMLError as error:
+            processes = module.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except module.NVMLError as error:
             reason = f"NVML, memory of processes: {error}"
             return Reading(device_bytes=device_bytes, device_reason=device_reason, process_reason=reason)
         # A process with several contexts may be listed more than once.
@@ -83,16 +76,6 @@ class NvmlDevice:
             process_reason=None if told else NO_PROCESS,
             pids=tuple(sorted({int(process.pid) for process in processes})),
         )
-
-    def _used(self) -> int:
-        """Return the bytes in use, without the driver's reserved memory where NVML reports it apart."""
-        module = self._module
-        if self.knows_reserved:
-            with suppress(module.NVMLError):
-                return int(module.nvmlDeviceGetMemoryInfo(self._handle, version=module.nvmlMemory_v2).used)
-        used = int(module.nvmlDeviceGetMemoryInfo(self._handle).used)  # may fail too, and then says why
-        self.knows_reserved = False
-        return used
 
 
 def _ask(module: Any, question: Callable[[], Any]) -> Any:
@@ -110,29 +93,16 @@ class Nvml:
         self._module = module
         try:
             module.nvmlInit()
-        except module.NVMLError_LibraryNotFound:
-            raise NvmlUnavailable("NVML: library not found") from None
         except module.NVMLError as error:
             raise NvmlUnavailable(f"NVML: {error}") from None
 
     @classmethod
     def load(cls) -> Self:
-        """Load NVML through package nvidia-ml-py. Raises NvmlUnavailable, also for another or an older package.
-
-        Before version 12 the package, and those of other names with the same module, have no `nvmlMemory_v2`, and give
-        texts as bytes.
-        """
+        """Load NVML through package nvidia-ml-py. Raises NvmlUnavailable."""
         try:
-            module = import_module("pynvml")
+            return cls(import_module("pynvml"))
         except ImportError:
             raise NvmlUnavailable("NVML: package nvidia-ml-py is not installed") from None
-        if not hasattr(module, "nvmlMemory_v2"):
-            found = [f"{name} {version(name)}" for name in packages_distributions().get("pynvml", ())]
-            raise NvmlUnavailable(
-                f"NVML: module pynvml is that of {' and '.join(found) or 'an unknown package'}, which is too old; "
-                "uninstall it, and install nvidia-ml-py 12 or newer"
-            )
-        return cls(module)
 
     def driver_version(self) -> str | None:
         """Return the driver's version."""
@@ -214,12 +184,3 @@ def check_backend(backend: str, image: Mapping[str, Any] | None = None) -> None:
             raise ConfigError(f"backend: 'horovod' cannot be used: image {image['name']} has no Horovod; take another")
     elif backend == "horovod" and find_spec("horovod") is None:
         raise ConfigError("backend: 'horovod' cannot be used: Horovod is not installed; install it: make horovod")
-
-
-def check_backends(cells: Iterable[Cell]) -> None:
-    """Raise ConfigError, one line with the first such cell, if cells need a backend that is not installed."""
-    for cell in cells:
-        try:
-            check_backend(cell.backend)
-        except ConfigError as error:
-            raise ConfigError(f"{cell.name}: {error}, or leave such cells out") from None

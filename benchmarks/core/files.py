@@ -1,33 +1,28 @@
 """JSON files that are never half written and never hold NaN."""
 
-import errno
 import fcntl
 import hashlib
 import json
 import math
 import os
-import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 from uuid import uuid4
 
 from benchmarks.core.checks import first_twice
 from resireduce.errors import ConfigError
 
-MOST_DIGITS = 300
-"""Most digits of a whole number; a float holds 308."""
 TEMPORARY = ".resireduce-"
 """Start of temporary names, which are short: that of a file may already be as long as names can be."""
 DEEPEST = 100
 """Most levels of lists and mappings in each other in a JSON file: a record has ten, and each level takes a call or two
 wherever values are looked at."""
 TOO_DEEP = "it is nested too deeply"
-LARGEST_FILE = 2_000_000_000
-"""Largest JSON file that is read, in bytes: a record of many ranks and steps has a hundredth of it."""
 
 
 def finite(value: Any) -> Any:
@@ -90,17 +85,44 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-@contextmanager
-def alone(path: Path, waiting: str = "") -> Iterator[None]:
-    """Hold a lock on a file, which the kernel drops however this process ends; print `waiting` if another has it."""
+LOOK_SECONDS = 0.2
+
+
+def lock(path: Path, what: str, seconds: float = 0.0) -> TextIO:
+    """Lock a file until it is closed or this process ends, and write into it which process this is.
+
+    Raises ConfigError, one line that says who works on `what`, if another process has it for longer than `seconds`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    file, deadline = path.open("a+", encoding="utf-8"), time.monotonic() + seconds
+    while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
         except BlockingIOError:
-            if waiting:
-                print(waiting, file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                owner = file.read().strip() or "another process"
+                file.close()
+                raise ConfigError(f"{what} is in use by {owner}; wait for it, or end that") from None
+            time.sleep(LOOK_SECONDS)
+    file.truncate(0)
+    job = os.environ.get("SLURM_JOB_ID")
+    file.write(f"process {os.getpid()} on {os.uname().nodename}{f', job {job}' if job else ''}\n")
+    file.flush()
+    return file
+
+
+@contextmanager
+def alone(path: Path, waiting: str = "") -> Iterator[None]:
+    """Hold a lock on a file within the block; print `waiting` if another process has it."""
+    try:
+        file = lock(path, "")
+    except ConfigError:
+        if waiting:
+            print(waiting, file=sys.stderr, flush=True)
+        file = lock(path, "", math.inf)
+    with file:
         yield
 
 
@@ -110,46 +132,30 @@ def writable(field: str, path: Path) -> None:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{field}: {path} is not a file; give the name of one")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(prefix=TEMPORARY, suffix=".tmp", dir=path.parent):
+        with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        file = next((one for one in path.parents if os.path.exists(one) and not os.path.isdir(one)), None)
-        reason = error.strerror if file is None else f"{file} is a file, not a folder"
-        shown = str(path) if len(str(path)) <= 300 else f"{str(path)[:300]}..."
-        raise ConfigError(f"{field}: {shown} cannot be written: {reason}; give a file in a folder of yours") from None
+        raise ConfigError(
+            f"{field}: {path} cannot be written: {error.strerror}; give a file in a folder of yours"
+        ) from None
 
 
 def load_json(path: Path) -> Any:
-    """Read strict JSON. Raises OSError as read_text does, or ValueError for text that is half written or not strict.
+    """Read strict JSON. Raises OSError, or ValueError for text that is half written or not strict.
 
-    Not strict are NaN, a duplicate key, a number too large for a float, half a character (a lone surrogate), and more
-    than DEEPEST levels.
+    Not strict are NaN, a duplicate key, a number too large for a float, and more than DEEPEST levels.
     """
-    text = read_text(path)
     try:
-        values = json.loads(
-            text, parse_constant=_refuse, parse_int=_integer, parse_float=_float, object_pairs_hook=once
-        )
+        values = json.loads(read_text(path), parse_constant=_refuse, parse_float=_float, object_pairs_hook=once)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     if _is_deep(values):
         raise ValueError(TOO_DEEP)
-    if "\\ud" in text or "\\uD" in text:  # elsewhere in UTF-8 there is none
-        try:
-            json.dumps(values, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{error.object[error.start]!a} is half a character") from None
     return values
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file. Raises OSError or UnicodeDecodeError if it cannot be read.
-
-    OSError is also raised for a pipe or a device, which might never end, and for more than LARGEST_FILE bytes.
-    """
-    status = path.stat()
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST_FILE:
-        raise OSError(errno.EINVAL, f"it is no file of up to {LARGEST_FILE:,} bytes", str(path))
+    """Return the text of a file. Raises OSError or UnicodeDecodeError if it cannot be read."""
     return path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark, which is no content
 
 
@@ -179,12 +185,6 @@ def _is_deep(values: Any) -> bool:
 
 def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not strict JSON")
-
-
-def _integer(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"{text[:20]}... is too large a number")
-    return int(text)
 
 
 def _float(text: str) -> float:

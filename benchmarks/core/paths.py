@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 RUNS = Path("results/runs")
 CACHE = Path("results/cache")
 IMAGES = CACHE / "images"
-"""Entries of images that the workflow built, their SIFs, and weights that were made in them."""
+"""Entries of images that the workflow built, and their SIFs."""
 
 
 def cache_folder() -> Path:

@@ -1,9 +1,7 @@
 """The origin of a result: code, versions, machine. Imports no torch."""
 
-import json
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,11 +13,7 @@ from benchmarks.core.paths import ROOT
 
 PACKAGES = ("torch", "numpy", "transformers", "scikit-learn", "snakemake", "resireduce")
 DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
-IMAGE_FILE = Path("/etc/resireduce-image.json")
-"""Written into an image by its build; `digest` is the image's."""
 MAPS = Path("/proc/self/maps")
-TERMINAL = re.compile(r"\x1b\[[0-9;]*m")
-"""Underlines and colours, which nvidia-smi writes to files too."""
 CODE: tuple[str, ...] = ("resireduce", "benchmarks", ":!benchmarks/config", "results/paper", "Snakefile", "containers")
 CODE = (*CODE, "constraints.txt", "*.toml")
 """Files whose changes can change a result or a verdict; configs are not among them, since every cell records all its
@@ -44,7 +38,6 @@ def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": cores(),
         "device": "cpu",
-        "topology": TERMINAL.sub("", _output("nvidia-smi", "topo", "-m") or "").strip() or None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -79,11 +72,8 @@ def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def image_digest() -> str | None:
-    """Return the digest of the image that this process runs in: from RESIREDUCE_IMAGE_DIGEST, or from IMAGE_FILE."""
-    try:
-        return os.environ.get(DIGEST_VARIABLE) or str(json.loads(IMAGE_FILE.read_text(encoding="utf-8"))["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """Return the digest of the image that this process runs in."""
+    return os.environ.get(DIGEST_VARIABLE)
 
 
 def loaded_files(name: str, maps: Path = MAPS) -> list[str]:

@@ -59,22 +59,20 @@ def moments_problem(packed: Any, peak_states_bytes: int | None) -> str | None:
 
     peak_states_bytes: the total that the fullest moment must have; None is not compared.
     """
-    if not isinstance(packed, dict):
-        return f"{packed!r} is not a mapping"
+    if packed == {}:
+        return None
     try:
-        return _wrong_moments(packed, peak_states_bytes) if packed else None
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return f"damaged: {type(error).__name__}: {error}; bands are lists as long as one another, or numbers"
-
-
-def _wrong_moments(packed: Mapping[str, Any], peak_states_bytes: int | None) -> str | None:
-    if packed["bands"].keys() != BANDS.keys() or not is_count(packed["rank"]) or not is_count(packed["changes"]):
-        return f"damaged: rank, changes and bands of {', '.join(BANDS)} belong together"
-    moments = unpack_moments(packed)
-    if not 1 <= len(moments) <= POINTS or not all(is_count(held) for moment in moments for held in moment):
-        return f"bands: {len(moments)} moments; allowed: 1 to {POINTS}, of whole numbers of bytes, 0 or more"
+        moments = unpack_moments(packed)
+        numbers = [packed["rank"], packed["changes"], *(held for moment in moments for held in moment)]
+        is_right = (
+            packed["bands"].keys() == BANDS.keys() and 1 <= len(moments) <= POINTS and all(map(is_count, numbers))
+        )
+    except (LookupError, TypeError, ValueError, AttributeError):
+        is_right = False
+    if not is_right:
+        return f"damaged; rank, changes and bands of {', '.join(BANDS)} with 1 to {POINTS} moments belong together"
     fullest = max(map(sum, moments))
-    if peak_states_bytes is not None and fullest != peak_states_bytes:
+    if peak_states_bytes not in (None, fullest):
         return f"the fullest holds {fullest} bytes, not peak_states_bytes, {peak_states_bytes}"
     return None
 

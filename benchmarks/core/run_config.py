@@ -14,11 +14,17 @@ from benchmarks.core.record import CellResult, RecordError
 from resireduce.errors import ConfigError, choose, is_count
 
 CONFIG_KEYS = ("run", "site", *IMAGE_KEYS, *KEYS)
-RUNTIMES = ("none", "docker", "podman", "apptainer")
+RUNTIMES = ("none", "docker", "apptainer")
 """What runs cells; none: this machine's own python."""
-NETWORKS = ("none", "host")
-"""The network of an image; none: ranks can reach each other and nothing else."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def get_runtime(given: Mapping[str, Any]) -> str:
+    """Return the runtime of cells, from a user's `runtime` and `image`, which may be None. Raises ConfigError."""
+    runtime = choose("runtime", str(given.get("runtime") or "none"), RUNTIMES)
+    if runtime == "none" and given.get("image") is not None:
+        raise ConfigError(f"image: {given['image']!r} is of no use without a runtime; give runtime docker or apptainer")
+    return runtime
 
 
 def get_run_name(config: Mapping[str, Any]) -> str:
@@ -33,22 +39,10 @@ def get_run_name(config: Mapping[str, Any]) -> str:
 def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
     """Return the cells of a config by name. Raises ConfigError, one line, for anything not allowed in config."""
     known_keys("config", dict(config), CONFIG_KEYS)
-    for key, names in {"runtime": RUNTIMES, "network": NETWORKS}.items():
-        if key in config:
-            choose(key, config[key], names)
     for key in ("image", "site"):
         allow(key, config.get(key), key not in config or isinstance(config[key], str), "a text")
     cells = expand({key: value for key, value in config.items() if key in KEYS})
     return {cell.name: cell for cell in cells}
-
-
-def find_cell(cells: Mapping[str, Cell], name: str) -> Cell:
-    """Return the cell of this name. Raises ConfigError, one line, if the config does not have it."""
-    if name not in cells:
-        raise ConfigError(
-            f"cell: {name!r} is not in this config; `python -m benchmarks cells --config FILE` lists them"
-        )
-    return cells[name]
 
 
 def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,8 +56,6 @@ def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_records(folder: str, cells: Mapping[str, Cell]) -> None:
     """Raise RecordError, one line with the path, if a record that a run would count as finished cannot be used."""
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise RecordError(f"{folder} is not a folder; choose another run name")
     for name, cell in cells.items():
         path = Path(folder) / f"cells/{name}.json"
         if path.exists() and (found := CellResult.load(path).cell) != cell:

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.core.checks import allow, is_number
 from benchmarks.core.content import text_hash
-from resireduce.errors import ConfigError, check_share, choose, is_count, short
+from resireduce.errors import ConfigError, check_share, choose, is_count
 from resireduce.scheme import COMPRESSORS, MERGES, ROWS_COLUMNS, SCHEMES, WEIGHTED
 
 Frozen = tuple[tuple[str, Any], ...]
@@ -18,42 +18,31 @@ Frozen = tuple[tuple[str, Any], ...]
 SAFE = re.compile(r"[A-Za-z0-9.+-]{1,40}")
 
 
-def _weight(field: str, value: Any) -> float:
-    return float(allow(field, value, is_number(value) and 0 <= value <= 1, "a number from 0 to 1"))
-
-
-def _norm(field: str, value: Any) -> int:
-    return int(allow(field, value, not isinstance(value, bool) and value in (1, 2), "1 or 2"))
-
-
-def _yes_or_no(field: str, value: Any) -> Any:
-    return allow(field, value, isinstance(value, bool), "true or false")
-
-
-def _plain(field: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return tuple(value.items())
-    is_plain = value is None or isinstance(value, str | int | float)
-    return allow(field, value, is_plain, "a number, a text, true or false, or a mapping")
-
-
-def _one_of(*names: str) -> Callable[[str, Any], str]:
-    return lambda field, value: choose(field, value, names)
-
-
-NORMS, CHOICES = _one_of("residual", "compensated"), _one_of("largest", "softmax")
-CHECKS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
-    "resireduce.residuals.group:AverageResidual": {},
-    "resireduce.residuals.base:FullResidual": {},
-    "resireduce.residuals.base:NoResidual": {},
-    WEIGHTED: {"phi": _weight, "norms": NORMS},
-    "resireduce.residuals.group:MemberResidual": {"norm": _norm, "smallest": _yes_or_no},
-    "resireduce.residuals.matrix:RowsResidual": {"row_ratio": check_share, "norms": NORMS, "choice": CHOICES},
-    ROWS_COLUMNS: {"row_ratio": check_share, "column_ratio": check_share, "norms": NORMS, "choice": CHOICES},
-    "resireduce.residuals.base:PartialResidual": {"ratio": check_share},
-    "resireduce.residuals.base:DecayedResidual": {"decay": check_share},
+Check = Callable[[str, Any], Any]
+SHARES: dict[str, Check] = dict.fromkeys(("row_ratio", "column_ratio", "ratio", "decay"), check_share)
+OTHERS: dict[str, Check] = {
+    "phi": lambda field, value: float(
+        allow(field, value, is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
+    ),
+    "norm": lambda field, value: allow(field, value, value in (1, 2) and value is not True, "1 or 2"),
+    "smallest": lambda field, value: allow(field, value, isinstance(value, bool), "true or false"),
+    "norms": lambda field, value: choose(field, value, ("residual", "compensated")),
+    "choice": lambda field, value: choose(field, value, ("largest", "softmax")),
 }
-"""Allowed options of each residual. The library itself checks those of residuals missing here, when the cell runs."""
+CHECKS = SHARES | OTHERS
+"""How the value of each option is checked."""
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "resireduce.residuals.group:AverageResidual": (),
+    "resireduce.residuals.base:FullResidual": (),
+    "resireduce.residuals.base:NoResidual": (),
+    WEIGHTED: ("phi", "norms"),
+    "resireduce.residuals.group:MemberResidual": ("norm", "smallest"),
+    "resireduce.residuals.matrix:RowsResidual": ("row_ratio", "norms", "choice"),
+    ROWS_COLUMNS: ("row_ratio", "column_ratio", "norms", "choice"),
+    "resireduce.residuals.base:PartialResidual": ("ratio",),
+    "resireduce.residuals.base:DecayedResidual": ("decay",),
+}
+"""Options of each residual. The library itself checks those of residuals missing here, when the cell runs."""
 
 
 def freeze(options: Any, scheme: str) -> Frozen:
@@ -63,19 +52,17 @@ def freeze(options: Any, scheme: str) -> Frozen:
     """
     given = thaw(options) if isinstance(options, tuple) else options
     allow("options", options, isinstance(given, Mapping), "names and values, such as {row_ratio: 0.25}")
-    residuals = {SCHEMES[scheme].grouped, SCHEMES[scheme].specific, SCHEMES[scheme].other}
-    known = {name: check for residual in residuals for name, check in CHECKS.get(str(residual), {}).items()}
-    frozen = []
-    for name, value in given.items():
-        if residuals <= CHECKS.keys():
-            choose(f"options of scheme {scheme!r}", name, known)
-        frozen.append((str(name), known.get(name, _plain)(name, value)))
-    return tuple(sorted(frozen))
+    residuals = {str(one) for one in (SCHEMES[scheme].grouped, SCHEMES[scheme].specific, SCHEMES[scheme].other)}
+    if residuals <= OPTIONS.keys():
+        known = {name for residual in residuals for name in OPTIONS[residual]}
+        given = {choose(f"options of scheme {scheme!r}", name, known): value for name, value in given.items()}
+        given = {name: CHECKS[name](name, value) for name, value in given.items()}
+    return tuple(sorted(given.items()))
 
 
 def thaw(options: Frozen) -> dict[str, Any]:
     """Return frozen options as plain values, for YAML, JSON and `resireduce.distribute`."""
-    return {name: dict(value) if isinstance(value, tuple) else value for name, value in options}
+    return dict(options)
 
 
 def names(options: Frozen) -> list[str]:
@@ -89,8 +76,6 @@ def texts(options: Frozen) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
 
 
-MOST_BYTES = 2**63 - 1
-"""Most bytes that a field may name: no memory has more, and the name of a cell contains them."""
 MERGE_CURE = f"give {', '.join(MERGES)}, a number of bytes, or lists of names of parameters"
 
 
@@ -99,15 +84,13 @@ def freeze_merge(merge: Any, compressor: str) -> Any:
 
     Raises ConfigError, one line, for a value that is not allowed, or a `compressor` whose payloads cannot be merged.
     """
-    if is_count(merge) and merge > MOST_BYTES:
-        raise ConfigError(f"merge: {short(merge)} is not allowed; give a number of bytes up to {MOST_BYTES}")
     if isinstance(merge, str):
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
         if not is_plan(merge):
             raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
         merge = tuple(tuple(names) for names in merge)
-    elif isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
+    elif not is_count(merge) or merge < 1:
         raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
     listed, timed = COMPRESSORS[compressor], isinstance(merge, str) and merge in MERGES[3:]
     if listed.rounds_merge and timed:

@@ -2,8 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -51,10 +51,9 @@ class Limits:
         return float("inf") if self.ends_at is None else self.ends_at - time.time()
 
 
-def checkpoint_folder(cell: Cell, output: Path, given: Path | None) -> Path:
-    """Return a cell's checkpoint folder: in `given`, else in `checkpoints` beside the folder `cells` of its record."""
-    run = output.parent.parent if output.absolute().parent.name == "cells" else output.parent
-    return (given or run / "checkpoints") / cell.name
+def run_folder(output: Path) -> Path:
+    """Return the folder of a run, in whose folder `cells` a record may be."""
+    return output.absolute().parent.parent if output.absolute().parent.name == "cells" else output.absolute().parent
 
 
 def content_of(cell: Cell, weights: Path | None, image: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -77,21 +76,6 @@ def saved_step(folder: Path | None) -> int | None:
         return int(load_json(folder / MANIFEST)["step"]) if folder else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-@contextmanager
-def room_for_checkpoint(folder: Path | None) -> Iterator[None]:
-    """Make the folder within the block, to be bound into containers; remove it afterwards if nothing was saved."""
-    if folder is not None:
-        with suppress(OSError):  # saving then fails, with its own message
-            folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        if folder is not None:
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
-                folder.parent.rmdir()
 
 
 def remove_checkpoint(folder: Path | None) -> None:

@@ -1,12 +1,11 @@
 """Starts the ranks of a cell, on this machine or in containers, and runs them until they end. Imports no torch."""
 
+import math
 import os
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.core.cell import Cell
@@ -14,15 +13,16 @@ from benchmarks.core.files import save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.outcomes import STOPPED, Rank, left_by, out_of_time, outcome_of, outcomes_of
+from benchmarks.launching.outcomes import STOPPED, left_by, out_of_time, outcome_of, outcomes_of
 from benchmarks.launching.processes import (
     LIMITS,
-    POLL_SECONDS,
+    RankProcess,
     Start,
     count_oom_kills,
-    holding_back,
+    passing_on,
     place_variables,
     start_here,
+    wait_for,
     with_malloc,
 )
 from benchmarks.launching.slurm.step import Job
@@ -55,8 +55,7 @@ def run_python(arguments: Sequence[str], runtime: Runtime | None, writable: Sequ
     """Run a command of python to its end, on this machine or in an image. Raises CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory(prefix="resireduce-command-") as folder:
         with starting(runtime, Path(folder), writable, []) as start, start(arguments, {}) as process:
-            while process.poll() is None:
-                time.sleep(POLL_SECONDS)
+            wait_for([process], math.inf, lambda: False, 0)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, list(arguments), stderr=process.complaint())
 
@@ -100,54 +99,24 @@ def launch(
     limits = limits or Limits()
     save_json(cell.to_dict(), folder / "cell.json")
     save_json(limits.to_dict(), folder / LIMITS)
-    kills, ranks = _oom_kills(runtime), list[Rank]()
-    with _passing_on(ranks) as signals, ExitStack() as stack:
+    kills, processes = _oom_kills(runtime), list[RankProcess]()
+    with passing_on(processes) as signals, ExitStack() as stack:
         try:
             for process in _start_all(stack, cell, folder, weights, root, limits, runtime, job):
-                ranks.append(process)
+                processes.append(process)
                 for number in signals:  # those that came while it was being started
                     process.send_signal(number)
-            in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
-            running = [process.poll() is None for process in ranks]
-            late = out_of_time(timeout_seconds, limits)
-            if not in_time and not late.failure:
-                _ask_to_stop(ranks)
+            ranks = processes if job is None else processes * cell.world_size
+            seconds = min(timeout_seconds, limits.seconds_left)
+            in_time = wait_for(processes, seconds, lambda: _is_last(ranks, folder), GRACE_SECONDS)
+            running = [process.exit_status(rank) is None for rank, process in enumerate(ranks)]
         finally:
-            for process in ranks:
+            for process in processes:
                 process.kill()
                 process.wait()
     killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
-    return outcomes_of(folder, ranks, running, killed_by_kernel, STOPPED if in_time else late, signals)
-
-
-def _ask_to_stop(ranks: list[Rank]) -> None:
-    """Have ranks that do not hang write a checkpoint and their measurements so far."""
-    for process in ranks:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def _passing_on(ranks: list[Rank]) -> Iterator[list[int]]:
-    """Pass signals that ask this process to end on to the ranks; yield the list of those that came."""
-    came: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        impatient = number == signal.SIGINT and number in came
-        came.append(number)
-        for process in ranks:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL if impatient else number)
-
-    earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield came
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+    ended = STOPPED if in_time else out_of_time(timeout_seconds, limits)
+    return outcomes_of(folder, ranks, running, killed_by_kernel, ended, signals)
 
 
 def _start_all(
@@ -159,42 +128,28 @@ def _start_all(
     limits: Limits,
     runtime: Runtime | None,
     job: Job | None,
-) -> Iterator[Rank]:
-    """Start the ranks and yield them one by one; none is left when `stack` is closed."""
+) -> Iterator[RankProcess]:
+    """Start the ranks and yield their processes one by one; none is left when `stack` is closed."""
     if job is not None:
-        yield from stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
+        yield stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
         return
     read = [weights, *(root / name for name in cell.needs)]
     start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
     for rank in range(cell.world_size):
-        with holding_back() if runtime is None else nullcontext():  # engines would never let it in
-            variables = place_variables(rank, cell.world_size) | cell_variables(cell)
-            process = start(rank_arguments(cell, rank, folder, weights, root), variables)
-        yield process
+        variables = place_variables(rank, cell.world_size) | cell_variables(cell)
+        yield start(rank_arguments(cell, rank, folder, weights, root), variables)
 
 
-def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
-    """Wait until all ranks have ended, for `timeout_seconds` at most; return False if that time was over before.
-
-    Once one has failed, or each has left its outcome, the others have GRACE_SECONDS of that time: shutting down a
-    process group may hang when no work is left.
-    """
-    deadline, last = time.monotonic() + timeout_seconds, False
-    while any(process.poll() is None for process in ranks):
-        numbered = list(enumerate(ranks))
-        if not last and (
-            any(  # a rank that diverged ends with exit status 0 too
-                process.poll() is not None
-                and (process.returncode != 0 or outcome_of(folder, rank, process).status != "ok")
-                for rank, process in numbered
-            )
-            or all(process.poll() is not None or left_by(folder, rank).exists() for rank, process in numbered)
-        ):
-            last, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
-        if time.monotonic() > deadline:
-            return last
-        time.sleep(POLL_SECONDS)
-    return True
+def _is_last(ranks: list[RankProcess], folder: Path) -> bool:
+    """Say whether one has failed, or each has left its outcome: shutting down a process group may hang."""
+    left = True
+    for rank, process in enumerate(ranks):
+        code = process.exit_status(rank)
+        # A rank that diverged ends with exit status 0 too.
+        if code or (code == 0 and outcome_of(folder, rank, process).status != "ok"):
+            return True
+        left = left and (code == 0 or left_by(folder, rank).exists())
+    return left
 
 
 def _oom_kills(runtime: Runtime | None) -> int | None:

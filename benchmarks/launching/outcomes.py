@@ -15,11 +15,8 @@ from benchmarks.core.provenance import job_facts, provenance
 from benchmarks.core.record import BYTE_FIELDS, CellResult, try_load
 from benchmarks.core.stop_policy import Limits
 from benchmarks.launching.processes import RankProcess, how_ended
-from benchmarks.launching.slurm.step import StepRank
 from benchmarks.launching.slurm.working import keep
 
-Rank = RankProcess | StepRank
-"""One rank as its launcher sees it: a process here, or one of many that another program has started."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Return codes of a killed process: as its parent sees it, and through a shell."""
 PRECEDENCE = ("oom", "diverged", "timeout", "node-fail", "error", "ok")
@@ -31,7 +28,7 @@ STOPPED = Outcome(status="error", reason="stopped because another rank had faile
 
 def outcomes_of(
     folder: Path,
-    ranks: Sequence[Rank],
+    ranks: Sequence[RankProcess],
     running: Sequence[bool],
     killed_by_kernel: bool,
     ended: Outcome,
@@ -41,7 +38,7 @@ def outcomes_of(
 
     Args:
         folder: has what the ranks left.
-        ranks: in the order of their numbers.
+        ranks: for each, the process that is it, or stands for it.
         running: of each, whether it was ended.
         killed_by_kernel: whether the kernel killed any process to free memory.
         ended: the outcome of those that were ended.
@@ -58,11 +55,6 @@ def _explain(outcome: Outcome, was_running: bool, ended: Outcome, signals: Seque
     """Return the outcome of a rank, with the reason for ending it if it was ended."""
     if was_running and outcome.status == "error":
         return ended
-    asked = ended is not STOPPED and not ended.failure
-    if was_running and asked and outcome.status == "timeout" and not signals:
-        # Keep what it had measured when it was asked to stop; only this process knows why it was asked.
-        where = {name: value for name, value in outcome.failure.items() if name != "interrupted"}
-        return replace(outcome, failure=where, status=ended.status, reason=ended.reason)
     if signals and outcome.status == "error":
         reason = f"stopped by {signal.Signals(signals[0]).name} before it could write a checkpoint; run again"
         return replace(outcome, status="timeout", reason=reason, failure={"interrupted": True})
@@ -82,19 +74,20 @@ def left_by(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.json"
 
 
-def outcome_of(folder: Path, rank: int, process: Rank, killed_by_kernel: bool = False) -> Outcome:
+def outcome_of(folder: Path, rank: int, process: RankProcess, killed_by_kernel: bool = False) -> Outcome:
     """Return the outcome of an ended rank; `killed_by_kernel`: whether the kernel killed any process to free memory."""
     path = left_by(folder, rank)
     if path.exists():
         return Outcome.load(path)
-    if killed_by_kernel and process.returncode in KILLED:
+    code = process.exit_status(rank)
+    if killed_by_kernel and code in KILLED:
         return Outcome(status="oom", reason=f"rank {rank} was killed by the kernel, whose memory was full")
     if verdict := process.verdict():
         return verdict
     if said := process.complaint():
         return Outcome(status="error", reason=f"rank {rank} was not started: {said}; {DOCTOR}")
-    assert process.returncode is not None
-    return Outcome(status="error", reason=f"rank {rank} {how_ended(process.returncode)}; its log says more")
+    assert code is not None
+    return Outcome(status="error", reason=f"rank {rank} {how_ended(code)}; its log says more")
 
 
 def overall(outcomes: Sequence[Outcome]) -> Outcome:

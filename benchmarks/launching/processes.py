@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.outcome import Outcome
@@ -24,7 +24,11 @@ POLL_SECONDS = 0.1
 
 
 class RankProcess(subprocess.Popen[bytes]):
-    """One rank, or the process that stands for it on this machine."""
+    """One rank, or the process that stands for it, or for all of them, on this machine."""
+
+    def exit_status(self, rank: int) -> int | None:
+        """Return the exit status of a rank if it has ended, negative if it was killed."""
+        return self.poll()
 
     def complaint(self) -> str | None:
         """Return why it was not even started, in one line, if that is known."""
@@ -46,11 +50,57 @@ def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankPr
     return RankProcess([sys.executable, *arguments], env=environment, preexec_fn=die_with_parent)
 
 
+class Ending(Protocol):
+    """What can be waited for."""
+
+    def poll(self) -> int | None:
+        """Return the exit status if it has ended."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal."""
+
+
+def wait_for(
+    processes: Sequence[Ending], timeout_seconds: float, is_last: Callable[[], bool], grace_seconds: float
+) -> bool:
+    """Wait until all processes have ended, for `timeout_seconds` at most; return False if that time was over before.
+
+    Once `is_last` says so, such as when one of them has failed, they have `grace_seconds` of that time.
+    """
+    deadline, last = time.monotonic() + timeout_seconds, False
+    while any(process.poll() is None for process in processes):
+        if not last and is_last():
+            last, deadline = True, min(deadline, time.monotonic() + grace_seconds)
+        if time.monotonic() > deadline:
+            return last
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+@contextmanager
+def passing_on(ranks: Sequence[Ending]) -> Iterator[list[int]]:
+    """Pass signals that ask this process to end on to ranks, a list that grows; yield the list of those that came."""
+    came: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        impatient = number == signal.SIGINT and number in came
+        came.append(number)
+        for process in ranks:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL if impatient else number)
+
+    earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
 MARK = "doctor-report: "
 """Precedes each JSON report of a check: launchers prefix lines with ranks, and libraries print too."""
 GRACE_SECONDS = 5.0
 """How long the others may go on once one has failed, as they wait for it in vain."""
-LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -106,11 +156,7 @@ def run_together(jobs: Sequence[Job], timeout_seconds: float, shown: bool = Fals
                 options |= {"start_new_session": True, "preexec_fn": die_with_parent}
                 options |= {"env": dict(job.environment), "cwd": job.folder}
                 processes.append(subprocess.Popen(job.command, **options))
-            deadline, lost = time.monotonic() + timeout_seconds, False
-            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-                if not lost and any(process.poll() for process in processes):
-                    lost, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
-                time.sleep(LOOK_SECONDS)
+            wait_for(processes, timeout_seconds, lambda: any(one.poll() for one in processes), GRACE_SECONDS)
         finally:
             codes = [process.poll() for process in processes]
             for process in processes:
@@ -154,7 +200,7 @@ def measure(
         environment: of the ranks; None: that of this process.
         quiet_seconds: if given, nothing of what ranks say is shown but the last line of one that fails, and they may
             take so long.
-        cure: what to do if memory ran out.
+        cure: what to do if it fails, as where memory runs out.
         variables: further ones of each rank's environment.
     """
     with tempfile.TemporaryDirectory(prefix=f"resireduce-{name}-") as place:
@@ -165,15 +211,10 @@ def measure(
             own = {**(os.environ if environment is None else environment), **place_variables(rank, ranks)}
             jobs.append(Job([*line, name, place], own | dict(variables or {})))
         ended = run_together(jobs, quiet_seconds or math.inf, shown=quiet_seconds is None)
-        if bad := next((one for one in ended if one.code), None):
-            if quiet_seconds:
-                lines = [line for line in bad.output.splitlines() if line.strip()]
-                raise ConfigError((lines or ["it said nothing"])[-1].strip())
-            if bad.code is not None and bad.code < 0:
-                raise ConfigError(f"{name}: a process was killed by signal {-bad.code}, 9 where memory ran out; {cure}")
-            raise ConfigError(f"{name}: it could not be measured; the lines above say why")
-        if any(one.code is None for one in ended):
-            raise ConfigError(f"{name}: not done after {quiet_seconds:g} s")
+        if bad := next((one for one in sorted(ended, key=lambda one: one.code is None) if one.code != 0), None):
+            said = [line.strip() for line in bad.output.splitlines() if line.strip()]
+            how = how_ended(bad.code) if bad.code else f"was not done after {quiet_seconds:g} s"
+            raise ConfigError(said[-1] if said else f"{name}: it {how}; {cure or 'the lines above say why'}")
         return [load_json(folder / f"rank{rank}.json") for rank in range(ranks)]
 
 
@@ -189,19 +230,6 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-@contextmanager
-def holding_back() -> Iterator[None]:
-    """Have SIGINT wait in the processes that the block starts until they let it in; here it comes after the block.
-
-    Python would answer one that comes while it starts by a traceback.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def how_ended(code: int) -> str:
@@ -253,7 +281,7 @@ class Logged(RankProcess):
     """
 
     def __init__(self, command: Sequence[str], log: Path, **options: Any):
-        self._written, self._read = log.open("wb"), log.open("rb")
+        self.log, self._written, self._read = log, log.open("wb"), log.open("rb")
         self._said = b""
         super().__init__(command, stderr=self._written, **options)
 

@@ -4,12 +4,10 @@ import argparse
 import math
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from zipfile import is_zipfile
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import seconds
@@ -17,21 +15,18 @@ from benchmarks.core.content import get_pretrained
 from benchmarks.core.devices import check_backend, wanted_device
 from benchmarks.core.files import load_json, writable
 from benchmarks.core.prepared import check_prepared, find_root
-from benchmarks.core.provenance import provenance
 from benchmarks.core.record import CellResult
 from benchmarks.core.stop_policy import (
     RECORD_SECONDS,
     SAVE_EVERY_SECONDS,
     Limits,
-    checkpoint_folder,
     content_of,
     remove_checkpoint,
-    room_for_checkpoint,
+    run_folder,
     saved_step,
 )
 from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
-from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.launch import TIMEOUT_SECONDS, launch, run_python
+from benchmarks.launching.launch import TIMEOUT_SECONDS, launch
 from benchmarks.launching.outcomes import leave, to_result
 from benchmarks.launching.processes import how_ended
 from benchmarks.launching.slurm.site import Site, site_file
@@ -59,8 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"seconds between two checkpoints, for a cell that is killed (default: {SAVE_EVERY_SECONDS:g}, or the site's)"
     )
     parser.add_argument("--checkpoint-every", metavar="SECONDS", help=often)
-    place = "folder of unfinished cells' checkpoints (default: checkpoints, beside the folder of the record)"
-    parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
     text = "here: processes of this machine; srun: tasks on the nodes of the Slurm job that this runs in"
     parser.add_argument("--launcher", default="here", help=f"what starts the ranks: {text} (default: %(default)s)")
     parser.add_argument("--site", type=Path, default=site_file(), help="YAML file of the cluster (here: %(default)s)")
@@ -78,21 +71,17 @@ def main(args: argparse.Namespace) -> int:
     timeout_seconds, limits = asked_timeout(args), asked_limits(args, cell)
     wanted_device()
     runtime = asked_runtime(args)
-    if job is not None and runtime is not None and runtime.network == "none" and cell.world_size > 1:
-        raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
     image = runtime.facts() if runtime else None
     check_backend(cell.backend, image)
-    check_places(args)
+    writable("output", args.output)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
-    try:
-        weights = _weights(cell, args.weights, runtime)
-    except subprocess.CalledProcessError as error:
-        return leave(_not_pretrained(cell, error, image), args.output)
+    weights = _weights(cell, args.weights)
     limits = replace(limits, content=content_of(cell, weights, image))
     started = time.monotonic()
-    place = room_for_checkpoint(limits.folder if runtime else None)
-    with working_folder(cell, args.output, shared=job is not None) as folder, place:
+    if runtime is not None and limits.folder is not None:
+        limits.folder.mkdir(parents=True, exist_ok=True)  # to be bound
+    with working_folder(cell, args.output, shared=job is not None) as folder:
         if (kept := find_kept(args.keep, limits.content)) is not None:
             return leave(kept, args.output, note=" (finished before, not trained again)")
         outcomes = launch(cell, folder, weights, root, timeout_seconds, limits, runtime, job)
@@ -111,13 +100,6 @@ def _with_origin(result: CellResult, limits: Limits, job: Job | None) -> CellRes
     if result.status == "error" and (step := saved_step(limits.folder)) is not None:
         result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
     return result
-
-
-def _not_pretrained(cell: Cell, error: subprocess.CalledProcessError, image: Mapping[str, Any] | None) -> CellResult:
-    """Return the result of a cell whose model could not be pretrained."""
-    how = f"was not started: {error.stderr}" if error.stderr else how_ended(error.returncode)
-    reason = f"pretraining of {cell.model} {how}; its log says more"
-    return CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image))
 
 
 def _job(args: argparse.Namespace, cell: Cell) -> Job | None:
@@ -140,23 +122,22 @@ def _job(args: argparse.Namespace, cell: Cell) -> Job | None:
     return job
 
 
-def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | None:
+def _weights(cell: Cell, given: Path | None) -> Path | None:
     """Return the weights that the cell starts from: those given, or those of its recipe, made now if missing."""
-    usual = get_pretrained(cell.model, runtime.image.content if runtime else None)
+    usual = get_pretrained(cell.model)
     if given is not None:
         if usual is None:
             raise ConfigError(f"weights: {given} is of no use: {cell.model} starts from scratch; leave it out")
         if not given.is_file():
             raise ConfigError(f"weights: {given} is not there; make it with: python -m benchmarks data pretrain")
-        if not is_zipfile(given):  # torch.save writes zip files
-            raise ConfigError(f"weights: {given} holds no weights; make them with: python -m benchmarks data pretrain")
         return given
     if usual is None:
         return None
     if not Path(usual).is_file():
         arguments = ["-m", "benchmarks", "data", "pretrain", "--model", cell.model, "--output", os.path.abspath(usual)]
         Path(usual).parent.mkdir(parents=True, exist_ok=True)
-        run_python(arguments, runtime, [Path(usual).parent])
+        if code := subprocess.run([sys.executable, *arguments], check=False).returncode:
+            raise ConfigError(f"weights: pretraining of {cell.model} {how_ended(code)}; the lines above say why")
     return Path(usual)
 
 
@@ -167,24 +148,9 @@ def read_cell(path: Path) -> Cell:
     """Return the cell that a file describes. Raises ConfigError, one line, if it cannot be used."""
     try:
         values = load_json(path)
-    except OSError as error:
-        raise ConfigError(f"cell: {path}: {error.strerror}; {SPEC}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cell: {path} is no JSON: {error}; {SPEC}") from None
     return Cell.from_dict(values)
-
-
-def check_places(args: argparse.Namespace) -> None:
-    """Raise ConfigError, one line, if an output that the options name cannot be written, or is also an input."""
-    for name in ("cell", "weights"):
-        given = getattr(args, name)
-        if given is not None and os.path.realpath(given) == os.path.realpath(args.output):
-            raise ConfigError(f"output: {args.output} is the file given as --{name}; give another one")
-    writable("output", args.output)
-    if args.keep is not None:
-        writable("keep", args.keep)
-    if args.checkpoints is not None and args.checkpoints.exists() and not args.checkpoints.is_dir():
-        raise ConfigError(f"checkpoints: {args.checkpoints} is not a folder; give one, or the name of a new one")
 
 
 def asked_limits(args: argparse.Namespace, cell: Cell) -> Limits:
@@ -196,7 +162,7 @@ def asked_limits(args: argparse.Namespace, cell: Cell) -> Limits:
         save_every_seconds=SAVE_EVERY_SECONDS
         if args.checkpoint_every is None
         else seconds("checkpoint-every", args.checkpoint_every),
-        folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
+        folder=run_folder(args.output) / "checkpoints" / cell.name,
         started_at=now,
     )
 

@@ -72,7 +72,7 @@ def _size(given: int) -> int:
 
 
 def _times(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    cure = "all cases of a size are held at once: give fewer of them, such as --cases 'topk, *', or smaller --sizes"
+    cure = "where memory ran out, give fewer cases, such as --cases 'topk, *', or smaller --sizes"
     variables = {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}
     (found,) = measure("micro", settings, cure=cure, variables=variables)
     times: list[dict[str, Any]] = found

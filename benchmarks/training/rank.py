@@ -11,7 +11,6 @@ from typing import Any
 
 if __name__ == "__main__":  # imports take seconds, in which Ctrl-C ends a rank without a word, as SIGTERM does
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one may wait since the start
     gc.disable()  # they make a million objects, all in use: to look through them for garbage takes a fifth of that time
 
 import torch

@@ -25,9 +25,8 @@ rule cell:
             + ([] if IMAGE is None else [IMAGE.options])
             + ([] if SITE is None else [f"--site {shlex.quote(config['site'])}"])
         ),
-        setup=lambda wildcards, input: get_setup(),
     shell:
-        "{params.setup} if line=$(python -m benchmarks run --cell {params.spec_file:q} --output {output:q} "
+        "if line=$(python -m benchmarks run --cell {params.spec_file:q} --output {output:q} "
         "--keep {params.keep:q} --launcher {resources.launcher} {params.options} 2> {log:q}); "
         "then run={RUNS}/{wildcards.run}; "
         "done=$(find $run/cells/ -name '*.json' ! -name '*.failed.json' -newer $run/.lock | wc -l); "

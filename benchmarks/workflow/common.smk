@@ -6,16 +6,14 @@ from functools import cache, partial
 from pathlib import Path
 
 from snakemake.logging import logger
-from snakemake.utils import update_config
 
-from benchmarks.core.config_reader import extend, read_yaml
-from benchmarks.core.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash, get_packages, get_pretrained
-from benchmarks.core.devices import check_backends
+from benchmarks.core.config_reader import read_yaml
+from benchmarks.core.content import LIBRARY, REPORT, TRAINING, content_hash, get_packages, get_pretrained
+from benchmarks.core.files import lock
 from benchmarks.core.paths import RUNS
 from benchmarks.core.record import RecordError
 from benchmarks.core.run_config import (
     check_records,
-    find_cell,
     get_cells,
     get_config,
     get_run_name,
@@ -25,17 +23,9 @@ from benchmarks.core.run_config import (
 from benchmarks.launching.slurm.step import account_option, job_resources
 from benchmarks.launching.slurm.queue import LOST, lost_nodes
 from benchmarks.launching.slurm.working import forget
-from benchmarks.workflow.submission_checks import check_places, check_submission, get_site
-from benchmarks.workflow.image import get_image, start_engine
-from benchmarks.workflow.resume import (
-    FolderInUse,
-    check_leftovers,
-    lock_folder,
-    profile_options,
-    remember_start,
-    started_with,
-)
+from benchmarks.workflow.resume import check_leftovers
 from benchmarks.workflow.run_progress import FailedTries, Finished, hide_noise, stop
+from benchmarks.workflow.where import check_places, get_image, get_site
 from resireduce.errors import ConfigError
 
 # The interpreter that runs this one, also where no virtual environment is active.
@@ -44,13 +34,8 @@ hide_noise(logger, workflow.output_settings.quiet or ())
 
 # Bad input ends the run here, with one line and no traceback.
 try:
-    held = {}
-    for path in workflow.configfiles:  # again, since Snakemake takes a key twice, and reads 010 as 8
-        update_config(held, read_yaml(Path(path)))
-    update_config(held, workflow.config_settings.config or {})
-    whole = extend(held, Path(workflow.configfiles[-1]).parent, read_yaml)
-    config.clear()
-    config.update(whole)
+    for path in workflow.configfiles:
+        read_yaml(Path(path))  # refuses a key that is there twice, of which Snakemake takes the last
     config["run"] = get_run_name(config)
     SITE = get_site(config, workflow.resource_settings.overwrite_resources)
     CELLS = get_cells(config)
@@ -80,15 +65,13 @@ wildcard_constraints:
 
 
 # Once for a model, not for each of its cells: it reads source files and the versions of packages.
-@cache
-def find_pretrained(model):
-    return get_pretrained(model, IMAGE.content if IMAGE else None)
+find_pretrained = cache(get_pretrained)
 
 
 # ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
 # when the job that makes it must run.
 def get_weights(wildcards):
-    pretrained = find_pretrained(find_cell(CELLS, wildcards.cell).model)
+    pretrained = find_pretrained(CELLS[wildcards.cell].model)
     if pretrained and os.path.exists(pretrained):
         return ancient(pretrained)
     return pretrained or []
@@ -97,30 +80,21 @@ def get_weights(wildcards):
 onstart:
     if workflow.is_main_process:
         try:
-            check_syntax((*LIBRARY, *TRAINING))
-            LOCKS.append(lock_folder(RUN))
-            if SITE is not None or started_with(Path(RUN)):
-                check_leftovers(Path(RUN), CELLS)
+            LOCKS.append(lock(Path(RUN) / ".lock", RUN))
+            check_leftovers(Path(RUN))
             jobs = {job.rule.name for job in workflow.dag.needrun_jobs()}
             cell_jobs = {job.wildcards.cell: job for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"}
-            if IMAGE is None:
-                check_backends(CELLS[name] for name in cell_jobs)
-            if SITE is not None and cell_jobs:
-                check_submission(Path(config["site"]), SITE)
-            if IMAGE and IMAGE.needs_engine(jobs):
-                LOCKS.append(start_engine())
             if IMAGE:
-                IMAGE.check_stored(jobs)
-        except (ConfigError, FolderInUse) as error:
+                LOCKS.append(IMAGE.prepare(jobs))
+        except (ConfigError, OSError) as error:
             stop(error)
         write_specs(RUN, config, CELLS.values())
-        remember_start(Path(RUN), None if SITE is None else profile_options(sys.argv[1:], os.environ))
         keep_earlier(RUN, cell_jobs)
         (Path(RUN) / LOST).unlink(missing_ok=True)
         forget(Path(RUN) / f"finished/{name}.json" for name in CELLS if name not in cell_jobs)
         os.environ.update(CELLS_TO_RUN=str(len(cell_jobs)))
         if SITE is not None:
-            logger.addHandler(FailedTries(workflow.execution_settings.retries))
+            logger.addHandler(FailedTries())
         ends = {name: partial(workflow.dag.finished, job) for name, job in cell_jobs.items()}
         WATCHERS.append(Finished(Path(RUN), ends, say=SITE is not None))
         again = "the same command goes on" if SITE is None else f"make resume RUN={config['run']} goes on"

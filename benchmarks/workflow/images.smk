@@ -47,24 +47,3 @@ rule sif:
         "echo 'Writing image {wildcards.image} for apptainer, once for all runs (minutes; see {log}) ...'; "
         "python -m benchmarks image export {wildcards.image} --entry {input:q} --sif {output:q} > {log:q} 2>&1 "
         "|| {{ echo 'FAILED export of {wildcards.image}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"
-
-
-# As rule pretrained, but in the image: its packages make the data.
-rule pretrained_in_image:
-    input:
-        image=get_image_files,
-    output:
-        "results/cache/images/{model}-{content}.pt",
-    log:
-        "results/cache/images/{model}-{content}.log",
-    threads: 1
-    resources:
-        slurm_extra=account_option(SITE),
-    params:
-        # By a function of `input`: with another network, say, they need not be made again.
-        options=lambda wildcards, input: IMAGE.options,
-    shell:
-        "echo 'Pretraining {wildcards.model} in the image, once for all its cells ...'; "
-        "python -m benchmarks image exec {params.options} --bind $(dirname {output:q}) "
-        "-- python -m benchmarks data pretrain --model {wildcards.model} --output $(realpath -m {output:q}) > {log:q} 2>&1 "
-        "|| {{ echo 'FAILED pretraining of {wildcards.model}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"

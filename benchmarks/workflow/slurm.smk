@@ -4,10 +4,10 @@
 # What a cell's job asks for, each a function of the cell and of how often it was tried.
 def get_job_resources():
     def resource(name):
-        return lambda wildcards, attempt: job_resources(find_cell(CELLS, wildcards.cell), SITE, attempt)[name]
+        return lambda wildcards, attempt: job_resources(CELLS[wildcards.cell], SITE, attempt)[name]
 
     def extra(wildcards, attempt):
-        wanted = job_resources(find_cell(CELLS, wildcards.cell), SITE, attempt)
+        wanted = job_resources(CELLS[wildcards.cell], SITE, attempt)
         lost = lost_nodes(Path(RUN), wildcards.cell, wanted["nodes"]) if workflow.is_main_process else []
         return wanted["slurm_extra"] + (f" --exclude={','.join(lost)}" if lost else "")
 
@@ -15,11 +15,3 @@ def get_job_resources():
         return {}
     found = {name: resource(name) for name in job_resources(next(iter(CELLS.values())), SITE)}
     return found | {"slurm_extra": extra}
-
-
-# What comes before a cell's command: modules, where the site has them.
-def get_setup():
-    if SITE is None or not SITE.modules:
-        return ""
-    find = "type module > /dev/null 2>&1 || for file in /etc/profile.d/*modules.sh /etc/profile.d/*lmod.sh; do "
-    return f"{find}if [ -r $file ]; then . $file; fi; done; module load {' '.join(map(shlex.quote, SITE.modules))}; "

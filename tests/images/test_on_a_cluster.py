@@ -44,7 +44,7 @@ def test_ranks_in_containers_of_their_own_meet_on_one_node_and_on_two(tmp_path, 
         folder.mkdir()
         cell = {"model": "vgg-digits", "scheme": "w", "steps": 3, "batch_per_rank": 4, "world_size": 2}
         job = [f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--gres=gpu:{each}"]
-        options = ["--network", "host", "--runtime", "apptainer", "--image", image]
+        options = ["--runtime", "apptainer", "--image", image]
         record = submit(folder, cluster, cell | {"backend": backend, "nodes": nodes}, site, job, options)
         source = record["provenance"]
         assert source["image"]["runtime"] == "apptainer" and source["image_digest"] == ImageEntry.load(image).digest

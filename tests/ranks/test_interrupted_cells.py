@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
-from benchmarks.core.stop_policy import MANIFEST, Limits, checkpoint_folder
+from benchmarks.core.stop_policy import MANIFEST, Limits, run_folder
 from benchmarks.training import deadline
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Checkpoints, Stopped, Watch
@@ -93,7 +93,7 @@ def test_a_cell_that_loses_a_rank_goes_on_from_its_last_checkpoint(tmp_path: Pat
     cell = Cell(model="vgg-digits", scheme="w", steps=20)
     spec, output = tmp_path / "spec.json", tmp_path / "run/cells/cell.json"
     spec.write_text(json.dumps(cell.to_dict()))
-    folder = checkpoint_folder(cell, output, None)
+    folder = run_folder(output) / "checkpoints" / cell.name
     assert folder == tmp_path / "run/checkpoints" / cell.name
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(command(spec, output), cwd=ROOT, env=environment, stderr=subprocess.PIPE)

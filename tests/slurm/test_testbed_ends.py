@@ -1,4 +1,4 @@
-"""A cluster on one machine leaves nothing behind, however it ends, and says in one line what it lacks."""
+"""A cluster on one machine leaves nothing behind, however it ends."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import SCRIPT, Cluster, wait_until
+from tests.slurm.cluster import Cluster, wait_until
 
 
 def _machine() -> tuple[str, list[str], bool]:
@@ -52,17 +52,3 @@ def test_down_leaves_nothing(tmp_path, killed):
     assert not folder.exists()
     assert _machine() == before
     cluster.down()  # nothing to do
-
-
-def test_a_folder_in_use_is_refused(shared_cluster, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.tex").touch()
-    for command, said in (("up", "is not empty"), ("down", "is not a testbed's folder")):
-        environment = os.environ | {"TESTBED": str(other)}
-        done = subprocess.run([SCRIPT, command], env=environment, capture_output=True, text=True, check=False)
-        assert said in done.stderr
-    assert (other / "thesis.tex").exists()
-    with pytest.raises(RuntimeError, match="already up"):
-        Cluster(shared_cluster.folder).up()
-    assert set(shared_cluster.nodes())

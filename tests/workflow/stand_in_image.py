@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import subprocess
 from pathlib import Path
 
 from benchmarks.launching.containers.entry import ImageEntry, image_content
@@ -15,9 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     words = args.words
-    if args.action == "exec":
-        Path("executed.txt").write_text(" ".join(words[: words.index("--")]))
-        return subprocess.run(words[words.index("--") + 1 :], check=True).returncode
     name, options = words[0], dict(zip(words[1::2], words[2::2], strict=True))
     if args.action == "export":
         assert ImageEntry.load(Path(options["--entry"])).name == name

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cell", type=Path)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--weights", type=Path)
-    for option in ("--runtime", "--image", "--network", "--launcher", "--site", "--keep"):
+    for option in ("--runtime", "--image", "--launcher", "--site", "--keep"):
         parser.add_argument(option)
 
 

@@ -4,13 +4,10 @@ import resource
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.files import load_json
-from benchmarks.core.run_config import find_cell, get_cells, write_specs
-from resireduce.errors import ConfigError
+from benchmarks.core.run_config import get_cells, write_specs
 from tests.workflow.trees import ROOT, SNAKEMAKE, environment
 
 FOLDER = ROOT / "benchmarks/config"
@@ -29,14 +26,10 @@ def dry_run(*arguments: str) -> tuple[float, str]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout + done.stderr
 
 
-def test_the_full_config_has_5000_cells_and_all_of_the_papers() -> None:
-    full, paper = cells("full"), cells("paper")
+def test_the_full_config_has_5000_cells() -> None:
+    full = cells("full")
     assert len(full) >= 5000
     assert len(set(full.values())) == len({cell.name for cell in full.values()}) == len(full)
-    assert full.items() >= paper.items(), "the paper's cells, under their names"
-    assert find_cell(full, next(iter(paper))) in paper.values()
-    with pytest.raises(ConfigError, match=r"cell: 'mine' is not in this config; .* lists them"):
-        find_cell(full, "mine")
 
 
 def test_a_dry_run_of_all_of_it_takes_less_than_ten_times_one_of_36_cells() -> None:

@@ -176,17 +176,11 @@ def test_failed_cells_leave_partial_tables_with_reasons(tree):
     assert not load_run(found.folder).holes
 
 
-def test_finished_records_outlive_code_that_does_not_run(finished):
+def test_finished_records_outlive_cells_that_fail_when_they_run_again(finished):
     tree = finished
     folder, source = tree / "results/runs/mine", tree / "resireduce/pieces.py"
     records = {path: path.read_bytes() for path in folder.glob("cells/*.json")}
-    text = source.read_text()
-    source.write_text(f"{text}def oops(:\n")
-    done = call(tree, *MINE)
-    assert done.returncode == 2
-    assert done.stderr == f"error: resireduce/pieces.py, line {text.count(chr(10)) + 1}: invalid syntax\n"
-    assert {path: path.read_bytes() for path in records} == records
-    source.write_text(f"{text}# a comment\n")
+    source.write_text(f"{source.read_text()}# a comment\n")
     (tree / "fail.txt").write_text(" ".join(path.stem for path in records))
     assert call(tree, *MINE).returncode != 0
     assert not any(path.exists() for path in records)
@@ -213,9 +207,7 @@ def test_one_run_of_a_folder_at_a_time_and_a_kill_loses_nothing(tree):
         second = call(tree, *MINE)
         assert second.returncode == 2
         owner = f"process {first.pid} on {socket.gethostname()}"
-        assert second.stderr.strip() == (
-            f"error: results/runs/mine is in use by {owner}; wait for it, or choose another run name"
-        )
+        assert second.stderr.strip() == f"error: results/runs/mine is in use by {owner}; wait for it, or end that"
         while not (jobs_left := planned(tree, *MINE)):  # for a moment the third record counts as incomplete
             assert first.poll() is None
         assert jobs_left["cell"] == 1
@@ -240,16 +232,12 @@ def test_a_folder_or_a_record_that_a_run_cannot_use_is_named(tmp_path):
     (tmp_path / f"mine/cells/{cell.name}.json").write_text('{"cell": {')
     with pytest.raises(RecordError, match="half written"):
         check_records(str(tmp_path / "mine"), {cell.name: cell})
-    (tmp_path / "file").touch()
-    with pytest.raises(RecordError, match=r"file is not a folder; choose another run name"):
-        check_records(str(tmp_path / "file"), {})
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("matrix: [\n", ", line 2, column 1: expected the node content"),
-        ("run: a\nmatrix: [2001-13-45]\n", ", line 2, column 10: '2001-13-45' cannot be read: month must be in 1..12"),
         ("- 1\n", " holds no mapping; give run, defaults and matrix"),
         ("run: a/b\nmatrix: [{model: vgg-digits}]\n", ": run: 'a/b' is not allowed"),
         ("matrix: [{model: vgg-digit}]\n", ": matrix entry 1: model: 'vgg-digit' is not known"),
@@ -265,9 +253,9 @@ def test_a_config_is_checked_with_the_place_of_the_mistake(tmp_path, capsys, tex
 
 
 def test_bad_input_ends_in_one_line(tmp_path):
-    """As of numbers that Snakemake itself would take for others."""
+    """As a key that is there twice, of which Snakemake itself would take the last."""
     config = tmp_path / "bad.yaml"
-    config.write_text("matrix: [{model: gpt2-bytes, seed: 010}]")
+    config.write_text("matrix: [{model: gpt2-bytes, seed: 1, seed: 2}]")
     done = call(ROOT, "--configfile", str(config), command=[*SNAKEMAKE, "--dry-run"])
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ") and "010" in done.stderr and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and "'seed' is there twice" in done.stderr and done.stderr.count("\n") == 1

@@ -1,1 +1,1 @@
-"""Ranks in containers: docker, podman, apptainer."""
+"""Ranks in containers: docker, apptainer."""

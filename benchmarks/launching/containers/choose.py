@@ -2,10 +2,7 @@
 
 import argparse
 import os
-import resource
 import shlex
-import socket
-import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,59 +11,47 @@ from benchmarks.core.devices import has_nvidia, wanted_device
 from benchmarks.core.files import file_hash, save_json, try_json
 from benchmarks.core.paths import IMAGES
 from benchmarks.core.programs import output_of
-from benchmarks.core.run_config import NETWORKS, RUNTIMES
-from benchmarks.launching.containers.containers import command, isolated
+from benchmarks.core.run_config import RUNTIMES, get_runtime
+from benchmarks.launching.containers.containers import command
 from benchmarks.launching.containers.entry import LOCK, ImageEntry, image_content, read_images
 from benchmarks.launching.containers.runtime import Runtime
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError
 
-INFINIBAND = Path("/dev/infiniband")
-SIF_HEADER_BYTES = 128
-"""They end with offset and length of the data, 8 bytes each."""
 ANSWER_SECONDS = 60.0
 
 
-def find_runtime(name: str, image: str, network: str) -> Runtime:
+def find_runtime(name: str, image: str) -> Runtime:
     """Return the runtime of that name with the image to run, which is a name in the lock or an image's own JSON.
 
     Raises ConfigError, one line with the cure: for an image that is unknown, built from other code or not in the
-    engine, an engine that does not answer, or a `network` that is not available.
+    engine, or an engine that does not answer.
     """
     entry, beside = _find_entry(image)
-    # Images for apptainer are exported from an engine.
-    engine = " --engine podman" if name == "podman" else ""
-    build = f"python -m benchmarks image build {entry.name}{engine}{_own_file(image)}"
+    build = f"python -m benchmarks image build {entry.name}{_own_file(image)}"
     here = image_content(entry.name)
     if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
         raise ConfigError(
             f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
             f"this checkout ({here}); build it again: {build}"
         )
-    program = tuple(command(name))
-    sif = _check_sif(beside, entry, image) if name == "apptainer" else None
+    program, sif = tuple(command(name)), beside.absolute() if name == "apptainer" else None
+    if sif is not None and not sif.is_file():
+        export = f"python -m benchmarks image export {entry.name}{_own_file(image)} --sif {shlex.quote(str(beside))}"
+        raise ConfigError(f"image: {beside} is not there, which apptainer needs; make it: {export}")
     if sif is None:
-        _check_engine(name, program, entry, build)
-    elif network == "none":
-        with isolated():  # or it raises with the reason
-            pass
-    uid, gid = os.getuid(), os.getgid()
-    # Without root, root in the container is the caller; podman can keep the user's number, as docker with root does.
-    rootless = name == "docker" and "name=rootless" in _ask([*program, "info", "--format", "{{.SecurityOptions}}"])
-    others = () if rootless or name != "docker" else tuple(sorted(set(os.getgroups()) - {gid}))
-    unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
+        try:
+            output_of([*program, "image", "inspect", "--format", "{{.Id}}", entry.digest], ANSWER_SECONDS)
+        except ConfigError as error:
+            raise ConfigError(f"image: {name} does not give {entry.name} ({error}); build it: {build}") from None
     return Runtime(
         name=name,
         image=entry,
         program=program,
-        network=network,
         sif=sif,
         sif_hash=None if sif is None else sif_hash(sif),
         gpus=has_nvidia() and bool(entry.versions.get("cuda")) and wanted_device() != "cpu",
-        infiniband=network == "host" and name != "apptainer" and INFINIBAND.exists() and unlimited,
-        user="0:0" if rootless else f"{uid}:{gid}",
-        groups=others,
-        host=socket.gethostname(),
-        keeps_id=name == "podman" and uid != 0,
+        user=f"{os.getuid()}:{os.getgid()}",
+        groups=tuple(sorted(set(os.getgroups()) - {os.getgid()})),
     )
 
 
@@ -83,47 +68,8 @@ def _find_entry(given: str) -> tuple[ImageEntry, Path]:
     return images[given], IMAGES / f"{given}-{images[given].content}.sif"
 
 
-def _check_sif(sif: Path, entry: ImageEntry, given: str) -> Path:
-    if sif.is_file() and is_whole(sif):
-        return sif.absolute()
-    absent, broken = "is not there, which apptainer needs; make it", "is no whole SIF; delete it and make it again"
-    raise ConfigError(
-        f"image: {sif} {broken if sif.is_file() else absent}: "
-        f"python -m benchmarks image export {entry.name}{_own_file(given)} --sif {shlex.quote(str(sif))}"
-    )
-
-
-def is_whole(sif: Path) -> bool:
-    """Say whether a file begins as a SIF does and is as long as it says (sylabs/sif, header of version 01)."""
-    with sif.open("rb") as file:
-        head = file.read(SIF_HEADER_BYTES)
-    if len(head) < SIF_HEADER_BYTES or head[32:41] != b"SIF_MAGIC":
-        return False
-    offset, size = struct.unpack_from("<qq", head, SIF_HEADER_BYTES - 16)
-    return sif.stat().st_size >= int(offset + size)
-
-
-def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build: str) -> None:
-    """Raise ConfigError if the engine does not answer, or does not have the image of this digest."""
-    try:
-        found = _ask([*program, "image", "inspect", "--format", "{{.Id}}", entry.digest])
-    except ConfigError as error:
-        if "no such image" in str(error).lower() or "image not known" in str(error).lower():
-            raise ConfigError(
-                f"image: {name} has no image {entry.name} of {entry.digest[:19]}...; build it: {build}"
-            ) from None
-        said = str(error).partition(": ")[2]
-        raise ConfigError(f"runtime: {name} does not answer: {said}; start it, or choose another runtime") from None
-    if found.removeprefix("sha256:") != entry.digest.removeprefix("sha256:"):
-        raise ConfigError(f"image: {name} gives {found} for {entry.digest}; build {entry.name} again: {build}")
-
-
 def _own_file(given: str) -> str:
     return f" --entry {shlex.quote(given)}" if given.endswith(".json") else ""
-
-
-def _ask(line: list[str]) -> str:
-    return output_of(line, ANSWER_SECONDS).strip()
 
 
 def sif_hash(sif: Path) -> str:
@@ -145,7 +91,6 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", default="none", help=f"what runs an image: {', '.join(RUNTIMES)} (default: none)")
     text = "what the runtime runs: a name in containers/images.lock.json, or an image's own JSON"
     parser.add_argument("--image", metavar="NAME|FILE", help=text)
-    parser.add_argument("--network", help=f"network in the image: {', '.join(NETWORKS)} (default: none)")
 
 
 def asked_runtime(args: argparse.Namespace) -> Runtime | None:
@@ -154,18 +99,11 @@ def asked_runtime(args: argparse.Namespace) -> Runtime | None:
     Raises ConfigError, one line with the cure, for options that contradict each other or cannot be used here:
     `benchmarks.launching.containers.choose.find_runtime`.
     """
-    name = choose("runtime", args.runtime, RUNTIMES)
+    name = get_runtime(vars(args))
     if name == "none":
-        for option in ("image", "network"):
-            if (given := getattr(args, option)) is not None:
-                raise ConfigError(
-                    f"{option}: {given!r} is of no use with --runtime none; give --runtime "
-                    f"{', '.join(RUNTIMES[1:-1])} or {RUNTIMES[-1]}, or leave it out"
-                )
         return None
-    network = choose("network", args.network or "none", NETWORKS)
     if not args.image:
         raise ConfigError(
             f"image: missing with --runtime {name}; give a name in containers/images.lock.json, or an image's JSON"
         )
-    return find_runtime(name, args.image, network)
+    return find_runtime(name, args.image)

@@ -3,27 +3,22 @@
 The programs are this machine's own, or those that the rig fetches.
 """
 
-import fcntl
 import os
 import secrets
 import shutil
 import signal
-import socket
-import struct
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.launching.containers.runtime import HOSTS, Container, Runtime, bind_all
+from benchmarks.launching.containers.runtime import Container, Runtime, bind_all
 from benchmarks.launching.processes import Logged, Start, die_with_parent
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 
 ENGINE_FAILED = (125, 126, 127, 255)
-"""Exit statuses with which docker and podman, or apptainer (the last), report that they could not start the command."""
+"""Exit statuses with which docker, or apptainer (the last), reports that it could not start the command."""
 SAID = ("docker: ", "Error: ", "FATAL: ", "OCI runtime")
 """Beginnings of the line that says why; advice may come after it."""
 
@@ -73,9 +68,6 @@ class Client(Logged):
             self.stdin.close()
 
 
-LOOK_SECONDS = 0.05
-START_SECONDS = 60.0
-"""How long the first container may take until others can join it; an idle machine needs half a second."""
 REMOVE_SECONDS = 60.0
 
 
@@ -83,53 +75,28 @@ REMOVE_SECONDS = 60.0
 def containers(
     runtime: Runtime, folder: Path, writable: Sequence[Path | None] = (), readable: Sequence[Path | None] = ()
 ) -> Iterator[Start]:
-    """Yield a function that starts commands of the image's python, each in its own container; all share a network.
+    """Yield a function that starts commands of the image's python, each in its own container.
 
     Args:
         runtime: what runs the image.
         folder: of the launch, on the host and in the containers.
         writable: paths that they may write to, beside `folder`.
         readable: paths that they only read.
-
-    Raises:
-        ConfigError: for paths that cannot be bound; for a network that is not available.
     """
     binds, token = bind_all([folder, *writable], readable, os.environ), f"resireduce-{secrets.token_hex(6)}"
     started: list[Client] = []
     with ExitStack() as stack:
-        alone = runtime.name == "apptainer" and runtime.network == "none"
-        prefix = stack.enter_context(isolated()) if alone else []
-        if alone:
-            (folder / HOSTS).write_text(runtime.hosts(), encoding="utf-8")
         stack.callback(_clear_away, runtime, token, started)
 
         def start(arguments: Sequence[str], variables: Mapping[str, str]) -> Client:
             rank = len(started)
-            leader = f"{token}-0" if rank else None
-            container = Container(name=f"{token}-{rank}", leader=leader, folder=folder, binds=binds)
+            container = Container(name=f"{token}-{rank}", folder=folder, binds=binds)
             everything = {**os.environ, **variables}
-            line = [*prefix, *runtime.command(["python", *arguments], container, everything)]
-            if rank == 1:
-                _wait_for(runtime, started[0], f"{token}-0")
+            line = runtime.command(["python", *arguments], container, everything)
             started.append(Client(line, runtime.environment(everything), folder / f"container{rank}.log"))
             return started[-1]
 
         yield start
-
-
-def _wait_for(runtime: Runtime, client: Client, name: str) -> None:
-    """Wait until a container runs, so that others can join it, or has ended, or takes too long: joining then fails."""
-    if runtime.name == "apptainer":
-        return
-    command = [*runtime.program, "container", "inspect", "--format", "{{.State.Running}}", name]
-    deadline = time.monotonic() + START_SECONDS
-    while client.poll() is None and time.monotonic() < deadline:
-        left = max(LOOK_SECONDS, deadline - time.monotonic())
-        with suppress(subprocess.TimeoutExpired):  # the engine hangs
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left)
-            if done.stdout.strip() == "true":
-                return
-        time.sleep(LOOK_SECONDS)
 
 
 def _clear_away(runtime: Runtime, token: str, started: Sequence[Client]) -> None:
@@ -140,48 +107,10 @@ def _clear_away(runtime: Runtime, token: str, started: Sequence[Client]) -> None
         client.close()
     if runtime.name == "apptainer" or not started:
         return
-    # Containers remove themselves when they end; for missing ones docker complains, and podman would do nothing at all.
-    options = ["--force", "--ignore"] if runtime.name == "podman" else ["--force"]
-    command = [*runtime.program, "rm", *options, *(f"{token}-{rank}" for rank in reversed(range(len(started))))]
+    # Containers remove themselves when they end; docker complains of missing ones.
+    command = [*runtime.program, "rm", "--force", *(f"{token}-{rank}" for rank in reversed(range(len(started))))]
     with suppress(subprocess.TimeoutExpired):
         subprocess.run(command, capture_output=True, timeout=REMOVE_SECONDS, check=False)
-
-
-# linux/sockios.h and linux/if.h
-GET_FLAGS, SET_FLAGS, IS_UP = 0x8913, 0x8914, 0x1
-UP = b"up\n"
-
-
-@contextmanager
-def isolated() -> Iterator[list[str]]:
-    """Hold a network with nothing but a loopback device; yield the beginning of a command line that runs in it.
-
-    It is for the ranks of one launch under apptainer, whose own `--net --network none` makes a network for each rank,
-    so that ranks could not reach each other. Here one of our processes holds one, and each rank's apptainer enters it.
-    Linux only; it needs no rights where user namespaces work. Raises ConfigError.
-    """
-    holder = subprocess.Popen(
-        [*command("unshare"), "--user", "--map-root-user", "--net", sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads)
-    )
-    with holder:  # closes its standard input, which ends it
-        assert holder.stdout is not None and holder.stderr is not None
-        if holder.stdout.readline() != UP:
-            said = holder.stderr.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-            raise ConfigError(f"network: 'none' is not to be had under apptainer here ({said[-1]}); set --network host")
-        # The caller keeps its ID, which is mapped to root in there; no other ID is mapped.
-        yield [*command("nsenter"), f"--target={holder.pid}", "--user", "--net", "--preserve-credentials"]
-
-
-def bring_up() -> None:
-    """Switch the loopback of this process's namespace on, as `ip link set lo up` does. Raises OSError."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        found = fcntl.ioctl(handle, GET_FLAGS, struct.pack("16sh14x", b"lo", 0))
-        fcntl.ioctl(handle, SET_FLAGS, struct.pack("16sh14x", b"lo", struct.unpack("16sh14x", found)[1] | IS_UP))
 
 
 def command(name: str, wrapped: bool = True) -> list[str]:
@@ -205,10 +134,3 @@ def _is_full_root() -> bool:
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="utf-8"))
     return int(fields["CapEff"], 16) == 2 ** (last + 1) - 1
-
-
-if __name__ == "__main__":
-    bring_up()
-    sys.stdout.buffer.write(UP)
-    sys.stdout.buffer.flush()
-    sys.stdin.buffer.read()

@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.core.provenance import DIGEST_VARIABLE
 from benchmarks.launching.containers.entry import ImageEntry
-from resireduce.errors import ConfigError
 
 TMP = Path("/tmp")
 
@@ -22,13 +21,11 @@ class Bind:
     path: Path
     """Absolute."""
     writable: bool = False
-    target: Path | None = None
-    """Path in the container; None: the same as on the host."""
 
     def option(self) -> str:
-        """Return the value of --mount; docker, podman and apptainer read it as CSV, so colons have no meaning in it."""
+        """Return the value of --mount; docker and apptainer read it as CSV, so colons have no meaning in it."""
         line = io.StringIO()
-        fields = ["type=bind", f"source={self.path}", f"destination={self.target or self.path}"]
+        fields = ["type=bind", f"source={self.path}", f"destination={self.path}"]
         csv.writer(line, lineterminator="").writerow(fields if self.writable else [*fields, "readonly"])
         return line.getvalue()
 
@@ -38,24 +35,15 @@ def bind_all(
 ) -> tuple[Bind, ...]:
     """Return the binds of these paths, if they exist, and of the scratch folder TMPDIR, the outermost first.
 
-    /tmp itself stays the container's own. Raises ConfigError, one line, for a path that cannot be bound.
+    /tmp itself stays the container's own.
     """
     scratch = [Path(variables["TMPDIR"])] if variables.get("TMPDIR") else []
     found: dict[Path, bool] = {}
     for paths, may_write in ((readable, False), ([*writable, *scratch], True)):
         for path in paths:
             if path is not None and path.exists() and (there := Path(os.path.abspath(path))) != TMP:
-                found[_checked(there)] = may_write
+                found[there] = may_write
     return tuple(Bind(path, found[path]) for path in sorted(found))
-
-
-def _checked(path: Path) -> Path:
-    if not str(path).isprintable() or '"' in str(path):
-        raise ConfigError(
-            f"runtime: {str(path)!r} cannot be bound into a container; allowed: printable characters but quotes; "
-            "rename it, or take another folder"
-        )
-    return path
 
 
 NAMES = (
@@ -93,10 +81,7 @@ def for_apptainer(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in sorted(own | set(passed(variables)))}
 
 
-SHARED_MEMORY = "1g"
-"""Shared memory of all ranks of a cell together, for NCCL and data loaders; an engine's default is 64 MiB."""
 SUPERVISED = ("python", "-m", "benchmarks.launching.supervise")
-HOSTS = "hosts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +89,6 @@ class Container:
     """One container of a launch."""
 
     name: str
-    leader: str | None = None
-    """Name of the container whose network and shared memory it joins; None for the first."""
     folder: Path = TMP
     """Folder of the launch, bound and writable; HOME under apptainer, where all users of the machine share /tmp."""
     binds: tuple[Bind, ...] = ()
@@ -119,23 +102,16 @@ class Runtime:
     image: ImageEntry
     program: tuple[str, ...]
     """The beginning of its command line."""
-    network: str = "none"
     sif: Path | None = None
     """The image as apptainer reads it."""
     sif_hash: str | None = None
     """SHA-256 of that file."""
     gpus: bool = False
     """Whether ranks train on NVIDIA devices."""
-    infiniband: bool = False
-    """Whether ranks may reach each other by InfiniBand."""
     user: str = "0:0"
     """User and group IDs in the container that stand for the caller on the host."""
     groups: tuple[int, ...] = ()
     """The caller's other groups, to which the data may belong."""
-    host: str = "localhost"
-    """The name of this machine, which ranks have too."""
-    keeps_id: bool = False
-    """Whether the caller must be mapped to the same ID in the container: podman without root."""
 
     def command(self, arguments: Sequence[str], container: Container, variables: Mapping[str, str]) -> list[str]:
         """Return the command line that runs `arguments` in a container.
@@ -143,14 +119,13 @@ class Runtime:
         It passes `variables` by name only; their values come from `environment`, in which it is called: srun and mpirun
         set them for each rank.
         """
-        last = ["--last"] if self.name == "podman" and container.leader is None else []
-        inside = [*SUPERVISED, *last, *arguments]
+        inside = [*SUPERVISED, *arguments]
         if self.name == "apptainer":
             # Apptainer refuses to set HOME itself.
             settings = [f"{name}={value}" for name, value in self._fixed(container.folder).items()]
             options = [*self._apptainer_options(container), str(self.sif), "env", *settings]
             return [*self.program, "exec", *options, *inside]
-        options = [*self._engine_options(container), *self._joined(container), *self._devices()]
+        options = self._engine_options(container)
         options += [word for bind in container.binds for word in ("--mount", bind.option())]
         fixed = self._fixed(TMP)
         options += [word for name in passed(variables) if name not in fixed for word in ("--env", name)]
@@ -164,7 +139,7 @@ class Runtime:
     def facts(self) -> dict[str, Any]:
         """Return the facts of the image and its runtime for records."""
         entry = self.image
-        facts = {"name": entry.name, "digest": entry.digest, "runtime": self.name, "network": self.network}
+        facts = {"name": entry.name, "digest": entry.digest, "runtime": self.name}
         return {**facts, "versions": entry.versions, "sif_sha256": self.sif_hash}
 
     def _fixed(self, home: Path) -> dict[str, str]:
@@ -174,43 +149,16 @@ class Runtime:
         return own | {DIGEST_VARIABLE: self.image.digest}
 
     def _engine_options(self, container: Container) -> list[str]:
-        # Compiled kernels are loaded from /tmp, so programs there must be executable.
-        options = ["--rm", "--interactive", "--name", container.name, "--pull=never", "--sig-proxy=false"]
+        # Ranks meet as processes of the machine do: over its network and /dev/shm, under its name, by which NCCL knows
+        # which are on the same machine. Compiled kernels are loaded from /tmp, so programs there must be executable.
+        options = ["--network=host", "--ipc=host", "--uts=host"]
+        options += ["--rm", "--interactive", "--name", container.name, "--pull=never", "--sig-proxy=false"]
         options += ["--read-only", f"--tmpfs={TMP}:exec,mode=1777", f"--workdir={TMP}", "--log-driver=none"]
         options += ["--cap-drop=ALL", "--security-opt=no-new-privileges", "--security-opt=label=disable"]
-        options += [f"--user={self.user}", *(["--userns=keep-id"] if self.keeps_id else [])]
-        return options + [f"--group-add={group}" for group in self.groups]
-
-    def _joined(self, container: Container) -> list[str]:
-        """Return the options for sharing: all ranks of a cell use loopback device and /dev/shm of the first container.
-
-        All have the host's name, by which NCCL finds out which ranks are on the same machine.
-        """
-        if container.leader is None:
-            memory = ["--ipc=shareable", f"--shm-size={SHARED_MEMORY}"]
-        else:
-            memory = [f"--ipc=container:{container.leader}"]
-        if self.network == "none" and container.leader is not None:
-            network = [f"--network=container:{container.leader}"]
-        else:
-            # Horovod crashes if it cannot look up the address of its own name.
-            named = [f"--add-host={self.host}:127.0.0.1"] if self.network == "none" else []
-            network = [f"--network={self.network}", *named]
-        return ["--uts=host", *memory, *network]
-
-    def _devices(self) -> list[str]:
-        """Return the options for GPUs, with the host's process IDs, which NVML reports, and for InfiniBand."""
-        gpus = ["--gpus=all"] if self.name == "docker" else ["--device=nvidia.com/gpu=all"]
-        options = [*gpus, "--pid=host"] if self.gpus else []
-        return options + (["--device=/dev/infiniband", "--ulimit=memlock=-1:-1"] if self.infiniband else [])
+        options += ["--gpus=all", "--pid=host"] if self.gpus else []  # NVML reports the host's process IDs
+        return [*options, f"--user={self.user}", *(f"--group-add={group}" for group in self.groups)]
 
     def _apptainer_options(self, container: Container) -> list[str]:
         # Process IDs, /dev/shm, the host name and /tmp are the host's by default; the root file system is read-only.
         options = ["--no-home", "--no-mount", "home,cwd", "--pwd", str(TMP), *(["--nv"] if self.gpus else [])]
-        if self.network == "none":
-            options += ["--mount", Bind(container.folder / HOSTS, target=Path("/etc/hosts")).option()]
         return options + [word for bind in container.binds for word in ("--mount", bind.option())]
-
-    def hosts(self) -> str:
-        """Return the content of /etc/hosts for apptainer's containers without a network: HOSTS in the folder."""
-        return f"127.0.0.1 localhost {self.host}\n"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from benchmarks.core.files import load_json, save_json, try_json
@@ -17,7 +16,6 @@ from benchmarks.launching.slurm.working import WORKING
 from resireduce.errors import ConfigError
 
 ANSWER_SECONDS = 60.0
-DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SLURM_TIME_FORMAT")
 TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """[days-][hours:]minutes:seconds, as squeue writes it."""
 
@@ -47,26 +45,14 @@ def host_names(nodes: str) -> list[str]:
     return ask(["scontrol", "show", "hostnames", nodes]).split()
 
 
-def without_defaults() -> dict[str, str]:
-    """Return the environment without the user's own defaults for Slurm's programs.
-
-    They could hide jobs (SQUEUE_STATES) or nodes, or ask questions (SCANCEL_INTERACTIVE).
-    """
-    return {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
-
-
 def ask(command: Sequence[str], timeout_seconds: float = ANSWER_SECONDS) -> str:
     """Return the output of one of Slurm's programs. Raises ConfigError, one line, if it fails."""
-    return output_of(command, timeout_seconds, env=without_defaults(), stdin=subprocess.DEVNULL)
+    return output_of(command, timeout_seconds, stdin=subprocess.DEVNULL)
 
 
-WEIGHTS = ("rule_pretrained_wildcards_", "rule_pretrained_in_image_wildcards_")
-"""Beginning of the comments of jobs that train weights; these belong to no single run, since runs share weights."""
 GONE_SECONDS = 300.0
 """How long cancelled jobs may take to end: Slurm gives them KillWait, usually 30 s, then cleans up."""
 LOOK_SECONDS = 2.0
-AT_ONCE = 500
-"""Largest number of job IDs on one command line."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +62,6 @@ class QueuedJob:
     number: str
     state: str
     """PENDING, RUNNING, COMPLETING ..."""
-    comment: str
-    """The rule and its wildcards, as Snakemake's executor writes them."""
-
-    @property
-    def trains_weights(self) -> bool:
-        """Return whether it trains weights that cells start from, and not a cell."""
-        return self.comment.startswith(WEIGHTS)
 
 
 def cell_comment(run: str, cell: str) -> str:
@@ -91,20 +70,19 @@ def cell_comment(run: str, cell: str) -> str:
 
 
 def find_jobs(comments: Collection[str], folder: Path) -> list[QueuedJob]:
-    """Return this user's jobs, submitted from `folder`, that have one of `comments` or train weights.
+    """Return this user's jobs, submitted from `folder`, that have one of `comments`, hidden partitions included.
 
-    Sorted by number, hidden partitions included. Raises ConfigError, one line, if squeue does not answer.
+    Raises ConfigError, one line, if squeue does not answer.
     """
-    line = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--format=%i|%T|%k|%Z"]
-    found, here = [], os.path.realpath(folder)
-    for said in ask(line).splitlines():
-        if said.count("|") < 3:
-            continue
-        number, state, comment, place = said.split("|", 3)  # a folder's name may contain the sign, a cell's does not
-        job = QueuedJob(number, state, comment)
-        if os.path.realpath(place) == here and (comment in comments or job.trains_weights):
-            found.append(job)
-    return sorted(found, key=lambda job: (len(job.number), job.number))
+    line = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--sort=i", "--format=%i|%T|%k|%Z"]
+    jobs = (
+        said.split("|", 3) for said in ask(line).splitlines() if said.count("|") >= 3
+    )  # a folder's name may have it
+    return [
+        QueuedJob(number, state)
+        for number, state, comment, place in jobs
+        if comment in comments and os.path.realpath(place) == os.path.realpath(folder)
+    ]
 
 
 def cancel(jobs: Sequence[QueuedJob]) -> None:
@@ -112,9 +90,8 @@ def cancel(jobs: Sequence[QueuedJob]) -> None:
 
     It is no error if one has ended meanwhile; `wait_until_gone` checks that they end.
     """
-    for start in range(0, len(jobs), AT_ONCE):
-        with suppress(ConfigError):
-            ask(["scancel", *(job.number for job in jobs[start : start + AT_ONCE])])
+    with suppress(ConfigError):
+        ask(["scancel", *(job.number for job in jobs)])
 
 
 def wait_until_gone(find: Callable[[], Sequence[QueuedJob]]) -> float:
@@ -133,53 +110,32 @@ def wait_until_gone(find: Callable[[], Sequence[QueuedJob]]) -> float:
     return time.monotonic() - start
 
 
-NAMED_JOBS = 8
-"""How many numbers of jobs a sentence has at most."""
-
-
 def name_jobs(jobs: Sequence[QueuedJob]) -> str:
-    """Return how many jobs there are, their states, and the first numbers: 3 jobs (2 pending, 1 running): 4, 5, 6"""
-    states = [job.state.lower() for job in jobs]
-    counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-    numbers = ", ".join(job.number for job in jobs[:NAMED_JOBS]) + (", ..." if len(jobs) > NAMED_JOBS else "")
-    return f"{len(jobs)} job{'s' if len(jobs) != 1 else ''} ({counted}): {numbers}"
+    """Return how many jobs there are, and their numbers."""
+    return f"{len(jobs)} jobs: {', '.join(job.number for job in jobs)}"
 
 
 LOST = "lost-nodes.json"
-FAILED = ("DOWN", "FAIL", "NOT_RESPONDING", "*")
-"""Words in the state of a node that Slurm counts as failed."""
+FAILED = ("down", "fail", "*")
+"""Words in the state of a node that Slurm counts as failed; the last: it does not answer."""
 
 
 def lost_nodes(run: Path, cell: str, needed: int) -> list[str]:
     """Return the nodes that jobs of a run are to avoid, and note those that failed under an earlier try of this cell.
 
-    A job whose node fails is killed, so its working files are left. Of its nodes, those have failed that are down or
-    were started after it. Returns nothing if that would leave the cell fewer than `needed` nodes.
+    A job whose node fails is killed, so its working files are left. Returns nothing if that would leave the cell fewer
+    than `needed` nodes.
     """
     known = set(try_json(run / LOST) or ())
-    places = {file: load_json(file)["host"] for file in (run / WORKING / cell).glob("rank*.place.json")}
-    found = {host for file, host in places.items() if host not in known and has_failed(host, file.stat().st_mtime)}
-    if found:
-        save_json(sorted(known | found), run / LOST)
-    avoided = sorted(known | found)
-    if not avoided:
+    used = {load_json(file)["host"] for file in (run / WORKING / cell).glob("rank*.place.json")}
+    if not known | used:
         return []
-    try:
-        there = set(ask(["sinfo", "--noheader", "--Node", "--responding", "--format", "%N"]).split())
-    except ConfigError:
-        return []
-    return avoided if len(there - set(avoided)) >= needed else []
-
-
-def has_failed(node: str, since: float, said: str | None = None) -> bool:
-    """Say whether a node is down or was started after a time (seconds since the epoch); `said` is scontrol's answer."""
-    try:
-        text = said if said is not None else ask(["scontrol", "--oneliner", "show", "node", node])
-    except ConfigError:
-        return False  # it cannot be known
-    fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
-    if any(word in fields.get("State", "") for word in FAILED):
-        return True
-    with suppress(ValueError):
-        return datetime.fromisoformat(fields.get("SlurmdStartTime", "")).timestamp() > since
-    return False
+    with suppress(ConfigError):
+        lines = ask(["sinfo", "--noheader", "--Node", "--format", "%N %T"]).splitlines()
+        failed = {node for node, state in map(str.split, lines) if any(word in state for word in FAILED)}
+        avoided = known | used & failed
+        if avoided != known:
+            save_json(sorted(avoided), run / LOST)
+        if len({line.split()[0] for line in lines} - failed - avoided) >= needed:
+            return sorted(avoided)
+    return []

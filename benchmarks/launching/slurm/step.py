@@ -5,7 +5,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -16,8 +15,8 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.files import finite, load_json, save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.processes import POLL_SECONDS, Logged, die_with_parent
-from benchmarks.launching.slurm.queue import job_id, seconds_left, without_defaults
+from benchmarks.launching.processes import Logged, die_with_parent
+from benchmarks.launching.slurm.queue import ask, job_id, seconds_left
 from benchmarks.launching.slurm.site import Site
 from resireduce.errors import ConfigError
 
@@ -96,36 +95,24 @@ class Task:
     """Folder of the cell's checkpoint."""
     ranks_per_node: int
     interface: str | None = None
-    scratch: str | None = None
     runtime: str = "none"
     image: str | None = None
-    network: str = "host"
 
 
 @contextmanager
-def step(folder: Path, placement: Placement, cpus_per_rank: int, task: Task) -> Iterator[list["StepRank"]]:
+def step(folder: Path, placement: Placement, cpus_per_rank: int, task: Task) -> Iterator["Step"]:
     """Start a task for each rank; at the end of the block none is left.
 
     folder: of the launch, empty except for the files of the cell, on a disk that all nodes see.
     """
     save_json(asdict(task), folder / TASK)
-    process = Logged(command(folder, placement, cpus_per_rank), folder / "srun.log", preexec_fn=die_with_parent)
-    ranks = [StepRank(process, folder, rank) for rank in range(placement.nodes * placement.ranks_per_node)]
+    process = Step(command(folder, placement, cpus_per_rank), folder / "srun.log", preexec_fn=die_with_parent)
     try:
-        yield ranks
+        yield process
     finally:
-        for rank in ranks:
-            rank.kill()
-        _end(process)
+        process.kill()
+        process.wait()
         process.close()
-
-
-def _end(process: Logged) -> None:
-    """Wait until srun has collected its tasks, which have all ended; kill it if it does not."""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
-    process.kill()
-    process.wait()
 
 
 def command(
@@ -152,63 +139,45 @@ def place_file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.place.json"
 
 
-class StepRank:
-    """One rank of a step, known by the files of its task and the output of srun."""
+class Step(Logged):
+    """The srun of a cell, which stands for all its ranks; each is known by the files of its task."""
 
-    def __init__(self, process: Logged, folder: Path, rank: int):
-        self._process, self._folder, self._rank = process, folder, rank
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Return its exit status if it has ended, negative if it was killed; the step's if its task left none."""
-        ended = self._process.poll()
-        if self.returncode is None:
-            with suppress(OSError, ValueError, KeyError):
-                self.returncode = int(load_json(exit_file(self._folder, self._rank))["returncode"])
-        if self.returncode is None and ended is not None:
-            self.returncode = ended or 1
-        return self.returncode
-
-    def wait(self) -> int:
-        """Wait until it has ended."""
-        while (code := self.poll()) is None:
-            time.sleep(POLL_SECONDS)
-        return code
-
-    def terminate(self) -> None:
-        """Ask it to save and stop."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it, and with it the whole step, if it has not ended yet."""
-        if self.poll() is None:
-            self.send_signal(signal.SIGKILL)
-            _end(self._process)
+    def exit_status(self, rank: int) -> int | None:
+        """Return a rank's exit status if it has ended; the step's if its task left none."""
+        ended = self.poll()
+        with suppress(OSError, ValueError, KeyError):
+            return int(load_json(exit_file(self.log.parent, rank))["returncode"])
+        return None if ended is None else ended or 1
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal to all tasks of the step, once: rank 0 stands for all.
-
-        It uses scancel, since srun takes some signals as meant for itself.
-        """
-        if self._process.poll() is not None or (self._rank != 0 and sig != signal.SIGKILL):
+        """Send a signal to all tasks, by scancel, since srun takes some signals as meant for itself."""
+        if self.poll() is not None:
             return
         try:
-            number = load_json(place_file(self._folder, self._rank))["step"]
-            line = ["scancel", f"--signal={signal.Signals(sig).name.removeprefix('SIG')}", f"{job_id()}.{number}"]
-            subprocess.run(line, check=True, capture_output=True, timeout=CANCEL_SECONDS, env=without_defaults())
-        except (OSError, ValueError, KeyError, subprocess.SubprocessError):  # no task yet, or no controller
-            self._process.send_signal(sig)
+            number = load_json(next(self.log.parent.glob("rank*.place.json")))["step"]
+            name = signal.Signals(sig).name.removeprefix("SIG")
+            ask(["scancel", f"--signal={name}", f"{job_id()}.{number}"], CANCEL_SECONDS)
+        except (OSError, ValueError, KeyError, StopIteration):  # no task yet, or no controller
+            super().send_signal(sig)
+
+    def kill(self) -> None:
+        """End all tasks, and srun, which collects them, if it does not end by itself."""
+        if self.poll() is None:
+            self.send_signal(signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self.wait(END_SECONDS)
+            super().send_signal(signal.SIGKILL)
 
     def complaint(self) -> str | None:
         """Return why the step was not started, if none of its tasks was."""
-        if self.poll() is None or place_file(self._folder, self._rank).exists():
+        if self.poll() is None or any(self.log.parent.glob("rank*.place.json")):
             return None
-        errors = [line for line in self._process.said() if "error:" in line]
-        return (errors or self._process.said() or ["srun said nothing"])[-1]
+        errors = [line for line in self.said() if "error:" in line]
+        return (errors or self.said() or ["srun said nothing"])[-1]
 
     def verdict(self) -> Outcome | None:
         """Return the outcome of a step that ended badly, from srun's output."""
-        return judge(self._process.said())
+        return judge(self.said())
 
 
 def judge(lines: Sequence[str]) -> Outcome | None:
@@ -258,7 +227,7 @@ class Job:
 
     def start(
         self, folder: Path, weights: Path | None, root: Path, checkpoints: Path | None, runtime: Runtime | None
-    ) -> AbstractContextManager[list[StepRank]]:
+    ) -> AbstractContextManager[Step]:
         """Start the ranks, as `benchmarks.launching.slurm.step.step` does; `folder` is that of the launch."""
         task = Task(
             weights=str(weights.absolute()) if weights else None,
@@ -266,9 +235,7 @@ class Job:
             checkpoints=str(checkpoints) if checkpoints else None,
             ranks_per_node=self.placement.ranks_per_node,
             interface=self.site.interface,
-            scratch=self.site.scratch,
             runtime=runtime.name if runtime else "none",
             image=self.image if runtime else None,
-            network=runtime.network if runtime else "host",
         )
         return step(folder, self.placement, self.site.cpus_per_rank, task)

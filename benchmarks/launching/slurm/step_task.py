@@ -3,11 +3,10 @@
 `srun ... python -m benchmarks.launching.slurm.step_task FOLDER`.
 """
 
+import math
 import os
-import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from benchmarks.core.files import load_json, save_json
 from benchmarks.core.interfaces import interface_to
 from benchmarks.launching.containers.runtime import Runtime
 from benchmarks.launching.launch import cell_variables, rank_arguments, starting
-from benchmarks.launching.processes import POLL_SECONDS, RankProcess
+from benchmarks.launching.processes import RankProcess, passing_on, wait_for
 from benchmarks.launching.slurm.queue import host_names
 from benchmarks.launching.slurm.step import TASK, Task, exit_file, place_file
 from resireduce.errors import ConfigError
@@ -38,8 +37,6 @@ def rank_variables(environment: Mapping[str, str], task: Task) -> dict[str, str]
     found |= {"GLOO_SOCKET_IFNAME": interface}
     if interface != LOOPBACK and "NCCL_SOCKET_IFNAME" not in environment:
         found |= {"NCCL_SOCKET_IFNAME": interface}
-    if task.scratch:
-        found |= {"TMPDIR": os.path.expandvars(task.scratch)}
     return found
 
 
@@ -52,34 +49,23 @@ def _interface(environment: Mapping[str, str]) -> str:
 
 def run(folder: Path) -> int:
     """Run this task's rank until it ends, pass signals on to it, and return its exit status."""
-    came: list[int] = []
-    started: list[RankProcess] = []
-
-    def pass_on(number: int, _: object) -> None:
-        came.append(number)
-        for process in started:
-            process.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
     rank, task = int(os.environ["SLURM_PROCID"]), Task(**load_json(folder / TASK))
     place = {"host": socket.gethostname(), "step": os.environ["SLURM_STEP_ID"], "pid": os.getpid()}
-    save_json(place, place_file(folder, rank))
-    try:
-        code = _run_rank(folder, rank, task, came, started)
-    except (ConfigError, OSError) as error:
-        save_json(
-            {"status": "error", "reason": f"rank {rank} on {place['host']}: {error}"}, folder / f"rank{rank}.json"
-        )
-        code = 1
-    save_json({"returncode": code}, exit_file(folder, rank))
+    started: list[RankProcess] = []
+    with passing_on(started) as came:
+        save_json(place, place_file(folder, rank))
+        try:
+            code = _run_rank(folder, rank, task, came, started)
+        except (ConfigError, OSError) as error:
+            values = {"status": "error", "reason": f"rank {rank} on {place['host']}: {error}"}
+            save_json(values, folder / f"rank{rank}.json")
+            code = 1
+        save_json({"returncode": code}, exit_file(folder, rank))
     return code if code >= 0 else 128 - code
 
 
 def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: list[RankProcess]) -> int:
     cell, variables = Cell.from_dict(load_json(folder / "cell.json")), rank_variables(os.environ, task)
-    if scratch := variables.get("TMPDIR"):
-        Path(scratch).mkdir(parents=True, exist_ok=True)
     weights, root = Path(task.weights) if task.weights else None, Path(task.root)
     arguments = rank_arguments(cell, rank, folder, weights, root)
     read = [weights, *(root / name for name in cell.needs)]
@@ -87,14 +73,13 @@ def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: lis
     if task.runtime != "none" and task.image is not None:
         from benchmarks.launching.containers.choose import find_runtime
 
-        runtime = find_runtime(task.runtime, task.image, task.network)
+        runtime = find_runtime(task.runtime, task.image)
     with starting(runtime, folder, [Path(task.checkpoints) if task.checkpoints else None], read) as start:
         process = start(arguments, variables | cell_variables(cell))
         started.append(process)
         for number in came:  # signals from before it was started
             process.send_signal(number)
-        while process.poll() is None:
-            time.sleep(POLL_SECONDS)
+        wait_for([process], math.inf, lambda: False, 0)
     if said := process.complaint():
         raise ConfigError(f"was not started: {said}")
     assert process.returncode is not None

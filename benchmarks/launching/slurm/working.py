@@ -1,29 +1,22 @@
 """A cell's working folder, held by one process at a time, and a copy of its record until it counts as finished."""
 
-import errno
-import fcntl
 import json
-import os
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import finite
+from benchmarks.core.files import finite, lock
 from benchmarks.core.record import CellResult, try_load
-from resireduce.errors import ConfigError
+from benchmarks.core.stop_policy import run_folder
 
 WORKING = "working"
 """Folder of a run for its running cells, beside the folder of its records."""
 WAIT_SECONDS = 120.0
 """How long to wait for another process that runs the cell: the loss of its node is noticed only after a while."""
-LOOK_SECONDS = 1.0
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -37,40 +30,15 @@ def working_folder(cell: Cell, output: Path, shared: bool) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as name:
             yield Path(name)
         return
-    run = output.absolute().parent.parent if output.absolute().parent.name == "cells" else output.absolute().parent
-    folder, lock = run / WORKING / cell.name, run / WORKING / f"{cell.name}.lock"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a+", encoding="utf-8") as file:
-        _lock(file, cell)
+    run = run_folder(output)
+    folder = run / WORKING / cell.name
+    with lock(run / WORKING / f"{cell.name}.lock", cell.name, WAIT_SECONDS):
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
         folder.mkdir()
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock(file: TextIO, cell: Cell) -> None:
-    """Lock the file for as long as this process lives, and write into it which process this is."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            if time.monotonic() > deadline:
-                raise ConfigError(f"{cell.name} is being run by {owner}; end that, or wait: make resume") from None
-            time.sleep(LOOK_SECONDS)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            print(f"{cell.name}: this disk has no locks; nobody else may run the cell", file=sys.stderr, flush=True)
-            break
-    file.truncate(0)
-    file.write(f"job {os.environ.get('SLURM_JOB_ID', 'none')}, process {os.getpid()} on {os.uname().nodename}\n")
-    file.flush()
 
 
 def keep(result: CellResult, path: Path) -> None:

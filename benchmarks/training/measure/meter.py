@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.core.devices import V1, Idle, NvmlDevice, Reading
+from benchmarks.core.devices import Idle, NvmlDevice, Reading
 from benchmarks.core.rank_memory import EVALUATION, METHODS, STEADY, WARMUP, Rung
 from benchmarks.training.measure.tracker import peak_resident_bytes, resident_bytes
 
@@ -190,7 +190,6 @@ class Meter:
             "shared-device": self._ranks_on_device > 1,
             "no-idle-baseline": before is None,
             "mig": self.nvml.is_mig,
-            V1: not self.nvml.knows_reserved,
         }
         flags = tuple(flag for flag, is_so in conditions.items() if is_so)
         device = _peak("nvml_device", self._most["device"], before, flags, self._last.device_reason)

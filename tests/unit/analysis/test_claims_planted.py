@@ -494,12 +494,8 @@ def test_code_that_no_commit_has_fullest_moments_that_differ_and_other_claims_ar
     one = CellResult.load(path_of(folder, cell_of()))
     fuller = {"in_flight_bytes": 8, "peak_states_bytes": int(one.peak_states_bytes or 0) + 8}
     replace(one, per_rank=[{**rank, **fuller} for rank in one.per_rank], **fuller).save(path_of(folder, cell_of()))
-    for command in (
-        ["claims"],
-        ["report", "--show"],
-        ["summary", "intervals"],
-        ["check", *accepted],
-    ):
+    accepted = ("--reference", str(folder / "r.json"), "--accept", "x")
+    for command in ["claims"], ["report", "--show"], ["summary", "intervals"], ["check", *accepted]:
         text = said(command[0], "--run", str(folder), *command[1:], capsys=capsys)
         assert "12 of 12 records are of code with changes that are not committed" in text
         assert f"differ in peak_states_bytes: {cell_of(seed=0).name} and " in text

@@ -54,11 +54,8 @@ def test_paper_has_the_worlds_of_the_paper() -> None:
     ("text", "said"),
     [
         ("run: null", "run: None is not allowed; give a folder name"),
-        ("run: 007", "line 1, column 6: '007' cannot be read: YAML takes it for 7; write that number, or quotes"),
-        ("defaults: {seed: 1:30}", "'1:30' cannot be read: YAML takes it for 90; write that number, or quotes"),
         ("defaults: {<<: {seed: 1}, <<: {threads: 2}}", "line 1, column 11: key '<<' is there twice"),
-        (f"data: {'9' * 5000}", f"'{'9' * 59}... cannot be read: "),
-        ("runtime: dcker", "runtime: 'dcker' is not known (did you mean 'docker'?)"),
+        ("defaults: {seed: 2001-13-45}", "month must be in 1..12; mend that place, as in"),
     ],
 )
 def test_a_value_that_would_mean_something_else_is_refused(
@@ -68,8 +65,6 @@ def test_a_value_that_would_mean_something_else_is_refused(
     assert main(["cells", "--config", str(tmp_path / "x.yaml")]) == 2
     found = capsys.readouterr().err
     assert said in found and found.count("\n") == 1 and len(found) < 1000
-    (tmp_path / "x.yaml").write_text("run: '007'\nmatrix: [{model: vgg-digits, seed: [0, 0x10, 10]}]\n")
-    assert main(["cells", "--config", str(tmp_path / "x.yaml")]) == 0
 
 
 def test_the_cells_of_a_part_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

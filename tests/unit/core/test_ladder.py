@@ -115,12 +115,6 @@ def test_a_process_that_comes_later_is_found_by_counting(gpu: FakeGpu) -> None:
     assert (rungs["nvml_process"].bytes, rungs["nvml_process"].flags) == (MIB, ()), "NVML tells them apart"
 
 
-def test_an_older_driver_counts_what_it_reserves_and_that_is_flagged(gpu: FakeGpu) -> None:
-    rungs = by_name(climb(gpu, FakeNvml(gpu, knows_v2=False), FakeCuda()))
-    assert "nvml-v1" in rungs["nvml_device"].flags
-    assert rungs["nvml_device"].bytes == (680 + 500) * MIB
-
-
 def test_what_nvml_refuses_is_a_reason(gpu: FakeGpu) -> None:
     gpu.memory_error, gpu.process_error = pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_NOT_SUPPORTED
     rungs = by_name(climb(gpu, FakeNvml(gpu), FakeCuda()))

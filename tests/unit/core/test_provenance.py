@@ -1,6 +1,5 @@
 """What a record says of the code that it was measured with: changed, or as committed."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -89,24 +88,7 @@ def test_code_that_lies_in_another_checkout_has_no_commit(checkout: Path, monkey
     assert found["commit"] is found["dirty"] is None
 
 
-def test_cores_are_those_that_may_be_used() -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert provenance.provenance()["cores"] == 1
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def test_the_default_site_holds_until_there_is_one(checkout: Path) -> None:
     assert site_file(checkout) == checkout / DEFAULT_FILE and Site.load(site_file(checkout)) == Site()
     (checkout / SITE_FILE).write_text("partitions: {}\nsite: {minutes: 7}")
     assert Site.load(site_file(checkout)).minutes == 7
-
-
-def test_what_a_program_underlines_is_recorded_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf '\\033[4mGPU0\\tCPU Affinity\\033[0m\\nGPU0\\t X \\351\\n'\n")  # 351: Latin-1
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert provenance.provenance()["topology"] == "GPU0\tCPU Affinity\nGPU0\t X \\xe9"

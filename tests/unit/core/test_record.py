@@ -1,16 +1,15 @@
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import DEEPEST, LARGEST_FILE, all_finite, load_json, save_json, writable
+from benchmarks.core.files import DEEPEST, all_finite, load_json
 from benchmarks.core.matrix import expand, expand_parts
 from benchmarks.core.record import BYTE_FIELDS, OPTIONAL, CellResult, RecordError
-from benchmarks.core.scheme_options import CHECKS
+from benchmarks.core.scheme_options import OPTIONS
 from resireduce.errors import ConfigError
 from resireduce.residuals.base import options_of
 from resireduce.scheme import SCHEMES, load
@@ -22,13 +21,10 @@ BAD_FIELDS = [
     ({"model": "bert-base-pretraining"}, "model: 'bert-base-pretraining' is not known"),  # planned only, no recipe
     ({"scheme": "w2d"}, "scheme: 'w2d' .*did you mean 'w[+]2d'"),
     ({"gradients": "streaming"}, "gradients: 'streaming' .* allowed: kept, streamed"),
-    ({"residual_dtype": "float33"}, "residual_dtype: 'float33'"),
     ({"backend": "mpi"}, "backend: 'mpi'"),
     *(({"density": value}, f"density: {value!r}") for value in (0, 1.5, -0.1, "abc", math.nan, math.inf, True, None)),
     *(({"seed": value}, f"seed: {value!r}") for value in (-1, 0.5, "0", True)),
     ({"seed": 2**70}, f"seed: {2**70} .* 0 to 4294967295"),
-    ({"seed": 10**300}, "seed: 10{59}[.]{3} is not allowed"),
-    ({"density": 10**400}, "density: 10{199}[.]{3} is not allowed"),
     ({"world_size": 0}, "world_size: 0 .* 1 to 128"),
     ({"world_size": 129}, "world_size: 129 .* 1 to 128"),
     ({"steps": 0}, "steps: 0 .* 1 to"),
@@ -37,7 +33,6 @@ BAD_FIELDS = [
     ({"options": {"ratio": 0.5}}, "options of scheme 'baseline': 'ratio' is not known; allowed: none"),
     ({"scheme": "partial", "options": {"ration": 0.5}}, "'ration' is not known .*did you mean 'ratio'"),
     ({"scheme": "partial", "options": {"ratio": 1.5}}, "ratio: 1.5 is not allowed"),
-    ({"scheme": "partial", "options": {"ratio": {}}}, "ratio: {} is not allowed"),
     ({"scheme": "member", "options": {"norm": 3}}, "norm: 3 is not allowed; give 1 or 2"),
     ({"scheme": "member", "options": {"smallest": 1}}, "smallest: 1 is not allowed; give true or false"),
     ({"scheme": "w+2d", "options": {"phi": -1}}, "phi: -1 is not allowed"),
@@ -85,8 +80,8 @@ def test_options_come_back_from_json_and_can_be_hashed():
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_options_of_a_scheme_are_those_of_its_residuals(scheme):
     kinds = SCHEMES[scheme]
-    for kind in {kinds.grouped, kinds.specific, kinds.other} & CHECKS.keys():
-        assert CHECKS[kind].keys() == options_of(load(kind))
+    for kind in {kinds.grouped, kinds.specific, kinds.other} & OPTIONS.keys():
+        assert {*OPTIONS[kind]} == {*options_of(load(kind))}
 
 
 def test_names_are_unique_and_short_at_the_defaults():
@@ -117,32 +112,20 @@ def test_expand_is_a_product_without_duplicates():
     ("config", "message"),
     [
         ({}, "matrix: None"),
-        ({"matrix": [3]}, "matrix entry 1: 3 is not a mapping"),
+        ({"matrix": [3]}, "matrix entry 1: entry: 3 is not a mapping"),
         ({"matrx": []}, "config key: 'matrx' .* 'matrix'"),
-        ({"matrix": [{"model": "gpt2-bytes"}, {"scheme": "w"}]}, "matrix entry 2: model: missing"),
+        ({"matrix": [{"model": "gpt2-bytes"}, {"scheme": "w"}]}, "matrix entry 2: model: missing; allowed: "),
         ({"matrix": [{"model": "gpt2-bytes", "seed": []}]}, "matrix entry 1: seed: "),
         ({"matrix": [{"model": "gpt2-bytes", "density": [0.1, 2]}]}, "matrix entry 1: density: 2 "),
-        ({"matrix": [{"model": "gpt2-bytes", "density": "1e-3"}]}, "density: '1e-3' is text to YAML; write 0.001 "),
-        ({"matrix": [{"model": "gpt2-bytes", "schem": "w"}]}, "matrix entry 1 key: 'schem'"),
+        ({"matrix": [{"model": "gpt2-bytes", "schem": "w"}]}, "matrix entry 1: entry key: 'schem'"),
         ({"defaults": {"foo": 1}, "matrix": [{"model": "gpt2-bytes"}]}, "defaults key: 'foo'"),
         ({"defaults": [1], "parts": {"a": {"matrix": [{"model": "gpt2-bytes"}]}}}, "defaults: .* is not a mapping"),
         ({"parts": {"a": {"defaults": 3, "matrix": [{}]}}}, "part a: defaults: 3 is not a mapping"),
-        (
-            {"matrix": [{"model": "gpt2-bytes", "seed": list(range(1000)), "steps": list(range(1000))}]},
-            "matrix entry 1: its lists make 1,000,000 cells, allowed are 100,000",
-        ),
-        ({"parts": {}}, "matrix: None"),
         ({"parts": []}, "parts: .. is not a mapping"),
         ({"parts": {1: {"matrix": [{"model": "gpt2-bytes"}]}}}, "parts: 1 is not allowed; give a text as its name, in"),
         ({"parts": {"a": {"title": {"x": 1}, "matrix": [{}]}}}, "part a: title: {'x': 1} is not allowed; give a text"),
-        *(({"defaults": odd, "matrix": [{}]}, f"defaults: {odd!r} is not a mapping") for odd in (0, False, "")),
-        (
-            {"matrix": [{"model": "gpt2-bytes", "merge": int("9" * 400)}]},
-            "merge: 9{60}.* is not allowed; give a number",
-        ),
         ({"parts": {"a": {"matrix": []}}}, "part a: matrix: "),
         ({"parts": {"a": {"matrx": []}}}, "part a key: 'matrx'"),
-        ({"parts": {"a": 3}}, "part a: 3 is not a mapping"),
         ({"parts": {"a": {"matrix": [{"model": "gpt2"}]}}}, "part a: matrix entry 1: model: 'gpt2'"),
         ({"parts": {"a": {"matrix": [{"model": "gpt2-bytes"}]}}, "part": "b"}, "part: 'b' is not known.* allowed: a"),
         ({"matrix": [{"model": "gpt2-bytes"}], "part": "b"}, "part: 'b' is not known; allowed: none"),
@@ -193,11 +176,6 @@ def test_a_record_cut_at_any_place_is_refused_in_one_line(result, tmp_path):
             CellResult.load(path)
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
-
-
-def test_a_file_may_begin_and_end_lines_as_editors_of_windows_write_them(tmp_path):
-    (tmp_path / "x.json").write_bytes('\ufeff{"model":\r\n "größe"}\r\n'.encode())
-    assert load_json(tmp_path / "x.json") == {"model": "größe"}
 
 
 def test_a_failed_save_leaves_the_old_record(result, tmp_path, monkeypatch):
@@ -254,15 +232,15 @@ def test_a_record_that_contradicts_itself_is_refused(result, change, message):
         CellResult.from_dict({**result.to_dict(), **change})
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(CellResult)])
-def test_a_record_lacks_only_what_earlier_versions_did_not_have(result, name):
-    values = {key: value for key, value in result.to_dict().items() if key != name}
-    if name in OPTIONAL:
-        assert CellResult.from_dict(values).cell == result.cell
-    else:
-        said = "schema_version: None cannot be read" if name == "schema_version" else f"keys are missing: {name}$"
-        with pytest.raises(RecordError, match=said):
-            CellResult.from_dict(values)
+def test_a_record_lacks_only_what_earlier_versions_did_not_have(result):
+    for name in [field.name for field in dataclasses.fields(CellResult)]:
+        values = {key: value for key, value in result.to_dict().items() if key != name}
+        if name in OPTIONAL:
+            assert CellResult.from_dict(values).cell == result.cell
+        else:
+            said = "schema_version: None cannot be read" if name == "schema_version" else f"keys are missing: {name}$"
+            with pytest.raises(RecordError, match=said):
+                CellResult.from_dict(values)
 
 
 def test_nan_is_refused_in_an_ok_record_and_null_in_a_diverged_one(result, tmp_path):
@@ -271,30 +249,11 @@ def test_nan_is_refused_in_an_ok_record_and_null_in_a_diverged_one(result, tmp_p
     failed = dataclasses.replace(result, status="diverged", reason="loss is NaN", metric=math.nan)
     failed.save(tmp_path / "cell.json")
     assert CellResult.load(tmp_path / "cell.json").metric is None
-    (tmp_path / "cell.json").write_text(json.dumps({**result.to_dict(), "metric": math.nan}))
-    with pytest.raises(RecordError, match="NaN is not strict JSON"):
-        CellResult.load(tmp_path / "cell.json")
-
-
-@pytest.mark.parametrize(
-    ("field", "text", "message"),
-    [
-        ("provenance", '{"link_rates": [1' + "0" * 400 + "]}", "100000.* is too large a number"),
-        ("observations", '{"distributions": {"x": -1' + "0" * 400 + "}}", "-10000.* is too large a number"),
-        ("provenance", '{"x": 1e400}', "1e400 is too large a number"),
-        ("provenance", '{"cpu": "\\ud800"}', "'.ud800' is half a character"),
-        ("unit", '"\\uDFFFx"', "'.udfff' is half a character"),
-    ],
-)
-def test_what_no_table_could_show_is_refused(result, tmp_path, field, text, message):
-    path = tmp_path / "cell.json"
-    whole = json.dumps(result.to_dict() | {field: "HERE"})
-    path.write_text(whole.replace('"HERE"', text))
-    with pytest.raises(RecordError, match=message) as error:
-        CellResult.load(path)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
-    path.write_text(whole.replace('"HERE"', '"images"' if field == "unit" else '{"cpu": "\\ud83d\\ude00"}'))
-    assert field == "observations" or CellResult.load(path).status == "ok"
+    whole = json.dumps({**result.to_dict(), "metric": math.nan})
+    for number in ("NaN", "1e400"):
+        (tmp_path / "cell.json").write_text(whole.replace("NaN", number))
+        with pytest.raises(RecordError, match=f"{number} is (not strict JSON|too large a number)"):
+            CellResult.load(tmp_path / "cell.json")
 
 
 def test_whole_numbers_too_large_for_a_float_are_refused(result):
@@ -305,59 +264,10 @@ def test_whole_numbers_too_large_for_a_float_are_refused(result):
     assert all_finite([10**300, 1.0, True, None, "x", 10**300])
 
 
-def test_a_name_may_be_as_long_as_the_file_system_allows(result, tmp_path):
-    path = tmp_path / f"{'n' * 250}.json"
-    writable("output", path)
-    result.save(path)
-    assert CellResult.load(path) == result and list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("n" * 256, "File name too long"),
-        ("n" * 256 + "/x", "File name too long"),
-        ("f/x.json", "f is a file, not a folder"),
-        ("f/y/x.json", "f is a file, not"),
-    ],
-)
-def test_what_cannot_be_written_is_said_before_any_work(tmp_path, name, said):
-    (tmp_path / "f").write_text("")
-    with pytest.raises(ConfigError, match=f"output: .* cannot be written: .*{said}.*; give a file"):
-        writable("output", tmp_path / name)
-    assert [path.name for path in tmp_path.iterdir()] == ["f"]
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "huge"])
-def test_what_is_no_file_is_not_waited_for(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.touch()
-        os.truncate(path, LARGEST_FILE + 1)  # a hole, which takes no room
-    with pytest.raises(RecordError, match=r"x\.json: it is no file of up to 2,000,000,000 bytes"):
-        CellResult.load(path)
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_files_have_the_permissions_that_the_umask_leaves(tmp_path: Path, umask: int, mode: int) -> None:
-    before = os.umask(umask)
-    try:
-        save_json({"bytes": 1}, tmp_path / "record.json")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "record.json").stat().st_mode & 0o777 == mode
-    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
-
-
-@pytest.mark.parametrize("levels", [DEEPEST + 1, 900, 10**5])
-@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
-def test_a_file_that_is_nested_deeply_is_refused_in_one_line(tmp_path: Path, levels: int, begin: str, end: str) -> None:
-    (tmp_path / "deep.json").write_text(begin * DEEPEST + "1" + end * DEEPEST)
+@pytest.mark.parametrize("levels", [DEEPEST + 1, 10**5])
+def test_a_file_that_is_nested_deeply_is_refused_in_one_line(tmp_path: Path, levels: int) -> None:
+    (tmp_path / "deep.json").write_text("[" * DEEPEST + "1" + "]" * DEEPEST)
     load_json(tmp_path / "deep.json")
-    (tmp_path / "deep.json").write_text(begin * levels + "1" + end * levels)
+    (tmp_path / "deep.json").write_text("[" * levels + "1" + "]" * levels)
     with pytest.raises(ValueError, match=r"^it is nested too deeply$"):
         load_json(tmp_path / "deep.json")

@@ -1,16 +1,16 @@
 """The site file, and where the ranks of a cell go: what is asked of Slurm for them."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from snakemake_executor_plugin_slurm.partitions import PartitionLimits
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 
 from benchmarks.core.cell import Cell
-from benchmarks.launching.slurm.site import LIMITS, Site
+from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import Placement, job_resources, place
+from benchmarks.workflow.where import get_site
 from resireduce.errors import ConfigError
 from tests.slurm_outputs import shipped_site
 
@@ -22,14 +22,10 @@ def ranks(count: int, nodes: int | None = None) -> Cell:
 BAD_SITES = [
     ("site: {}", r"partitions: missing"),
     ("partitions: {}\nsite: {gpus: 2}", r"'gpus' is not known"),
-    ("partitions: {}\nsite: {gpus_per_node: -1}", r"gpus_per_node: -1 is not allowed; give a whole number from 0"),
-    ("partitions: {}\nsite: {gres: 'gpu:a100:4'}", r"gres: 'gpu:a100:4' is not allowed; give gpu, or gpu:TYPE"),
+    ("partitions: {}\nsite: {gpus_per_node: -1}", r"gpus_per_node: -1 is not allowed; give a whole number, 0 or more"),
     ("partitions: {}\nsite: {runtime: dokcer}", r"runtime: 'dokcer' is not known \(did you mean 'docker'\?\)"),
     ("partitions: {}\nsite: {account: ", r"line 2, column .*; mend that place, as in slurm/partitions.default.yaml"),
     ("partitions: {}\nsite: {minutes: 10, minutes: 20}", r"key 'minutes' is there twice"),
-    ("partitions: {a: {max_nods: 4}}", r"partitions: a key: 'max_nods' is not known \(did you mean 'max_nodes'\?\)"),
-    ("partitions: {a: {max_nodes: four}}", r"partitions: a: max_nodes: 'four' is not allowed; give a number"),
-    ("partitions: {a: {max_gpu: 2}}", r"gpus_per_node: 8 is not allowed: max_gpu of all partitions is 2 at most"),
 ]
 
 
@@ -79,9 +75,15 @@ def test_an_account_is_named_and_without_gpus_tasks_are_asked_for() -> None:
     assert found["tasks"] == 4 and "gres" not in found
 
 
-def test_limits_that_the_executor_knows_are_those_that_are_checked() -> None:
-    known = {field.name for field in fields(PartitionLimits)}
-    assert set(LIMITS) | {"available_gpu_models", "supports_mpi", "available_constraints"} == known
+def test_the_site_is_that_of_the_profile(tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("partitions: {}\nsite: {minutes: 7, runtime: apptainer, image: cpu}")
+    config = {"site": str(file)}
+    assert get_site(config, {"cell": {"launcher": "srun"}}) == Site(minutes=7, runtime="apptainer", image="cpu")
+    assert (config["runtime"], config["image"]) == ("apptainer", "cpu")
+    with pytest.raises(ConfigError, match=r"site: 'a.yaml' is of no use without the profile"):
+        get_site({"site": "a.yaml"}, {})
+    assert get_site({}, {}) is None
 
 
 def test_sites_that_can_be_used(tmp_path: Path) -> None:

@@ -7,11 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from benchmarks.launching.containers.containers import Client, isolated
+from benchmarks.launching.containers.containers import Client
 from benchmarks.launching.outcomes import outcome_of
-from resireduce.errors import ConfigError
 
 SUPERVISE = [sys.executable, "-m", "benchmarks.launching.supervise", sys.executable, "-c"]
 WAITS = """
@@ -24,12 +21,6 @@ LEAVES_ONE = """
 import subprocess, sys, time
 print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
 time.sleep(60)
-"""
-MEETS = """
-import socket
-print([name for _, name in socket.if_nameindex()])
-server = socket.create_server(("127.0.0.1", 0))
-socket.create_connection(server.getsockname(), 5)
 """
 
 
@@ -87,17 +78,3 @@ def test_what_an_engine_says_is_shown_and_is_the_reason_if_it_could_not_start(tm
     )
     client.close()
     assert "Unable to find it" in capsys.readouterr().err
-
-
-def test_ranks_under_apptainer_share_a_network_with_nothing_in_it():
-    """Or are told that the machine has none."""
-    try:
-        with isolated() as prefix:
-            line = [*prefix, sys.executable, "-c", MEETS]
-            seen = subprocess.check_output(line, text=True)
-            spaces = [subprocess.check_output([*prefix, "readlink", "/proc/self/ns/net"]) for _ in range(2)]
-    except ConfigError as error:
-        assert "set --network host" in str(error)
-        pytest.skip(str(error))
-    assert seen == "['lo']\n"
-    assert spaces[0] == spaces[1] != os.readlink("/proc/self/ns/net").encode()

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
-from benchmarks.core.paths import ROOT
 from benchmarks.micro import pace
 
 
@@ -47,8 +46,8 @@ def test_with_several_starts_the_interval_is_over_their_means(tmp_path: Path, mo
 def test_settings_of_a_config_are_beside_none(tmp_path: Path) -> None:
     """At the mean of the rounds' ratios, within them, and by what the two ranks took."""
     config, output = tmp_path / "own.yaml", tmp_path / "pace.json"
-    only = "{model: vgg-digits, compressor: [none, signum, topk], density: 0.01}"
-    config.write_text(f"extends: {ROOT}/benchmarks/config/rivals.yaml\nonly: {only}\n")
+    entries = "{compressor: [none, signum], scheme: none}, {compressor: topk, density: 0.01}"
+    config.write_text(f"defaults: {{model: vgg-digits}}\nmatrix: [{entries}]\n")
     options = ["--models", "vgg-digits", "--rounds", "3", "--steps", "1", "--output", str(output)]
     assert main(["measure", "pace", "--config", str(config), *options]) == 0
     rows = json.loads(output.read_text())["rows"]
