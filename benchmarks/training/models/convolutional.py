@@ -1,7 +1,6 @@
 """Residual networks (He et al., CVPR 2016) and VGG (Simonyan and Zisserman, ICLR 2015), with torchvision's names."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -119,56 +118,37 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut that has no parameters: every second pixel, and zeros for new channels.
+class Block(nn.Module):
+    """Convolutions with a shortcut: (batch, inputs, h, w) becomes (batch, outputs, h / stride, w / stride).
 
-    (batch, inputs, height, width) becomes (batch, width, height / stride, width / stride). Option A of the paper's
+    A bottleneck has those of 1x1, 3x3 and 1x1, and 4 * width outputs. Else there are two of 3x3, and `width` outputs,
+    and the shortcut has no parameters: every second pixel, and zeros for new channels. That is option A of the paper's
     section 4.2, which it uses for CIFAR-10.
     """
 
-    expansion: ClassVar = 1
-
-    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
-        self.conv1 = _conv(inputs, width, 3, stride)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv(width, width, 3)
-        self.bn2 = nn.BatchNorm2d(width)
+        kernels = (1, 3, 1) if bottleneck else (3, 3)
+        widths = (inputs, width, width, 4 * width) if bottleneck else (inputs, width, width)
+        for number, kernel in enumerate(kernels):
+            strided = stride if number == bottleneck else 1
+            self.add_module(f"conv{number + 1}", _conv(widths[number], widths[number + 1], kernel, strided))
+            self.add_module(f"bn{number + 1}", nn.BatchNorm2d(widths[number + 1]))
         self.relu = nn.ReLU(inplace=True)
-        self.stride, self.new_channels = stride, width - inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
-        return self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))) + shortcut)
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution with a shortcut.
-
-    (batch, inputs, height, width) becomes (batch, 4 * width, height / stride, width / stride).
-    """
-
-    expansion: ClassVar = 4
-
-    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
-        super().__init__()
-        outputs = self.expansion * width
-        self.conv1 = _conv(inputs, width, 1)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv(width, width, 3, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = _conv(width, outputs, 1)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
+        self.convolutions, self.stride, self.new_channels = len(kernels), stride, widths[-1] - inputs
+        self.pads = not bottleneck
         self.downsample: nn.Sequential | None = None
-        if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        if bottleneck and (stride != 1 or self.new_channels):
+            self.downsample = nn.Sequential(_conv(inputs, widths[-1], 1, stride), nn.BatchNorm2d(widths[-1]))
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.relu(self.bn2(self.conv2(y)))
-        return self.relu(self.bn3(self.conv3(y)) + shortcut)
+        if self.pads:
+            shortcut = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+        for number in range(1, self.convolutions + 1):
+            x = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x))
+            x = self.relu(x if number < self.convolutions else x + shortcut)
+        return x
 
 
 class ResNet(nn.Module):
@@ -191,7 +171,7 @@ class ResNet(nn.Module):
         classes: int,
         channels: int = 3,
         large_images: bool = False,
-        block: type[BasicBlock] | type[Bottleneck] = Bottleneck,
+        bottleneck: bool = True,
     ) -> None:
         super().__init__()
         self.conv1 = _conv(channels, widths[0], 7, 2) if large_images else _conv(channels, widths[0], 3)
@@ -201,9 +181,9 @@ class ResNet(nn.Module):
         self.stages = [f"layer{index}" for index in range(1, len(blocks) + 1)]
         inputs = widths[0]
         for index, (name, count, width) in enumerate(zip(self.stages, blocks, widths, strict=True)):
-            first = block(inputs, width, stride=1 if index == 0 else 2)
-            inputs = block.expansion * width
-            setattr(self, name, nn.Sequential(first, *(block(inputs, width) for _ in range(count - 1))))
+            first = Block(inputs, width, 1 if index == 0 else 2, bottleneck)
+            inputs = 4 * width if bottleneck else width
+            setattr(self, name, nn.Sequential(first, *(Block(inputs, width, 1, bottleneck) for _ in range(count - 1))))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, classes)
         for module in self.modules():
@@ -243,12 +223,12 @@ def resnet152_imagenet() -> ResNet:
 
 def resnet20() -> ResNet:
     """Build ResNet-20 for 32x32 images of 10 classes: CIFAR-10's, 0.27 million parameters."""
-    return ResNet(blocks=(3, 3, 3), widths=(16, 32, 64), classes=10, block=BasicBlock)
+    return ResNet(blocks=(3, 3, 3), widths=(16, 32, 64), classes=10, bottleneck=False)
 
 
 def resnet110() -> ResNet:
     """Build ResNet-110 for 32x32 images of 10 classes: CIFAR-10's, 1.73 million parameters."""
-    return ResNet(blocks=(18, 18, 18), widths=(16, 32, 64), classes=10, block=BasicBlock)
+    return ResNet(blocks=(18, 18, 18), widths=(16, 32, 64), classes=10, bottleneck=False)
 
 
 give_inputs(__name__)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.data.squad import Question
-from benchmarks.training.tasks.questions import Asked, scores
+from benchmarks.training.tasks.questions import Asked, SpanAnswering, scores
 from benchmarks.training.tasks.squad_task import (
     Squad,
     Text,
@@ -180,9 +180,9 @@ def document(count: int, repeat: int, seed: int) -> dict:
 
 
 class Oracle(nn.Module):
-    """Points at the right answer in the window that may give it, at nothing elsewhere."""
+    """Points at the right answer, or at `shift` tokens before it, in windows that have it, at nothing elsewhere."""
 
-    def __init__(self, task: Squad) -> None:
+    def __init__(self, task: SpanAnswering, shift: int = 0) -> None:
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(1))
         self.known = {}
@@ -192,8 +192,8 @@ class Oracle(nn.Module):
             (touched,) = np.nonzero((context.spans[:, 0] < end) & (context.spans[:, 1] > begin))
             rows = task.source.collate(features)["input_ids"].tolist()
             for feature, row in zip(features, rows, strict=True):
-                shift = feature.before - feature.first
-                self.known[tuple(row)] = (int(touched[0]) + shift, int(touched[-1]) + shift, len(row))
+                place = feature.before - feature.first
+                self.known[tuple(row)] = (int(touched[0]) + place - shift, int(touched[-1]) + place, len(row))
 
     def forward(self, *, input_ids, token_type_ids, attention_mask):
         logits = torch.zeros(2, *input_ids.shape)

@@ -13,10 +13,11 @@ from torch import nn
 
 from benchmarks.core.registry import TASKS
 from benchmarks.data.squad import read_squad
-from benchmarks.training.tasks.questions import FACTS, Questions, make_squad, names
+from benchmarks.training.tasks.questions import FACTS, make_squad, names
 from benchmarks.training.tasks.task import Setting
 from benchmarks.training.tasks.texts import CONTEXT, PACKAGES, BytePairs, blocks, encode, package_files
 from resireduce.scheme import load
+from tests.unit.training.test_squad_task import Oracle
 
 LOCAL = ("digits", "bytes", "questions")
 """Tasks whose data come with installed packages."""
@@ -171,22 +172,6 @@ def test_made_documents_are_squad_and_right(domain):
 
 
 # Questions: the scores
-
-
-class Oracle(nn.Module):
-    """Points at the right span of every held-out question, or one token before its start."""
-
-    def __init__(self, task: Questions, shift: int = 0) -> None:
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(1))
-        test = task.source.held_out_batch(range(task.source.held_out))
-        rows = zip(*(test[key].tolist() for key in ("input_ids", "starts", "ends")), strict=True)
-        self.known = {tuple(ids): (start - shift, end) for ids, start, end in rows}
-
-    def forward(self, *, input_ids, token_type_ids, attention_mask):
-        starts, ends = zip(*(self.known[tuple(ids)] for ids in input_ids.tolist()), strict=True)
-        logits = [nn.functional.one_hot(torch.tensor(places), input_ids.shape[1]).float() for places in (starts, ends)]
-        return SimpleNamespace(start_logits=logits[0], end_logits=logits[1])
 
 
 def test_right_spans_score_full_marks_and_f1_is_a_mean_over_questions(tasks):
