@@ -57,6 +57,16 @@ def test_bytes_of_each_scheme_are_the_papers_arithmetic() -> None:
     assert nbytes("partial") == everything / 2
 
 
+def test_a_group_without_all_members_averages_those_that_came() -> None:
+    residual = registered(build_residual("w", GROUPING))
+    only = torch.randn(30, 40, dtype=torch.float64)
+    residual.of("a").update("a", only.clone, 0)
+    residual.end_step(0)
+    torch.testing.assert_close(residual.tensors()["weighted.a"], only)
+    residual.end_step(1)
+    torch.testing.assert_close(residual.tensors()["weighted.a"], only, msg="a step without members changes nothing")
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("order", ["cba", "bca", "ac", "b"])
 def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded(

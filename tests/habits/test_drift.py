@@ -163,5 +163,5 @@ def test_another_optimizer_beside_kept_gradients(by: str, recwarn: pytest.Warnin
     keep: list[object] = []
     start = seeded(Net)
     LocalWorld(2).run(rank)
-    told = [one for one in recwarn if "another optimizer updates them" in str(one.message)]
+    told = [one for one in recwarn if "another optimizer takes a step" in str(one.message)]
     assert bool(told) == (by in ("other", "fused", "both", "late"))

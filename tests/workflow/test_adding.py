@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/adding.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
 LINES = dict(re.findall(r"^The line, in `(\w+)` in .*?^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
-CONTRACTS = [f"tests/contracts/test_{name}.py" for name in ("compressors", "residuals", "streamed", "memory")]
+CONTRACTS = [f"tests/contracts/test_{name}.py" for name in ("compressors", "residual_properties", "streamed", "memory")]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_what_is_listed_is_tested_by_the_contracts(tree: Path) -> None:
     run(tree, "pytest", *CONTRACTS, *own.values(), "-k", pick, "-p", "no:cacheprovider", "--junitxml=junit.xml")
     cases = re.findall(r'<testcase classname="tests\.\w+\.(\w+)" name="(.+?)"', (tree / "junit.xml").read_text())
     assert set(own) <= {file for file, _ in cases}
-    for name, registry in ((compressor, "test_compressors"), (scheme, "test_residuals")):
+    for name, registry in ((compressor, "test_compressors"), (scheme, "test_residual_properties")):
         files = {file for file, test in cases if re.search(rf"[\[-]{name}[\]-]", test)}
         assert files >= {registry, "test_streamed", "test_memory"}, name
 

@@ -182,11 +182,12 @@ class Loss:
         )
 
 
-def mean_loss(case: Case, tested: str = "tested") -> Loss:
+def mean_loss(case: Case, tested: str = "tested", sign: int = 1) -> Loss:
     """Return the loss against the other side, with its interval. Raises Undecided, with the reason, if there is none.
 
     A cell of `tested` that diverged where the other one finished decides, except in the control (`not_worse`).
-    Reasons: missing or diverged cells, fewer than two seeds, or seeds without spread.
+    Reasons: missing or diverged cells, fewer than two seeds, or seeds without spread; then the value is the loss, or
+    with the other `sign` the gain.
     """
     found, relative = case.only, bool(case.limits.get("relative"))
     if tested != CONTROL:
@@ -200,13 +201,14 @@ def mean_loss(case: Case, tested: str = "tested") -> Loss:
         values.append(100 * loss / float(other.metric or 1) if relative else loss)
     estimate = interval(values)
     assert estimate is not None
+    known: dict[str, Any] = {"value": sign * estimate.mean, "unit": unit, "seeds": len(seeds), "results": records}
     within, level = bounds(estimate), sum(float(one.metric or 0) for one in others) / len(others)
     if within is None:
         text = f"{'worse' if values[0] > 0 else 'better'} by {number(abs(values[0]))} {unit}" if values[0] else "equal"
-        raise Undecided(f"n = 1: seed {seeds[0]} alone has no interval; {text}", seeds=1, results=records)
+        raise Undecided(f"n = 1: seed {seeds[0]} alone has no interval; {text}", **known)
     if max(values) - min(values) <= ROUNDING * abs(level):
         same = f"{len(values)} seeds differ by the same {number(values[0], 4)}: they have no spread to judge by"
-        raise Undecided(same, seeds=len(values), results=records)
+        raise Undecided(same, **known)
     return Loss(estimate, within, unit, margin_of(case.book, case.limits, str(others[0].metric_name), level))
 
 
@@ -277,7 +279,7 @@ def _control(case: Case, margin: Derived, gain: float) -> tuple[bool, str, tuple
 
 def better(case: Case) -> Verdict:
     """Judge whether the 95 % interval of the gain lies above zero and overlaps the published range."""
-    loss, stated = mean_loss(case), _stated(case)
+    loss, stated = mean_loss(case, sign=-1), _stated(case)
     gain, within = -loss.estimate.mean, (-loss.bounds[1], -loss.bounds[0])
     status = below(loss.bounds, 0.0)
     reason, says = f"gain {written(gain, within, loss.unit)}", "95 % interval of the gain above 0"

@@ -474,7 +474,9 @@ def test_a_record_that_the_ledger_does_not_count_is_named_beside_the_tables(
         assert (told in said("report", "--run", str(folder), "--show", capsys=capsys)) == is_told
 
 
-@pytest.mark.parametrize("command", ["summary intervals --run RUN", "check --run RUN --reference RUN"])
+@pytest.mark.parametrize(
+    "command", ["summary intervals --run RUN", "check --run RUN --reference RUN/r.json --accept x"]
+)
 def test_figures_of_mixed_origin_are_told(folder: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A commit alone changes none, and a record that does not say differs from none."""
     record, told = make(cell_of()), "records of vgg-digits differ in data_hash, cpu: so may their figures"
