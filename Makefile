@@ -56,7 +56,13 @@ help:
 	@echo "Setting up .venv (about two minutes on a fast connection) ..."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(sed -n '/^torch==/p' constraints.txt)"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]" --editable ./benchmarks
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --editable ./benchmarks
+	@touch $@
+
+# What only tests need.
+.venv/tests: .venv/installed
+	@echo "Adding what tests need to .venv (a minute on a fast connection) ..."
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --no-compile --upgrade --target .venv/optimizers bitsandbytes prodigyopt pytorch_optimizer schedulefree torchao
 	$(BIN)/pip install --quiet --no-deps --no-compile --upgrade --target .venv/triton "triton==$(TRITON)" || echo "Tests of kernels in Triton will be skipped." >&2
 	@touch $@
@@ -70,13 +76,13 @@ run: .venv/installed
 
 # OPTIONS: more for snakemake; of make gpu and make micro, more for the command.
 resume: .venv/installed
-	@$(BIN)/python -m benchmarks resume --run "$(RUN)" $(if $(OPTIONS),-- $(OPTIONS))
+	@$(BIN)/python -m benchmarks resume --run "$(notdir $(RUN:/=))" $(if $(OPTIONS),-- $(OPTIONS))
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(notdir $(RUN:/=))" --show
 
-test: .venv/installed horovod lint unit
+test: .venv/tests horovod lint unit
 
 # Not the same examples every time, as in make test; one that fails is tried first the next time.
-fuzz: .venv/installed
+fuzz: .venv/tests
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 FUZZ_EXAMPLES="$(EXAMPLES)" $(BIN)/python -m pytest tests/fuzz
 
 # One thread: steps of small models wait more for two than they gain. On the CPU, beside a GPU too, as the reference.
@@ -87,7 +93,7 @@ micro: .venv/installed
 	@$(BIN)/python -m benchmarks measure micro $(OPTIONS)
 
 # With another interpreter, that has a torch for the GPU: python -m benchmarks measure gpu --everything
-gpu: .venv/installed
+gpu: .venv/tests
 	@$(BIN)/python -m benchmarks measure gpu --everything $(if $(DRYRUN),--dry-run) $(OPTIONS)
 
 bundle: .venv/installed
@@ -98,20 +104,20 @@ images: .venv/installed
 	@$(MAKE) --no-print-directory run RUN=images-docker CONFIG=benchmarks/config/images.yaml RUNTIME=docker
 	@$(MAKE) --no-print-directory run RUN=images-apptainer CONFIG=benchmarks/config/images.yaml RUNTIME=apptainer
 
-test-images: .venv/installed
+test-images: .venv/tests
 	$(BIN)/python -m benchmarks image engine -- $(BIN)/python -m pytest --timeout 900 tests/images
 
 # A browser from Debian's packages, where none is installed, kept in the user's cache: 110 MB.
-test-browser: .venv/installed
+test-browser: .venv/tests
 	FETCH_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 tests/browser
 
-test-slurm: .venv/installed horovod
+test-slurm: .venv/tests horovod
 	$(BIN)/python -m pytest --timeout 900 tests/slurm -m "not full"
 
-test-slurm-full: .venv/installed horovod
+test-slurm-full: .venv/tests horovod
 	$(BIN)/python -m pytest --timeout 3600 tests/slurm
 
-lint: .venv/installed
+lint: .venv/tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile benchmarks/workflow
@@ -125,7 +131,7 @@ horovod: .venv/horovod
 
 # A process for each core, and one thread in each. A test that hangs fails, and says where: the longest takes a minute.
 # On the CPU, beside a GPU too: make gpu tests the library there.
-unit test-fast: .venv/installed
+unit test-fast: .venv/tests
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(if $(K),-k "$(K)") $(if $(filter test-fast,$@),$(FAST))
 
 # The interpreter is $(PYTHON). transformers imports torchao where it finds it, and torchao 0.16 and newer need torch 2.10.
@@ -153,10 +159,10 @@ audit: .venv-audit/installed
 	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement .venv-audit/pins || status=1; \
 	done; exit $$status
 
-docs: .venv/installed
+docs: .venv/tests
 	@$(BIN)/python docs/build_api.py docs/api
 
-format: .venv/installed
+format: .venv/tests
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/snakefmt Snakefile benchmarks/workflow
 
 # What has been measured may have taken days. It stays, and so do Snakemake's data about it and the pretrained weights in

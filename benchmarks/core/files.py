@@ -1,5 +1,6 @@
 """JSON files that are never half written and never hold NaN."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -106,6 +107,11 @@ def lock(path: Path, what: str, seconds: float = 0.0) -> TextIO:
                 file.close()
                 raise ConfigError(f"{what} is in use by {owner}; wait for it, or end that") from None
             time.sleep(LOOK_SECONDS)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            print(f"{path}: this disk has no locks; see that nobody else works on it", file=sys.stderr, flush=True)
+            break
     file.truncate(0)
     job = os.environ.get("SLURM_JOB_ID")
     file.write(f"process {os.getpid()} on {os.uname().nodename}{f', job {job}' if job else ''}\n")

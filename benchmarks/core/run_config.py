@@ -38,7 +38,8 @@ def get_run_name(config: Mapping[str, Any]) -> str:
 
 def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
     """Return the cells of a config by name. Raises ConfigError, one line, for anything not allowed in config."""
-    known_keys("config", dict(config), CONFIG_KEYS)
+    config = {key: one for key, one in config.items() if key != "network"}  # which runs from before may have
+    known_keys("config", config, CONFIG_KEYS)
     for key in ("image", "site"):
         allow(key, config.get(key), key not in config or isinstance(config[key], str), "a text")
     cells = expand({key: value for key, value in config.items() if key in KEYS})

@@ -24,7 +24,7 @@ OTHERS: dict[str, Check] = {
     "phi": lambda field, value: float(
         allow(field, value, is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
     ),
-    "norm": lambda field, value: allow(field, value, value in (1, 2) and value is not True, "1 or 2"),
+    "norm": lambda field, value: int(allow(field, value, value in (1, 2) and value is not True, "1 or 2")),
     "smallest": lambda field, value: allow(field, value, isinstance(value, bool), "true or false"),
     "norms": lambda field, value: choose(field, value, ("residual", "compensated")),
     "choice": lambda field, value: choose(field, value, ("largest", "softmax")),

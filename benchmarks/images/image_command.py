@@ -12,7 +12,7 @@ from typing import NoReturn
 from benchmarks.core.checks import allow
 from benchmarks.core.files import writable
 from benchmarks.core.programs import output_of
-from benchmarks.images.build_image import build_image
+from benchmarks.images.build_image import build_image, find_base
 from benchmarks.images.engine import engine
 from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
 from benchmarks.launching.containers.containers import command
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--again", action="store_true", help="even if it is there, with today's base and packages")
     build.add_argument("--entry", metavar="FILE", type=Path, help="write its entry to a file of its own, too")
     build.add_argument("--lock", metavar="FILE", type=Path, default=LOCK, help="list of images (default: %(default)s)")
+    commands.add_parser("base", help="get the base of all images, and run a container of it: can images be built here?")
     export = commands.add_parser("export", help="write a built image to a file, for apptainer")
     export.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
     export.add_argument("--entry", metavar="FILE", type=Path, help="of which build (default: that of the lock)")
@@ -71,6 +72,16 @@ def _build(args: argparse.Namespace) -> int:
         entry.save(args.entry)
     parts = ", ".join(f"{name} {value}" for name, value in entry.versions.items() if value)
     print(f"{entry.name}: {entry.digest}, {entry.size_bytes / 1e9:.2f} GB, {parts}")
+    return 0
+
+
+def _base(_: argparse.Namespace) -> int:
+    with engine() as client:
+        base = find_base(client)
+        update = ["apt-get", "-qq", "update", "-o", "APT::Update::Error-Mode=any"]  # as every build does
+        for line, network in ((["python3", "--version"], "none"), (update, "host")):
+            client.containers.run(base.reference, line, network_mode=network, remove=True)
+    print(f"{base.name}: {base.digest}")
     return 0
 
 
@@ -121,4 +132,4 @@ def _engine(args: argparse.Namespace) -> int:
         return subprocess.run([*command(program), *rest], check=False).returncode
 
 
-ACTIONS = {"build": _build, "export": _export, "exec": _exec, "engine": _engine}
+ACTIONS = {"build": _build, "base": _base, "export": _export, "exec": _exec, "engine": _engine}

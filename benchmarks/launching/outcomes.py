@@ -84,7 +84,7 @@ def outcome_of(folder: Path, rank: int, process: RankProcess, killed_by_kernel: 
         return Outcome(status="oom", reason=f"rank {rank} was killed by the kernel, whose memory was full")
     if verdict := process.verdict():
         return verdict
-    if said := process.complaint():
+    if said := process.complaint(rank):
         return Outcome(status="error", reason=f"rank {rank} was not started: {said}; {DOCTOR}")
     assert code is not None
     return Outcome(status="error", reason=f"rank {rank} {how_ended(code)}; its log says more")

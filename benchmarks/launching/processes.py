@@ -30,7 +30,7 @@ class RankProcess(subprocess.Popen[bytes]):
         """Return the exit status of a rank if it has ended, negative if it was killed."""
         return self.poll()
 
-    def complaint(self) -> str | None:
+    def complaint(self, rank: int = 0) -> str | None:
         """Return why it was not even started, in one line, if that is known."""
         return None
 

@@ -28,7 +28,7 @@ from benchmarks.core.stop_policy import (
 from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
 from benchmarks.launching.launch import TIMEOUT_SECONDS, launch
 from benchmarks.launching.outcomes import leave, to_result
-from benchmarks.launching.processes import how_ended
+from benchmarks.launching.processes import die_with_parent, how_ended
 from benchmarks.launching.slurm.site import Site, site_file
 from benchmarks.launching.slurm.step import Job
 from benchmarks.launching.slurm.working import find_kept, working_folder
@@ -73,6 +73,8 @@ def main(args: argparse.Namespace) -> int:
     runtime = asked_runtime(args)
     image = runtime.facts() if runtime else None
     check_backend(cell.backend, image)
+    if args.output.resolve() in {one.resolve() for one in (args.cell, args.weights) if one is not None}:
+        raise ConfigError(f"output: {args.output} is given as input too; give another file")
     writable("output", args.output)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
@@ -136,7 +138,7 @@ def _weights(cell: Cell, given: Path | None) -> Path | None:
     if not Path(usual).is_file():
         arguments = ["-m", "benchmarks", "data", "pretrain", "--model", cell.model, "--output", os.path.abspath(usual)]
         Path(usual).parent.mkdir(parents=True, exist_ok=True)
-        if code := subprocess.run([sys.executable, *arguments], check=False).returncode:
+        if code := subprocess.run([sys.executable, *arguments], check=False, preexec_fn=die_with_parent).returncode:
             raise ConfigError(f"weights: pretraining of {cell.model} {how_ended(code)}; the lines above say why")
     return Path(usual)
 

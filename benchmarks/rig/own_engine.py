@@ -34,6 +34,11 @@ def own_engine() -> Iterator[str]:
 
 def _start(folder: Path, address: str) -> subprocess.Popen[bytes]:
     """Start it and wait until it answers. Raises ConfigError, with what it said last, if it ends or takes long."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while _is_alive(folder / "docker.pid"):  # one that is ending, or does not answer
+        if time.monotonic() > deadline:
+            raise ConfigError(f"engine: the process in {folder / 'docker.pid'} does not answer; wait for it, or end it")
+        time.sleep(0.1)
     for name in ("docker.sock", "docker.pid", "exec/containerd/containerd.pid"):  # of one that was killed
         (folder / name).unlink(missing_ok=True)
     arguments = ["--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "docker.pid"]
@@ -56,6 +61,14 @@ def _start(folder: Path, address: str) -> subprocess.Popen[bytes]:
         _stop(process)
         raise
     return process
+
+
+def _is_alive(pid_file: Path) -> bool:
+    """Return whether the engine that wrote this file still runs; its number may be another process' by now."""
+    try:
+        return str(pid_file).encode() in Path(f"/proc/{int(pid_file.read_text())}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return False
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -79,14 +79,20 @@ class Checkpoints:
     def save(self, step: int, shared: State, own: State) -> None:
         """Write a checkpoint from which training resumes at `step`; the previous one stays until all is on the disk.
 
-        Rank 0 writes the shared state. Raises OSError or RuntimeError if this rank's files cannot be written.
+        Rank 0 writes the shared state. If a rank cannot write its files, it says why, and the previous one stays.
         """
-        rank, world_size = self.communicator.rank, self.communicator.world_size
-        for part, state in ({f"rank{rank}": own} | ({"shared": shared} if rank == 0 else {})).items():
-            with replacing(self._file(step, part)) as file:
-                torch.save(state, file)
-        self._gather(1, "checkpoint saved")
-        if rank == 0:
+        rank, world_size, reason = self.communicator.rank, self.communicator.world_size, ""
+        try:
+            for part, state in ({f"rank{rank}": own} | ({"shared": shared} if rank == 0 else {})).items():
+                with replacing(self._file(step, part)) as file:
+                    torch.save(state, file)
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+        failed = self._gather(int(bool(reason)), "checkpoint saved")
+        if reason and failed.index(1) == rank:
+            line = f"{self.name}: no checkpoint could be written to {self.folder} ({reason}); training goes on"
+            print(line, file=sys.stderr, flush=True)
+        if rank == 0 and not any(failed):
             # The JSON names the step: from here on the new files count instead of the old ones.
             save_json({"step": step, "world_size": world_size, "content": self.content}, self.folder / MANIFEST)
             for old in self.folder.iterdir():
@@ -137,6 +143,8 @@ MARGIN = 2.0
 SPARE_SECONDS = 2.0
 """Time for a process to end."""
 RECENT_STEPS = 20
+DISK_BYTES_PER_SECOND = 1e8
+"""Assumed speed of writing the first checkpoint: that of a slow disk."""
 FIRST_STEP_SECONDS = 1.0
 """Assumed time of a step before one has been measured."""
 
@@ -174,7 +182,7 @@ class Watch:
     evaluation_seconds: float = 0.0
     """Longest so far."""
     checkpoint_seconds: float = 0.0
-    """Seconds that the last checkpoint took to write; 0 before the first."""
+    """Seconds that the last checkpoint took to write; before the first, an estimate."""
     _first_step: int = 0
     _next_look: int = 0
     _saved_at: float = 0.0
@@ -186,9 +194,13 @@ class Watch:
             content = {**self.limits.content, "data": task.data_hash}
             self.checkpoints = Checkpoints(self.limits.folder, content, name, communicator)
 
-    def begin(self) -> tuple[int, State, State]:
-        """Return the first step, and the shared and own state to restore before it: empty at a fresh start."""
+    def begin(self, states_bytes: int = 0) -> tuple[int, State, State]:
+        """Return the first step, and the shared and own state to restore before it: empty at a fresh start.
+
+        states_bytes: of the model states, by which the time of the first checkpoint is estimated.
+        """
         self._saved_at = self.now()
+        self.checkpoint_seconds = 0.0 if self.checkpoints is None else states_bytes / DISK_BYTES_PER_SECOND
         found = None if self.checkpoints is None else self.checkpoints.load()
         if found is None:
             return 0, {}, {}

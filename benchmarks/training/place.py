@@ -1,6 +1,7 @@
 """The device of a rank, and where ranks meet."""
 
 import os
+import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -92,7 +93,12 @@ def meet(folder: Path, rank: int, world_size: int, seconds: float = MEETING_SECO
     timeout, deadline = timedelta(seconds=seconds), time.monotonic() + seconds
     if rank == 0:
         address = address_of(os.environ.get("GLOO_SOCKET_IFNAME") or "lo")
-        store = dist.TCPStore(address, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+        listens = socket.create_server((address, 0))  # there alone: torch's own would at all addresses
+        port = listens.getsockname()[1]
+        descriptor = listens.detach()
+        store = dist.TCPStore(
+            address, port, world_size, True, timeout=timeout, wait_for_workers=False, master_listen_fd=descriptor
+        )
         save_json({"address": address, "port": store.port}, folder / STORE)
         return store
     while STORE not in os.listdir(folder):

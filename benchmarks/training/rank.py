@@ -29,7 +29,7 @@ from benchmarks.training.measure.tracker import peak_resident_bytes
 from benchmarks.training.place import Place, choose_place, meet, nodes_of, settle_arithmetic
 from benchmarks.training.trainer import Diverged, Trainer
 from resireduce.comm.base import Communicator
-from resireduce.comm.horovod import HorovodCommunicator
+from resireduce.comm.horovod import HorovodCommunicator, import_horovod
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError, NonFiniteGradient
@@ -103,6 +103,10 @@ def connect(cell: Cell, folder: Path, place: Place) -> Communicator:
     if cell.backend == "local":
         return LocalCommunicator()
     if cell.backend == "horovod":
+        if place.device.type == "cuda" and place.ranks_on_device > 1 and import_horovod().nccl_built():
+            raise ConfigError(
+                "backend: 'horovod' with NCCL needs a GPU for each rank; give backend torch, or fewer ranks"
+            )
         join(folder, cell.world_size, nodes=nodes_of(cell))
         return HorovodCommunicator()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

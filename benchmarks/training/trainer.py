@@ -86,7 +86,7 @@ class Trainer:
         for name in () if self.communicator.rank else self.cell.observe:
             if name in WATCHES:
                 self.watches[name] = load(WATCHES[name])(self.optimizer, self.schedule.steps)
-        step, shared, own = self.watch.begin()
+        step, shared, own = self.watch.begin(measure_states(self.optimizer).total)
         if shared:
             restore(self.model, self.optimizer, self.clock, shared, own)
             self.history = own["history"]

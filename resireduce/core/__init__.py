@@ -1,1 +1,1 @@
-"""The core: from a gradient to its update. optimizer, hooks, slot, step, feedback, queue, messages, update."""
+"""The core: from a gradient to its update. optimizer, hooks, step, bucket, feedback, messages, update."""

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 APART = Path(sys.prefix) / "triton"
 """Where make puts it."""
 needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None and not APART.is_dir(), reason="Triton is not installed: make .venv/installed"
+    find_spec("triton") is None and not APART.is_dir(), reason="Triton is not installed: make .venv/tests"
 )
 
 

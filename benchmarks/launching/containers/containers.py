@@ -53,7 +53,7 @@ class Client(Logged):
             with suppress(BrokenPipeError):
                 os.write(self.stdin.fileno(), bytes([sig]))
 
-    def complaint(self) -> str | None:
+    def complaint(self, rank: int = 0) -> str | None:
         """Return the engine's message if it could not start the command."""
         if self.poll() not in ENGINE_FAILED:
             return None

@@ -47,7 +47,9 @@ def host_names(nodes: str) -> list[str]:
 
 def ask(command: Sequence[str], timeout_seconds: float = ANSWER_SECONDS) -> str:
     """Return the output of one of Slurm's programs. Raises ConfigError, one line, if it fails."""
-    return output_of(command, timeout_seconds, stdin=subprocess.DEVNULL)
+    own = ("SQUEUE_", "SCANCEL_", "SINFO_", "SLURM_TIME_FORMAT")  # a user's defaults would hide jobs, or ask
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return output_of(command, timeout_seconds, stdin=subprocess.DEVNULL, env=environment)
 
 
 GONE_SECONDS = 300.0

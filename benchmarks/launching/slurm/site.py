@@ -60,7 +60,9 @@ class Site:
             known_keys("file", values, ("partitions", "site"))
             if not isinstance(values.get("partitions"), Mapping):
                 raise ConfigError("partitions: missing; give the partitions' names and limits, or {}")
-            given = values.get("site") or {}
+            # Lines of site files from before, which said what is always so now.
+            gone = [("network", "host"), ("modules", []), ("scratch", None)]
+            given = {key: one for key, one in (values.get("site") or {}).items() if (key, one) not in gone}
             known_keys("site", given, [field.name for field in fields(cls)])
             return cls(**given)
 

@@ -168,9 +168,9 @@ class Step(Logged):
                 self.wait(END_SECONDS)
             super().send_signal(signal.SIGKILL)
 
-    def complaint(self) -> str | None:
-        """Return why the step was not started, if none of its tasks was."""
-        if self.poll() is None or any(self.log.parent.glob("rank*.place.json")):
+    def complaint(self, rank: int = 0) -> str | None:
+        """Return why the task of a rank was not started, if it was not."""
+        if self.poll() is None or place_file(self.log.parent, rank).exists():
             return None
         errors = [line for line in self.said() if "error:" in line]
         return (errors or self.said() or ["srun said nothing"])[-1]
