@@ -55,7 +55,8 @@ is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
 """Whether a tensor wraps others, as a quantized weight. Without it: whether it has `__tensor_flatten__`."""
 DispatchMode = _python_dispatch.TorchDispatchMode
 """A mode that sees every operation, by which `plan` counts bytes; documented under "extending PyTorch"."""
-tree_leaves = _pytree.tree_leaves
-"""Returns the values in nested lists, tuples and dicts. Without it: write the recursion."""
+tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
+"""Return the values in nested lists, tuples and dicts, and such with others in their place. Without it: write the
+recursion."""
 active_ddp = DistributedDataParallel._get_active_ddp_module
 """Returns the DistributedDataParallel whose forward pass calls this. Without it: `refuse_within_ddp` goes."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from inspect import signature
 from numbers import Number
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -211,10 +211,11 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
                 group[key] = value
     for parameter in parameters:
         mine = held.get(parameter, {})
+        mine = mine if isinstance(mine, Mapping) else {None: mine}
         values = {key: one for key, one in mine.items() if is_value(one)}
         theirs = _sent(values, parameter.device, communicator) if is_there else {}
         if found := {key: one for key, one in mine.items() if key not in values} | theirs:
-            held[parameter] = found
+            held[parameter] = found.get(None, found)
         else:
             held.pop(parameter, None)
     for key in [key for key, one in held.items() if not isinstance(key, Tensor) and is_value([key, one])]:
@@ -223,10 +224,33 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
 
 
 def _sent(values: dict[Any, Any], device: torch.device, communicator: Communicator) -> dict[Any, Any]:
-    """Return rank 0's `values`, with tensors on `device` unless they are in the host's memory there."""
-    moved = [key for key, one in values.items() if isinstance(one, Tensor) and not one.is_cpu and not one.is_meta]
-    on_host = {key: one.cpu() if key in moved else one for key, one in values.items()}
-    theirs, moved = broadcast_object((on_host, moved), communicator)
-    if communicator.rank == 0:
-        return values
-    return {key: one.to(device) if key in moved else one for key, one in theirs.items()}
+    """Return rank 0's `values`: plain tensors in the memory of those here that are like them, or in new memory on
+    `device` or the host's, as there; the rest comes as objects."""
+    plain = {key: _layout(one) for key, one in values.items() if _is_plain(one)}
+    rest = {key: one for key, one in values.items() if key not in plain}
+    moved = [key for key, one in rest.items() if isinstance(one, Tensor) and not one.is_cpu and not one.is_meta]
+    cloned = private.tree_map(_on_host, rest)  # else the whole storage of a view would be sent
+    order, plain, cloned, moved = broadcast_object(([*values], plain, cloned, moved), communicator)
+    for key, layout in plain.items():
+        held = values.get(key)
+        if not _is_plain(held) or _layout(held) != layout:
+            shape, stride, dtype, is_cpu = layout
+            values[key] = torch.empty_strided(shape, stride, dtype=dtype, device="cpu" if is_cpu else device)
+        _overwrite(values[key], f"resireduce.start.state.{key}", communicator)
+    if communicator.rank != 0:
+        values |= {key: one.to(device) if key in moved else one for key, one in cloned.items()}
+    return {key: values[key] for key in order}
+
+
+def _is_plain(one: object) -> TypeGuard[Tensor]:
+    """Whether `one` is a tensor that is overwritten as bytes, whatever it holds."""
+    is_strided = isinstance(one, Tensor) and one.layout == torch.strided and not (one.is_quantized or one.is_meta)
+    return is_strided and not private.is_wrapper(one)
+
+
+def _layout(one: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype, bool]:
+    return one.shape, one.stride(), one.dtype, one.is_cpu
+
+
+def _on_host(one: Any) -> Any:
+    return one.detach().cpu().clone() if isinstance(one, Tensor) and not one.is_meta else one

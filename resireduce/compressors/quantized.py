@@ -66,6 +66,8 @@ class Fp16(Inexact):
         return buffer, [Payload.pack(half.view(-1), like=one) for half, one in zip(halves, dense, strict=True)], spoilt
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+        if not self.adds:
+            return super().combine_each_(targets, payloads, scale)
         private.zero_each_([*targets])
         _add_each_(targets, [summed.buffer.view(summed.shape) for (summed,) in payloads], scale)
 

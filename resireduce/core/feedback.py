@@ -445,7 +445,7 @@ class ErrorFeedback:
                 return Sum(self._zeros(name))
             check = ""
         dense, added = found or (residual.compensate_(gradient, name), None)
-        return Sum(dense, added, check, is_kept=not isinstance(residual, NoResidual))
+        return Sum(dense, added, check, is_kept=type(residual).update is not NoResidual.update)
 
     @exactly
     def end_round(self, under_way: Round) -> Message | Round:

@@ -141,6 +141,7 @@ class CompressionHook(HookState):
     def _restart(self) -> None:
         self._messages.drop()
         self._results: list[tuple[Future[Tensor], Tensor]] = []
+        self._aside: list[tuple[Slot, Tensor, Tensor]] = []  # where an average comes, and what was there
         self.feedback.begin_step(self.steps)
         for slot in self.slots:
             slot.restart()
@@ -154,12 +155,17 @@ class CompressionHook(HookState):
         """Launch the messages of a `bucket`, whose memory receives the averages; the last bucket completes the futures.
 
         Raises NonFiniteGradient, which names the parameter, if a gradient holds NaN or infinity; UsageError for sparse
-        gradients; ConfigError, in the first pass, if ranks go on from different steps. The wrapper refuses to go on
-        after a step that has failed.
+        gradients, and for unknown parameters; ConfigError, in the first pass, if ranks go on from different steps. The
+        wrapper refuses to go on after a step that has failed.
         """
         if not self._is_known:
             agree({STEP: str(self.steps)}, self.feedback.communicator)
             self._is_known = True
+        if any(parameter not in self._slot_of for parameter in bucket.parameters()):
+            raise UsageError(
+                "a parameter was frozen between DistributedDataParallel(...) and resireduce.compress_ddp(...): freeze "
+                "before the model is wrapped"
+            )
         slots, buffer = [self._slot_of[parameter] for parameter in bucket.parameters()], bucket.buffer()
         if buffer.layout != torch.strided:
             raise UsageError(f"the gradient of {slots[0].name!r} is sparse: make its layer with sparse=False")
@@ -172,21 +178,18 @@ class CompressionHook(HookState):
         return future
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
-        """Return what is to be compressed of a gradient; None if this rank has none in this pass, and sends zeros.
+        """Return what is to be compressed of a gradient; None if this rank has none in this pass.
 
-        What can be left unsent is copied: a group's residual may hold an error until its turn comes, and the bucket
-        receives averages before that. Raises UsageError for an earlier average in `.grad` of a tensor that is not used
-        now, which the wrapper hands over again, as if it had not been averaged.
+        Then it sends zeros; what an earlier pass has left in `.grad` is put aside, and put back if no rank has a
+        gradient. What can be left unsent is copied: a group's residual may hold an error until its turn comes, and the
+        bucket receives averages before that.
         """
         leaves = self.feedback.leaves_residual(slot.name)
         if not slot.is_taken:
             is_left = slot.parameter.grad is not None and bool(grad.any())
             if leaves and is_left:
-                raise UsageError(
-                    f"{slot.name!r} was not used in this pass on this rank, where .grad holds an earlier average of "
-                    "it: accumulate within model.no_sync(), and call zero_grad() after each step"
-                )
-            if not is_left:  # what is sent dense is averaged anew, as without a hook
+                self._aside.append((slot, grad, grad.clone()))
+            if leaves or not is_left:  # what is sent dense is averaged anew, as without a hook
                 grad.zero_()
                 return None
         return grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
@@ -199,12 +202,28 @@ class CompressionHook(HookState):
         self.feedback.end_step(self.steps)
         self.steps += 1
         self._messages.receive_all()
+        self._put_back()
         self._consider_absent()
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
         self._first_steps.end([slot.is_taken for slot in self._watched], self._takes_resumed())
         self._restart()
+
+    def _put_back(self) -> None:
+        """Put back what earlier passes have left in `.grad` of tensors that no rank has used in this pass.
+
+        The wrapper hands it over again. Without a hook it would be averaged with the others' gradients, but here
+        compressed averages have been taken from it already. Raises UsageError if another rank has used such a tensor.
+        """
+        for slot, place, left in self._aside:
+            if place.any():
+                raise UsageError(
+                    f"{slot.name!r} was not used in this pass on this rank, where .grad holds an earlier average of "
+                    "it, but it was on others: it cannot be averaged with theirs any more. Accumulate within "
+                    "model.no_sync(), and call zero_grad() after each step"
+                )
+            place.copy_(left)
 
     def _consider_absent(self) -> None:
         """Leave the compressor's state of a tensor as it was if no rank had a gradient: all have sent zeros."""

@@ -27,6 +27,7 @@ from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, UsageError, check_count, warn
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor, settle_slices
+from resireduce.residuals.base import DecayedResidual
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree, check_agreement
@@ -245,9 +246,11 @@ class PassEnd:
     def expect(self) -> bool:
         """Within a pass: have `end` called at its end. Return whether autograd has begun a pass since the last call.
 
-        A reentrant activation checkpoint runs passes within the pass.
+        A reentrant activation checkpoint runs passes within the pass. Raises UsageError outside of any.
         """
         task = private.current_pass()
+        if task == -1:
+            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
         if task == self._task:
             return False
         self._task = task
@@ -309,6 +312,7 @@ class ShardedCompressionHook(HookState):
             model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor)
         )
         for unit in self.units:
+            unit.module.register_forward_pre_hook(partial(_refuse_after_failure, unit))  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(_reduce, self, unit))
 
     def start_at(self, step: int) -> None:
@@ -357,6 +361,7 @@ class ShardedCompressionHook(HookState):
             unit.check_others()
             self._first_steps.begin()
         if unit in self._reduced:
+            self._refuse_acting_twice(unit)
             self._fold()
         if flat.is_cuda:
             self._hold(flat)
@@ -369,6 +374,15 @@ class ShardedCompressionHook(HookState):
         """End the step of the residuals, so that a unit that was called twice may be reduced again."""
         self.feedback.end_step(self.steps)
         self._reduced.clear()
+
+    def _refuse_acting_twice(self, unit: Unit) -> None:
+        """Raise UsageError if a second reduction of `unit` in a step would multiply momentum or residuals again."""
+        residuals = [self.feedback.residual.of(slot.name) for slot in self.slots]
+        if self.feedback.momentum is not None or any(isinstance(one, DecayedResidual) for one in residuals):
+            raise UsageError(
+                f"{unit.name!r} is reduced twice in a backward pass, as where it is called twice, so that momentum or "
+                "residuals would decay twice in a step: use a compressor without momentum and a scheme without decay"
+            )
 
     @torch.no_grad()
     def _end_step(self) -> None:
@@ -456,6 +470,16 @@ def _reduce(hook: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
     hook.reduce(unit, flat)
 
 
+@torch.compiler.disable
+def _refuse_after_failure(unit: Unit, *_: object) -> None:
+    """Raise UsageError before a forward pass if FSDP still waits for the end of a backward pass, which has failed."""
+    if unit.is_in_backward and private.current_pass() == -1:
+        raise UsageError(
+            "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
+            "build model and optimizer anew, on every rank, from a checkpoint"
+        )
+
+
 # --- The call: the model is checked, all ranks compare what they were given, and the hook is made ---
 
 
@@ -497,7 +521,7 @@ def compress_fsdp(
     units = find_units(model)
     parameters, lossy = _parameters(model, units), find_compressor(settings)
     settings = settle_slices(settings, lossy, model, parameters, likes(units))
-    ranks = units[0].group.mesh_info.shard_process_group
+    ranks = _shard_group(units)
     across = _replicas(replicate, ranks)
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
     agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
@@ -519,6 +543,15 @@ def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
             "fully_shard(model) too, or average it yourself"
         )
     return {name: parameter for name, parameter in trained.items() if name in held}
+
+
+def _shard_group(units: Sequence[Unit]) -> dist.ProcessGroup:
+    """Return the ranks over which `units` are sharded. Raises ConfigError if they are not the same for all."""
+    groups: list[dist.ProcessGroup] = [unit.group.mesh_info.shard_process_group for unit in units]
+    first, *others = [dist.get_process_group_ranks(one) for one in groups]
+    if other := next((one for one in others if one != first), None):
+        raise ConfigError(f"model: units are sharded over ranks {first} and {other}; give fully_shard one mesh for all")
+    return groups[0]
 
 
 def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -1,19 +1,25 @@
 """Properties of compressors, for gradients of every kind: nothing in them, ties, one element, huge and tiny values."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from resireduce.comm.base import Communicator
+from resireduce.compressors.base import State
 from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
-from resireduce.compressors.topk import SparseCompressor
+from resireduce.compressors.topk import SparseCompressor, TopK
+from resireduce.core.messages import Payload
 from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
 from resireduce.residuals.base import select
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.tensors import densities, tensors
+from tests.threads import LocalWorld
 from tests.worlds import distributed, residuals
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -109,6 +115,52 @@ def test_no_zero_is_ever_sent(name: str, half: bool, grad: Tensor, density: floa
     compressor = kind(half=half, threshold=0.0) if kind is Threshold else kind(density, half=half)
     values = compressor.compress(grad * scale, "w", 0).parts()[0]
     assert values.all(), f"{int((values == 0).sum())} of {len(values)} are zeros"
+
+
+@pytest.mark.parametrize("compressor", RAGGED)
+def test_ranks_that_saw_other_words_train_alike(compressor: str) -> None:
+    """In the second step no rank has a gradient but of zeros, and all payloads are empty."""
+
+    def rank(communicator: Communicator) -> tuple[Tensor, Tensor]:
+        words = nn.Embedding(30_528, 16)  # BERT's vocabulary
+        nn.init.ones_(words.weight)
+        optimizer = distributed(words, lr=1.0, backend=communicator, compressor=compressor, density=0.01)
+        for step in range(2):
+            optimizer.zero_grad()
+            (words(torch.tensor([5 * communicator.rank])) * (1 - step)).sum().backward()
+            optimizer.step()
+        return words.weight.detach(), optimizer.residual_state_dict()["full.weight"]
+
+    (first, kept), (second, _) = LocalWorld(2).run(rank)
+    assert torch.equal(first, second) and not kept.any()
+    moved = (first - 1).sum(1).nonzero().view(-1).tolist()
+    assert moved == [0, 5] and (first[moved] <= 0.5).all()
+
+
+@dataclass(frozen=True)
+class Counting(TopK):
+    """Remembers how often it was called."""
+
+    def state(self, shape: torch.Size, like: Tensor) -> State:
+        return {"calls": torch.zeros((), dtype=torch.int64, device=like.device)}
+
+    def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
+        state["calls"].add_(1)
+        return self.compress(grad, name, step)
+
+
+def test_the_state_of_a_compressor_stays_where_a_tensor_has_no_gradient() -> None:
+    """On all ranks of one that none has used, and on the rank that has not used what another one sends."""
+
+    def rank(communicator: Communicator) -> list[str]:
+        model = nn.ParameterDict({name: torch.ones(100, 100) for name in ("both", "first", "none")})
+        optimizer = distributed(model, backend=communicator, compressor=Counting(0.05))
+        sum(model[name].square().sum() for name in ("both", "first")[: 2 - communicator.rank]).backward()
+        optimizer.step()
+        return [name for name, held in optimizer.residual_state_dict().items() if name.endswith("calls") and held == 1]
+
+    both, first = "compressor.both.calls", "compressor.first.calls"
+    assert LocalWorld(2).run(rank) == [[both, first], [both]]
 
 
 @given(grad=tensors(), density=densities)

@@ -11,7 +11,7 @@ from resireduce.kernels.ops import mean_norm
 from resireduce.residuals.base import PartialResidual, Residuals, select
 from resireduce.residuals.group import MemberResidual, WeightedResidual
 from resireduce.residuals.matrix import RowsColumnsResidual
-from resireduce.scheme import build_residual
+from resireduce.scheme import SCHEMES, build_residual
 
 SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other": (20, 10)}
 GROUPING = Grouping(groups=(("a", "b", "c"),), specific=("big",))
@@ -108,6 +108,22 @@ def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
     residual.update("conv", error.clone, 0)
     assert torch.equal(residual.compensate_(torch.zeros(10, 16, 3, 3), "conv"), error)
     assert residual.tensors()["rows_columns.conv"].shape == (5, 72)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_storage_in_another_precision_is_within_its_rounding(scheme: str, dtype: str) -> None:
+    exact, stored = registered(build_residual(scheme, GROUPING)), registered(build_residual(scheme, GROUPING, dtype))
+    for number in range(2):
+        step(exact, number, list(SHAPES)), step(stored, number, list(SHAPES))
+    width = {"bfloat16": 2, "float16": 2, "float64": 8}[dtype]
+    values = [name for name in exact.tensors() if exact.tensors()[name].is_floating_point()]
+    for name in values:
+        assert stored.tensors()[name].nbytes * 8 == exact.tensors()[name].nbytes * width
+    if scheme in ("baseline", "w"):
+        for name in values:
+            a, b = exact.tensors()[name], stored.tensors()[name].double()
+            assert ((a - b).abs() <= 0.05 * a.abs().max()).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

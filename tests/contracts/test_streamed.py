@@ -1,6 +1,7 @@
 """Streamed = kept, bit for bit; and how both are used rightly and wrongly."""
 
 import contextlib
+import copy
 from functools import cache
 from itertools import cycle, product
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import resireduce
 from resireduce.comm.local import LocalCommunicator
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 from tests.threads import LocalWorld
@@ -65,6 +67,19 @@ def test_streamed_is_kept_for_every_compressor_on_three_ranks(compressor: str) -
         for g in ("kept", "streamed")
     )
     assert same(kept[0][0], streamed[2][0]) and not same(kept[0][0], model)
+
+
+class Branching(nn.Module):
+    """`odd` is used where that is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.odd = (nn.Linear(120, 120) for _ in range(2))
+        self.use_odd = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shared(x)
+        return self.odd(x) if self.use_odd else x
 
 
 def test_streamed_frees_gradients_in_the_backward_pass_and_kept_keeps_them() -> None:
@@ -181,3 +196,22 @@ def test_small_gradients_of_many_passes_are_not_lost_in_16_bits() -> None:
         left = optimizer.residual_state_dict()["full.weight"].double().sum()
         moved.append(float(left - model.weight.detach().double().sum()) / (30 * 20_000))
     assert moved[0] == moved[1] > 0.95
+
+
+def test_zeros_that_one_rank_has_do_not_drive_the_ranks_apart() -> None:
+    start = seeded(Branching)
+
+    def rank(communicator: LocalCommunicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, gradients="kept")
+        x = torch.ones(2, 120) * (communicator.rank + 1)
+        for step in range(4):
+            model.use_odd = step == 0 and communicator.rank == 1  # type: ignore[assignment]
+            optimizer.zero_grad(set_to_none=communicator.rank == 0)
+            model(x).square().mean().backward()
+            optimizer.step()
+        return model
+
+    models = LocalWorld(2).run(rank)
+    assert same(models[0], models[1])

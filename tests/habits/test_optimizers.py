@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from resireduce.errors import ConfigError
 from tests.habits.script import INPUTS, MODES, Habit, Script, by_library, by_oracle, values
-from tests.worlds import seeded
+from tests.worlds import distributed, same, seeded, take_steps
 
 STEPS = 8
 
@@ -207,3 +207,27 @@ def test_refused_by_name(name: str, mode: str) -> None:
 def test_all_of_torch_s_are_there() -> None:
     kinds = {name for name, kind in inspect.getmembers(torch.optim, inspect.isclass) if kind is not Optimizer}
     assert kinds <= {*TORCH, *REFUSED}
+
+
+class Renamed(torch.optim.AdamW):
+    """A subclass whose step is that of its base class."""
+
+    step_is_separable = True
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+
+
+@pytest.mark.parametrize("update", ["in_step", "in_backward"])
+def test_a_step_that_calls_that_of_its_base_class(update: str) -> None:
+    """The first object of a class gives its step what runs hooks: there, and in that of its base class, as in torch."""
+    models, runs = [], []
+    for kind in (torch.optim.AdamW, Renamed, Renamed):
+        model, hooks = seeded(Small), list[Optimizer]()
+        plain = kind(model.parameters(), 0.01)
+        plain.register_step_post_hook(lambda one, *_, hooks=hooks: hooks.append(one))
+        optimizer = plain if len(models) == 2 else distributed(model, plain, compressor="none", update=update)
+        take_steps(optimizer, lambda model=model: model(torch.ones(3, INPUTS)).square().mean(), 3)
+        models.append(model)
+        runs.append(len(hooks))
+    assert same(*models[:2]) and same(*models[1:]) and runs == [3, 6, 6]

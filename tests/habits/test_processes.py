@@ -85,12 +85,18 @@ def check_fork(_: Communicator) -> None:
 
 
 def check_shards(_: Communicator) -> None:
-    """ZeroRedundancyOptimizer trains as the class within."""
+    """ZeroRedundancyOptimizer trains as the class within, also from a checkpoint: it then has None as some states."""
     for gradients in MODES:
         one, models = script(gradients), []
+        begun = torch.optim.AdamW(one.net().parameters(), lr=0.01)
+        for parameter in begun.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        begun.step()
         for kind in (torch.optim.AdamW, partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)):
             models.append(one.net())
-            one.train(models[-1], one.distribute(models[-1], kind(models[-1].parameters(), lr=0.01)), 3)
+            optimizer = kind(models[-1].parameters(), lr=0.01)
+            optimizer.load_state_dict(copy.deepcopy(begun.state_dict()))
+            one.train(models[-1], one.distribute(models[-1], optimizer), 3)
         assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
 
 

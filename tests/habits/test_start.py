@@ -58,6 +58,8 @@ def test_states_that_differ_stay_where_that_is_said_and_are_not_overwritten_with
 @pytest.mark.parametrize(
     "held",
     [
+        lambda one: torch.full_like(one, 3.0),
+        lambda one: 5,
         lambda one: {"list": [torch.full_like(one, 3.0), 2], "number": 5},
         lambda one: {"momentum": torch.full_like(one, 3.0)},
         lambda one: {"sparse": torch.full_like(one, 3.0).to_sparse()},
@@ -78,6 +80,23 @@ def test_the_state_of_a_parameter_is_rank_0s_whatever_it_is(held: Callable[[Tens
         for mine, right in pairs:
             assert [type(one) for one in tree_leaves(mine)] == [type(one) for one in tree_leaves(right)]
             torch.testing.assert_close(_plain(mine), _plain(right), rtol=0, atol=0)
+
+
+def test_views_of_one_buffer_stay_that() -> None:
+    """A fused optimizer updates the states of all parameters through it."""
+
+    def rank(communicator: Communicator) -> list[bool]:
+        model = seeded(Net)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        sizes = [one.numel() for one in model.parameters()]
+        flat = torch.full((sum(sizes),), 3.0 + communicator.rank)
+        for one, view in zip(model.parameters(), flat.split(sizes), strict=True):
+            plain.state[one]["momentum"] = view.view(one.shape)
+        resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
+        flat.add_(1)
+        return [bool((plain.state[one]["momentum"] == 4).all()) for one in model.parameters()]
+
+    assert all(map(all, LocalWorld(2).run(rank)))
 
 
 def _plain(state: Any) -> Any:

@@ -129,6 +129,12 @@ def test_rows_that_cross_columns_are_added_to_and_copied_bit_for_bit(
     assert torch.equal(bits(cut_crossing(matrix, rows.int(), columns.int())), bits(matrix[rows][:, columns]))
 
 
+@pytest.mark.parametrize("columns", [[0, 4], [-1, 2]])
+def test_columns_that_there_are_not_are_refused_and_not_written_to(columns: list[int]) -> None:
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        add_crossing_(torch.zeros(3, 4), torch.tensor([1]).int(), torch.tensor(columns).int(), torch.ones(1, 2))
+
+
 @needs_compiler
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 65_536, 200_001])

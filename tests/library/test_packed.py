@@ -12,7 +12,7 @@ from resireduce.compressors.dgc import DGC
 from resireduce.compressors.packed import HEADER, Packed, decode, encode
 from resireduce.compressors.thresholds import SIDCo, Threshold
 from resireduce.compressors.topk import TopK
-from resireduce.kernels.codes import pack_bits, unpack_bits
+from resireduce.kernels.codes import octets, pack_bits, pack_codes, unpack_bits, unpack_codes
 from tests.tensors import gradient
 
 
@@ -21,6 +21,16 @@ def test_bits_lie_as_numpy_packs_them(bits: list[bool]) -> None:
     packed = pack_bits(torch.tensor(bits))
     assert packed.tolist() == np.packbits(bits, bitorder="little").tolist()
     assert unpack_bits(packed, len(bits)).tolist() == bits
+
+
+@given(data=st.data(), width=st.integers(1, 20))
+def test_codes_of_any_width_come_back_whole_and_in_pieces(data: st.DataObject, width: int) -> None:
+    codes = torch.tensor(data.draw(st.lists(st.integers(0, 2**width - 1), min_size=1, max_size=50)))
+    planes = pack_codes(codes, width)
+    assert planes.shape == (width, -(-len(codes) // 8)) and torch.equal(unpack_codes(planes, len(codes)), codes)
+    for piece in (slice(0, 8), slice(8, len(codes))):
+        if piece.stop <= len(codes) and piece.start < piece.stop:
+            assert torch.equal(planes[:, octets(piece)], pack_codes(codes[piece], width))
 
 
 @given(data=st.data(), numel=st.integers(1, 3000))

@@ -1,5 +1,6 @@
 """Residuals as they are stored: in few bits, in the host's memory, and added where the largest are looked for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -10,12 +11,15 @@ from torch import Tensor
 
 import resireduce
 from resireduce.comm.local import LocalCommunicator
+from resireduce.compressors.base import Compressor
+from resireduce.compressors.quantized import Fp16
 from resireduce.compressors.topk import TopK
+from resireduce.core.messages import Payload
 from resireduce.grouping import Grouping
 from resireduce.pieces import generator
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, measure_states
-from resireduce.residuals.base import FullResidual
+from resireduce.residuals.base import FullResidual, NoResidual
 from resireduce.residuals.stored import Blocks, Plain, Stored
 from resireduce.scheme import GRADIENTS, SCHEMES, Scheme
 from tests.worlds import Given, Net, averages, distributed, loss_of, residuals, same, seeded, train, train_world
@@ -97,6 +101,26 @@ class InTurn(TopK):
     """Adds nothing on its way."""
 
 
+@dataclass(frozen=True)
+class Reversed(Fp16):
+    """Sends rows in another order, and adds nothing on its way."""
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        return super().compress(grad.flip(0), name, step)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        return dense.copy_(super().add_(dense.flip(0), payload, scale).flip(0))
+
+
+class Noting(NoResidual):
+    """Adds nothing, and notes what is lost."""
+
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        left = error().clone()
+        self._stored[name] = self.stored(left.shape, left)
+        self._stored[name].set_(left, None)
+
+
 class Halved(FullResidual):
     """Adds half of the gradient."""
 
@@ -104,7 +128,7 @@ class Halved(FullResidual):
         return super().compensate_(grad.div_(2), name)
 
 
-def trained(compressor: TopK, options: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
+def trained(compressor: Compressor, options: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
     """Return parameters and residuals after each of some steps."""
     model, source = Given(dtype, a=SHAPE, b=SHAPE), torch.Generator().manual_seed(0)
     groups = Grouping(groups=(("a", "b"),))
@@ -112,7 +136,7 @@ def trained(compressor: TopK, options: dict[str, Any], dtype: torch.dtype) -> li
     with distributed(model, lr=1.0, compressor=compressor, groups=groups, **options) as optimizer:
         for _ in range(3):
             averages(model, optimizer, {name: torch.randn(SHAPE, generator=source).to(dtype) for name in "ab"})
-            found += [one.detach().clone() for one in (*model.parameters(), *residuals(optimizer).values())]
+            found += [one.detach().clone() for one in (*model.parameters(), *optimizer.residual_state_dict().values())]
     return found
 
 
@@ -124,12 +148,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "int8": {"residual_dtype": "int8"},
     "int4": {"residual_dtype": "int4"},
     "w in int8": {"scheme": "w", "residual_dtype": "int8"},
+    "noted": {"scheme": Scheme(Noting, Noting, Noting)},
     "half of each gradient": {"scheme": Scheme(Halved, Halved, Halved)},
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(kind: str, dtype: torch.dtype) -> None:
-    ours, plain = (trained(compressor, KINDS[kind], dtype) for compressor in (TopK(0.01), InTurn(0.01)))
+@pytest.mark.parametrize("compressors", [(TopK(0.01), InTurn(0.01)), (Fp16(), Reversed())])
+def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(
+    compressors: tuple[Compressor, Compressor], kind: str, dtype: torch.dtype
+) -> None:
+    ours, plain = (trained(compressor, KINDS[kind], dtype) for compressor in compressors)
     assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True)) and ours[0].any()

@@ -56,8 +56,19 @@ def check_averages_of_a_branch_that_others_use(communicator: Communicator) -> No
         with pytest.raises(RuntimeError):  # waits for the other, which ends
             loss(parallel, 1).backward()
         return
-    with pytest.raises(UsageError, match=r"'odd\.weight' was not used in this pass.*accumulate within model"):
+    with pytest.raises(UsageError, match=r"'odd\.weight' was not used in this pass.*Accumulate within model"):
         loss(parallel, 1, uses=False).backward()
+
+
+def check_averages_of_a_branch_that_nobody_uses(_: Communicator) -> None:
+    """They stay, as for another optimizer, which takes its step in turn."""
+    parallel, _, _ = hooked(seeded(Branch), find_unused_parameters=True)
+    loss(parallel, 0).backward()
+    held = parallel.module.odd.weight.grad
+    before = held.clone()
+    parallel.module.first.zero_grad()
+    loss(parallel, 1, uses=False).backward()
+    assert torch.equal(parallel.module.odd.weight.grad, before) and before.any()
 
 
 def check_join(communicator: Communicator) -> None:
@@ -98,7 +109,7 @@ def test_two_processes() -> None:
     """The last check ends the wrapper of one rank."""
     on_processes(
         2, check_join, check_a_step_of_one_rank_alone, check_a_velocity_of_one_rank_alone,
-        check_averages_of_a_branch_that_others_use,
+        check_averages_of_a_branch_that_nobody_uses, check_averages_of_a_branch_that_others_use,
     )  # fmt: skip
 
 
@@ -192,6 +203,14 @@ def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) 
         scaler.step(optimizer)
         scaler.update()
     assert told(recwarn, "a GradScaler has scaled the loss") == enabled
+
+
+def test_a_parameter_that_is_frozen_after_the_model_was_wrapped(alone: None) -> None:
+    parallel = DistributedDataParallel(seeded(Branch), find_unused_parameters=True)
+    parallel.module.first.weight.requires_grad_(False)
+    resireduce.compress_ddp(parallel)
+    with pytest.raises(UsageError, match=r"frozen between .*: freeze before"):
+        loss(parallel, 0).backward()
 
 
 @pytest.mark.parametrize("ignored", [False, True])

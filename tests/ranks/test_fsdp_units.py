@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 import resireduce
@@ -77,6 +77,11 @@ def check_refused(mesh: DeviceMesh) -> None:
     rank = dist.get_rank()
     with pytest.raises(ConfigError, match=r"replicate: ranks \[\d, \d\] have \[\d, \d\] in common with those that"):
         resireduce.compress_fsdp(native(mesh["shard"]), mesh["shard"])
+    mixed = seeded(Sharded)
+    fully_shard(mixed.blocks[0], mesh=mesh["replicate"])
+    fully_shard(mixed, mesh=mesh["shard"])
+    with pytest.raises(ConfigError, match=r"sharded over ranks \[\d, \d\] and \[\d, \d\]; give fully_shard one mesh"):
+        resireduce.compress_fsdp(mixed, mesh["replicate"])
     for odd in range(4):
         with pytest.raises(ConfigError, match=r"density=0\.\d|another rank says which"):
             resireduce.compress_fsdp(native(mesh["shard"]), mesh["replicate"], density=0.2 if rank == odd else 0.1)
