@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import resireduce
 from resireduce import watchers
+from resireduce.core.bucket import Bucket, arrange
 from tests.processes import Checks
 from tests.ranks.test_gloo import check_exchange, check_ragged
 from tests.threads import LocalWorld
@@ -21,6 +22,18 @@ from tests.worlds import distributed
 MIB = 2**20
 MOST_FILES = 12
 """So many files a reader of a plain step opens: one weight, top-k, full residuals, streamed, torch.distributed."""
+
+
+class Tensor:
+    """What decides when its bucket leaves."""
+
+    def __init__(self, name: str, small: bool):
+        self.name, self.small = name, small
+
+
+def test_a_bucket_of_small_tensors_leaves_when_the_next_of_them_begins() -> None:
+    order = [Tensor("a", True), Tensor("b", False), Tensor("c", True), Tensor("d", False)]
+    assert [one.name for one in arrange([Bucket([one]) for one in order], order)] == ["b", "a", "d", "c"]
 
 
 class Operations(TorchDispatchMode):
