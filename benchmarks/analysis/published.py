@@ -9,8 +9,6 @@ from typing import Any
 from benchmarks.core.paths import ROOT
 
 NUMBERS_FILE = ROOT / "results/paper/numbers.csv"
-TEXTS = ("id", "source", "quantity")
-"""Columns that no row may leave empty; value is a number in every row."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from benchmarks.analysis import gpu_records
-from benchmarks.analysis.claims.ledger import adjusted
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.claims_command import adjusted
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.claims.metric_claims import margin_and_spread, metrics_of, seeds_needed
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import ABSENT, metric_heading, percent, signed_with_half, with_half
+from benchmarks.analysis.page.page import rendered
 from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.statistics import interval, p_beyond, paired, power
 from benchmarks.analysis.summaries import SETTING, intervals_table, row_labels, usual_rows
@@ -56,12 +55,8 @@ def whole_rows(rows: Iterable[Row]) -> list[Row]:
 
 def render(root: Path) -> str:
     """Return the text of docs/results.md."""
-    found = Environment(
-        loader=FileSystemLoader(root), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, autoescape=False,
-    )  # fmt: skip
-    found.filters |= {"where": where, "percents": "{:.1f} %".format}
-    return found.get_template(TEMPLATE).render(Reference(root / REFERENCE).words())
+    filters = {"where": where, "percents": "{:.1f} %".format}
+    return rendered(TEMPLATE, root, filters, **Reference(root / REFERENCE).words()).removesuffix("\n")
 
 
 def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.claims.sound import STATES_FILE, setting_name
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json, writable

@@ -12,7 +12,6 @@ from benchmarks.core.record import CellResult
 
 # --- A claim as data: its statement, the cells that test it, and how it is judged ---
 
-
 Criteria = Mapping[str, Any]
 """Fields of a cell and their values. A field not named has its default, or is free for the kind of test."""
 
@@ -98,7 +97,6 @@ class Book:
 
 
 # --- The verdict of a test, the ledger's row of a claim, and how their numbers are written ---
-
 
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN = "reproduced", "not reproduced", "inconclusive", "not run"
 STATUSES = (REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN)

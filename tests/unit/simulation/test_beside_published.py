@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.published import load_published
-from benchmarks.analysis.write import to_markdown
+from benchmarks.analysis.table import to_markdown
 from benchmarks.core.paths import ROOT
 from benchmarks.simulation.beside_published import FILE, published_table
 from benchmarks.simulation.cluster import presets
