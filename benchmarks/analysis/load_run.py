@@ -233,7 +233,6 @@ def _expected(folder: Path) -> tuple[dict[str, Part], list[str]]:
 
 # --- Where the records of a run come from: each fact once, or all its values if the records differ ---
 
-
 FACTS = {
     "commit": "Commit",
     "dirty": "Uncommitted changes",

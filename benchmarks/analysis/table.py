@@ -123,7 +123,6 @@ def hole_text(run: Run, setting: Cell) -> str:
 
 # --- Tables as CSV (raw values), as Markdown, as LaTeX (booktabs and longtable), and as text for a screen ---
 
-
 SCREEN = 110
 """Letters in a line of text on a screen."""
 

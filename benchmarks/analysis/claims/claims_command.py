@@ -284,7 +284,11 @@ def to_screen(judged: Sequence[LedgerRow]) -> str:
     for scope, label in LABELS.items():
         tested = [one for one in judged if one.scope == scope and one.status != "not run"]
         lines += ["", label, *map(_line, tested)] if tested else []
-    return printable("\n".join([*lines, *_not_run(judged)]))
+    lines += ["", "Not run. What fills them:"] if waiting(judged) else []
+    for command, names in waiting(judged).items():
+        text = f"- {command}  ({len(names)}: {families(names)})"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    return printable("\n".join(lines))
 
 
 def _line(one: LedgerRow) -> str:
@@ -294,15 +298,6 @@ def _line(one: LedgerRow) -> str:
         short = f"{_measured(one)} by arithmetic" + (f", stated {_published(one)}" if _published(one) else "")
     name = f"{SYMBOLS[one.status]} {one.id:<36} "
     return name + textwrap.shorten(short, WIDTH - len(name))
-
-
-def _not_run(judged: Sequence[LedgerRow]) -> list[str]:
-    """Return commands, each with the claims that it tests."""
-    lines = ["", "Not run. What fills them:"] if waiting(judged) else []
-    for command, names in waiting(judged).items():
-        text = f"- {command}  ({len(names)}: {families(names)})"
-        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
-    return lines
 
 
 def waiting(judged: Sequence[LedgerRow]) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from benchmarks.analysis.claims.claim import (
     Claim,
     Counts,
     Margin,
+    Published,
     Scope,
     Undecided,
     Verdict,
@@ -24,6 +25,7 @@ from benchmarks.analysis.claims.claim import (
     below,
     beside,
     bounds,
+    load_published,
     number,
     shown,
     unless_doubted,
@@ -34,7 +36,6 @@ from benchmarks.analysis.claims.metric_claims import BOTH, CONTROL, better, iden
 from benchmarks.analysis.claims.one_gpu import MEASURES
 from benchmarks.analysis.claims.sound import load_planned, unplanned
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.published import Published, load_published
 from benchmarks.analysis.statistics import interval, p_beyond
 from benchmarks.analysis.tables.run_tables import DISTANCES, DISTRIBUTIONS
 from benchmarks.core.checks import known_keys

@@ -14,6 +14,7 @@ from benchmarks.analysis.claims.claim import (
     Book,
     Bounds,
     Claim,
+    Published,
     Scope,
     Undecided,
     Verdict,
@@ -24,7 +25,6 @@ from benchmarks.analysis.claims.claim import (
     written,
 )
 from benchmarks.analysis.claims.evidence import CONTROL, Case, Comparison, common_seeds
-from benchmarks.analysis.published import Published
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, power, t_quantile
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT

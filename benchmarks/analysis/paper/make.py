@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.analysis.claims.claim import Published, load_published
 from benchmarks.analysis.grouping import first_of, grouped, starts_of
 from benchmarks.analysis.labels import ABSENT, MINUS, short_labels
 from benchmarks.analysis.load_run import Hole, Run, is_mixed
-from benchmarks.analysis.published import Published, load_published
 from benchmarks.analysis.statistics import interval
 from benchmarks.analysis.table import Record, Table, setting_record
 from benchmarks.analysis.tables.run_tables import distributions, mean_of, metric_of_model

@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.analysis.charts.look import PUBLISHED
 from benchmarks.analysis.charts.rows_chart import bars_chart
+from benchmarks.analysis.claims.claim import NUMBERS_FILE, load_published
 from benchmarks.analysis.claims.sound import load_planned
 from benchmarks.analysis.labels import ABSENT, MINUS, TIMES
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.paper.make import CONFIG, paper_parts
-from benchmarks.analysis.published import NUMBERS_FILE, load_published
 from benchmarks.analysis.table import CELL_COLUMNS, Table, to_csv, to_latex, to_markdown
 from benchmarks.analysis.tables.table_list import PAPER_TABLES, all_tables
 from benchmarks.core.cell import Cell
