@@ -67,7 +67,7 @@ GROUPS: dict[str, Commands] = {
             "build container images, export them, run commands with an engine",
         ),
         "check": (
-            "benchmarks.analysis.check.check_command",
+            "benchmarks.analysis.check_command",
             "compare a run with the committed measurements; with --accept, replace these by it",
         ),
         "pages": ("benchmarks.analysis.results_page", "make docs/results.md and its pictures from results/reference"),

@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from benchmarks.analysis.claims.claim import Scope
-from benchmarks.analysis.claims.sound import load_planned, planned_residuals, wrong_seconds
+from benchmarks.analysis.claims.sound import load_planned, planned_bytes, wrong_seconds
 from benchmarks.analysis.load_run import STRETCHES, Hole, Run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import BYTE_FIELDS, CellResult
@@ -34,7 +34,7 @@ def metric_name(model: str) -> str:
 def states(cell: Cell) -> dict[str, int]:
     """As `plan` says; of schemes that no claim about bytes is of, full residuals."""
     planned = load_planned()[cell.model]
-    residuals = planned_residuals(cell)
+    residuals = planned_bytes(cell, "residuals_bytes")
     found = {
         "parameters_bytes": planned.parameters_bytes,
         "gradients_bytes": planned.gradients_bytes if cell.gradients == "kept" else 0,

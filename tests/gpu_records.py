@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.claims.sound import load_planned, planned_residuals
+from benchmarks.analysis.claims.sound import load_planned, planned_bytes
 from benchmarks.core.cell import Cell
 from benchmarks.core.rank_memory import METHODS
 from benchmarks.doctor.gpu.steps import memory_cells
@@ -19,7 +19,7 @@ BASELINE, BUFFERS, WORKSPACES, ROUNDING, ACTIVATIONS, CONTEXT = 512, 4096, 33_55
 
 def memory_of(cell: Cell) -> dict[str, Any]:
     """What a rank measured that holds what is planned."""
-    planned, residuals = load_planned()[cell.model], planned_residuals(cell)
+    planned, residuals = load_planned()[cell.model], planned_bytes(cell, "residuals_bytes")
     assert residuals is not None
     gradients = 0 if cell.gradients == "streamed" else planned.gradients_bytes
     states = {"parameters_bytes": planned.parameters_bytes, "gradients_bytes": gradients, "residuals_bytes": residuals}

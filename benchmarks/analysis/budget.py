@@ -9,8 +9,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.analysis.grouping import first_of, grouped, starts_of
-from benchmarks.analysis.table import Table
-from benchmarks.analysis.write import to_screen
+from benchmarks.analysis.table import Table, to_screen
 from benchmarks.core import config_reader
 from benchmarks.core.cell import CELL_FIELDS, Cell
 from benchmarks.core.checks import within

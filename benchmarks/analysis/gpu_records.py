@@ -16,7 +16,6 @@ from resireduce.errors import ConfigError
 
 # --- What was measured on one GPU, and what of it can be compared ---
 
-
 Json = Mapping[str, Any]
 NVML_PROCESS = "nvml_process"
 HARMLESS = ("pid-namespace", "nvml-v1")
@@ -101,7 +100,6 @@ def spoilt(rung: Mapping[str, Any]) -> str:
 
 # --- What cannot be true of a record: it is of a CPU, of another cell, or its figures contradict each other ---
 
-
 TOTAL, IN_FLIGHT, PEAK_STATES = "total_bytes", "in_flight_bytes", "peak_states_bytes"
 ITEMISED, ALLOCATED, PEAK = "model_state_itemised", "allocated", "peak_allocated"
 PARTS = ("baseline_bytes", "states_bytes", "buffers_bytes", "workspaces_bytes", "rounding_bytes", "other_bytes")
@@ -166,7 +164,6 @@ def _wrong_memory(memory: Json) -> Iterator[str]:
 
 
 # --- The records of one GPU, in results/reference/<device>, and what is wrong about them ---
-
 
 REFERENCE = ROOT / "results/reference"
 MEMORY, KNOWN = "memory", "known"

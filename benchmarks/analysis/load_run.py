@@ -1,8 +1,7 @@
-"""Read a run's folder: what was measured, and what is missing and why."""
+"""Read a run's folder: what was measured, what is missing and why, and where its records come from."""
 
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,37 +20,16 @@ from resireduce.errors import ConfigError, is_count
 
 # --- A failed cell: whose record it is, and whether it shows that its training ended as it says ---
 
-
 OUTCOMES = ("diverged", "oom", "timeout")
 """Statuses that say something of the cell itself; the others are mishaps of its run."""
 FAILURES = tuple(status for status in STATUSES if status != "ok")
 
 
-def load_failed(path: Path, cell: Cell) -> CellResult:
-    """Read the record that a cell left as it failed.
+def unproven(record: CellResult) -> Iterator[str]:
+    """Yield in one line each why a record does not show that its cell diverged, which decides claims as a metric does.
 
-    Raises RecordError, one line, for what is no record, of another cell, or of one that did not fail, and OSError,
-    FileNotFoundError among them.
+    It needs what each training leaves that diverged. Of other statuses nothing is asked: they leave claims open.
     """
-    path.stat()
-    record = CellResult.load(path)
-    if record.cell != cell:
-        raise RecordError(f"cell: it is of another cell, {record.cell.name}; delete it and run again")
-    if record.status == "ok":
-        raise RecordError(f"status: 'ok' is not allowed here; allowed: {', '.join(FAILURES)}; delete it and run again")
-    return record
-
-
-def unproven(record: CellResult) -> str:
-    """Return in one line why a record does not show that its cell diverged; "" if it does.
-
-    A divergence decides claims as a metric does, so it needs what each training leaves that diverged. Of other statuses
-    nothing is asked: they leave claims open.
-    """
-    return next(_doubts(record), "") if record.status == "diverged" else ""
-
-
-def _doubts(record: CellResult) -> Iterator[str]:
     yield from of_another_cell(record)
     if not record.provenance.get("device"):
         yield "provenance: device: missing"
@@ -68,7 +46,6 @@ def _doubts(record: CellResult) -> Iterator[str]:
 
 
 # --- Read the records of a run; a missing record gives the reason instead ---
-
 
 BULKY = ("ladder", "sampling", "difference", "phase_seconds")
 """Per-rank fields that no table needs; the record has its own."""
@@ -127,7 +104,7 @@ def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:
     def hole(status: str, reason: str, of: CellResult | None = None, again: str = "") -> Hole:
         config, target = (shlex.quote(str(one)) for one in (folder / "config.json", path))
         command = f".venv/bin/snakemake {start} --configfile {config}{again} --nolock -- {target}"
-        doubt, record = (unproven(of), of) if of and of.status == "diverged" else ("", None)
+        doubt, record = (next(unproven(of), ""), of) if of and of.status == "diverged" else ("", None)
         return Hole(cell.name, status, " ".join(reason.split()), command, doubt, record and slim(record))
 
     try:
@@ -140,7 +117,13 @@ def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:
         return hole("broken", str(error).removeprefix(f"{path}: "), again=AGAIN)
     failed = path.with_name(f"{cell.name}.failed.json")
     try:
-        record = load_failed(failed, cell)
+        failed.stat()  # raises FileNotFoundError if there is none
+        record = CellResult.load(failed)
+        if record.cell != cell:
+            raise RecordError(f"cell: it is of another cell, {record.cell.name}; delete it and run again")
+        if record.status == "ok":
+            allowed = ", ".join(FAILURES)
+            raise RecordError(f"status: 'ok' is not allowed here; allowed: {allowed}; delete it and run again")
         status = "unfinished" if record.failure.get("interrupted") else record.status
         return hole(status, f"{record.reason} (see {log})", record)
     except FileNotFoundError:
@@ -183,32 +166,15 @@ class Run:
         """Name of the run."""
         return self.folder.name
 
+    @cached_property
     def settings(self) -> dict[Cell, list[CellResult]]:
-        """Return the results of each setting (cells that differ only in their seed), in matrix order."""
-        return self._settings
-
-    def seeds(self) -> dict[Cell, tuple[int, ...]]:
-        """Return the seeds that each setting should run with, in matrix order."""
-        return {setting: tuple(cell.seed for cell in cells) for setting, cells in self._cells.items()}
-
-    def hole_of(self, setting: Cell) -> Hole | None:
-        """Return the first missing cell of a setting."""
-        return next((self.holes[cell] for cell in self._cells.get(setting, []) if cell in self.holes), None)
-
-    def why_missing(self) -> list[tuple[str, int]]:
-        """Return each status of missing cells and how many have it, the most frequent first."""
-        return Counter(hole.status for hole in self.holes.values()).most_common()
-
-    # Computed once: every row of a table looks up its baseline in it.
-    @cached_property
-    def _settings(self) -> dict[Cell, list[CellResult]]:
-        return {
-            setting: [self.results[cell] for cell in cells if cell in self.results]
-            for setting, cells in self._cells.items()
-        }
+        """The results of each setting (cells that differ only in their seed), in matrix order."""
+        found = self.cells_of.items()
+        return {setting: [self.results[cell] for cell in cells if cell in self.results] for setting, cells in found}
 
     @cached_property
-    def _cells(self) -> dict[Cell, list[Cell]]:
+    def cells_of(self) -> dict[Cell, list[Cell]]:
+        """The cells of each setting, in matrix order."""
         return grouped((replace(cell, seed=0), cell) for cell in self.cells)
 
 
@@ -263,3 +229,59 @@ def _expected(folder: Path) -> tuple[dict[str, Part], list[str]]:
         note = f"config.json cannot be read ({error}): what is missing is not known."
         cells = [result.cell for result in map(try_load, sorted(folder.glob("cells/*.json"))) if result]
         return {WHOLE: Part(list(dict.fromkeys(cells)))}, [note]
+
+
+# --- Where the records of a run come from: each fact once, or all its values if the records differ ---
+
+FACTS = {
+    "commit": "Commit",
+    "dirty": "Uncommitted changes",
+    "python": "Python",
+    "packages": "Packages",
+    "system": "System",
+    "cpu": "Processor",
+    "cores": "Cores",
+    "device": "Device",
+    "driver": "Driver",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
+    "image_digest": "Image",
+    "process_group": "Process group",
+    "backend": "Backend",
+    "horovod": "Horovod",
+    "ranks_per_host": "Ranks by host",
+    "link_rates": "Links slowed to",
+    "threads": "Threads a rank",
+    "data_hash": "Data (SHA-256)",
+    "weights_hash": "Weights started from (SHA-256)",
+    "date": "Measured",
+}
+SOFTWARE = ("commit", "python", "packages", "device", "driver", "cuda", "nccl", "image_digest")
+
+
+def provenance_rows(results: Iterable[CellResult]) -> list[tuple[str, list[str]]]:
+    """Return (fact, its different values); hashes differ between models, so their entries name the model."""
+    found: dict[str, dict[str, None]] = {}
+    for result in results:
+        for key, value in result.provenance.items():
+            if key in FACTS and value is not None:
+                found.setdefault(key, {})[_fact_text(key, value, result)] = None
+    if "date" in found:
+        found["date"] = dict.fromkeys([f"{min(found['date'])} to {max(found['date'])}"])
+    return [(word, list(found[key])) for key, word in FACTS.items() if key in found]
+
+
+def is_mixed(results: Iterable[CellResult]) -> bool:
+    """Say whether the records come from different commits or software versions, which makes them less comparable."""
+    return len({str([result.provenance.get(key) for key in SOFTWARE]) for result in results}) > 1
+
+
+def _fact_text(key: str, value: Any, result: CellResult) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_yes_or_no(item)}" for name, item in value.items())
+    return f"{result.cell.model}: {value}" if key.endswith("_hash") else _yes_or_no(value)
+
+
+def _yes_or_no(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

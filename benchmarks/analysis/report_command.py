@@ -4,18 +4,14 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.analysis.claims import claims_command as claims
 from benchmarks.analysis.claims.claim import LedgerRow
-from benchmarks.analysis.claims.claims_command import to_csv as claims_csv
-from benchmarks.analysis.claims.claims_command import to_json
-from benchmarks.analysis.claims.claims_command import to_markdown as claims_markdown
-from benchmarks.analysis.claims.claims_command import to_screen as claims_screen
 from benchmarks.analysis.claims.evidence import changed_claims, doubts, odd
-from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.gpu_records import read_devices
 from benchmarks.analysis.labels import say
 from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.analysis.table import to_csv, to_latex, to_list, to_markdown, to_screen
 from benchmarks.analysis.tables.table_list import ON_SCREEN, TABLES, all_tables
-from benchmarks.analysis.write import to_csv, to_latex, to_list, to_markdown, to_screen
 from benchmarks.core.files import save_bytes, save_text
 from benchmarks.core.progress import to_stderr
 
@@ -48,7 +44,7 @@ def write_report(run: Run) -> Path:
     for figure in figures.values():
         for form, data in figure.files.items():
             save_bytes(data, run.folder / f"figures/{figure.name}.{form}")
-    judged = ledger(run, devices=read_devices())
+    judged = claims.ledger(run, devices=read_devices())
     write_claims(run, judged)
     save_text(render_page(run, tables, figures, judged), run.folder / "report.html")
     return run.folder / "report.html"
@@ -56,9 +52,9 @@ def write_report(run: Run) -> Path:
 
 def write_claims(run: Run, found: list[LedgerRow]) -> None:
     """Write the ledger into the run's folder: claims.json, tables/claims.csv, tables/claims.md."""
-    save_text(to_json(found), run.folder / "claims.json")
-    save_text(claims_csv(found), run.folder / "tables/claims.csv")
-    save_text(claims_markdown(found), run.folder / "tables/claims.md")
+    save_text(claims.to_json(found), run.folder / "claims.json")
+    save_text(claims.to_csv(found), run.folder / "tables/claims.csv")
+    save_text(claims.to_markdown(found), run.folder / "tables/claims.md")
 
 
 def screen_text(run: Run) -> str:
@@ -67,7 +63,7 @@ def screen_text(run: Run) -> str:
     parts = [to_screen(TABLES[name](run)) for name in ON_SCREEN]
     parts += [f"Note: {note}" for note in run.notes]
     parts += [to_list(list(run.holes.values()))] if run.holes else []
-    parts += [f"CLAIMS\n{claims_screen(ledger(run, devices=read_devices()))}"]
+    parts += [f"CLAIMS\n{claims.to_screen(claims.ledger(run, devices=read_devices()))}"]
     parts += [f"All of it: {run.folder / 'tables/claims.md'}\nReport: {run.folder / 'report.html'}"]
     return "\n\n".join(parts)
 

@@ -8,15 +8,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from benchmarks.analysis import gpu_records
-from benchmarks.analysis.claims.ledger import adjusted
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.claim import published_savings
+from benchmarks.analysis.claims.claims_command import adjusted
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.claims.metric_claims import margin_and_spread, metrics_of, seeds_needed
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import ABSENT, metric_heading, percent, signed_with_half, with_half
-from benchmarks.analysis.published import published_savings
+from benchmarks.analysis.page.page import rendered
 from benchmarks.analysis.statistics import interval, p_beyond, paired, power
 from benchmarks.analysis.summaries import SETTING, intervals_table, row_labels, usual_rows
 from benchmarks.analysis.tuned import CLAIMS, WORDS, verdicts
@@ -56,12 +55,8 @@ def whole_rows(rows: Iterable[Row]) -> list[Row]:
 
 def render(root: Path) -> str:
     """Return the text of docs/results.md."""
-    found = Environment(
-        loader=FileSystemLoader(root), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, autoescape=False,
-    )  # fmt: skip
-    found.filters |= {"where": where, "percents": "{:.1f} %".format}
-    return found.get_template(TEMPLATE).render(Reference(root / REFERENCE).words())
+    filters = {"where": where, "percents": "{:.1f} %".format}
+    return rendered(TEMPLATE, root, filters, **Reference(root / REFERENCE).words()).removesuffix("\n")
 
 
 def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:
@@ -84,27 +79,15 @@ class Reference:
 
     def words(self) -> dict[str, Any]:
         """Return all names that the template may use."""
-        plain = (interval, paired, power, seeds_needed, percent, machine, span, mib, saved)
-        own = {name: getattr(self, name) for name in vars(Reference) if name[0] != "_"}
-        return (
-            own
-            | {one.__name__: one for one in plain}
-            | {
-                "pm": with_half,
-                "signed": signed_with_half,
-                "heading": metric_heading,
-                "published": published_savings,
-                "intervals_table": intervals_table,
-                "label": label,
-                "mean": lambda rows, name: mean(row[name] for row in rows),
-                "claims": CLAIMS,
-                "words": WORDS,
-                "verdicts": verdicts,
-                "paper_models": [workload.model for workload in PAPER],
-                "ways": WAYS,
-                "forms": FORMS,
-            }
-        )
+        plain: list[Callable[..., Any]] = [interval, paired, power, seeds_needed, percent, machine]
+        plain += [span, mib, saved, intervals_table, label, verdicts]
+        found = {name: getattr(self, name) for name in vars(Reference) if name[0] != "_"}
+        found |= {one.__name__: one for one in plain}
+        found |= {"pm": with_half, "signed": signed_with_half, "heading": metric_heading}
+        found |= {"claims": CLAIMS, "words": WORDS, "ways": WAYS, "forms": FORMS, "published": published_savings}
+        found["mean"] = lambda rows, name: mean(row[name] for row in rows)
+        found["paper_models"] = [workload.model for workload in PAPER]
+        return found
 
     def ref(self, name: str) -> Any:
         """Return the values of a file."""

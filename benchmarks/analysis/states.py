@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.claims.sound import STATES_FILE, setting_name
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json, writable
@@ -27,15 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the table. This takes minutes, as it goes through the largest models tensor by tensor."""
     writable("output", args.output)
-    save_json({"made_by": "python -m benchmarks measure states", "models": states(claimed_models())}, args.output)
+    scopes = [scope for claim in load_claims().claims for scope in (claim.paper, claim.small) if scope and scope.roles]
+    models = dict.fromkeys(model for scope in scopes for model in scope.models)
+    save_json({"made_by": "python -m benchmarks measure states", "models": states(models)}, args.output)
     print(args.output)
     return 0
-
-
-def claimed_models() -> list[str]:
-    """Return all models of claims about bytes, the paper's and their small stand-ins, in order."""
-    scopes = [scope for claim in load_claims().claims for scope in (claim.paper, claim.small) if scope and scope.roles]
-    return list(dict.fromkeys(model for scope in scopes for model in scope.models))
 
 
 def states(models: Iterable[str]) -> dict[str, Any]:

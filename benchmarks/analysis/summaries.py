@@ -20,12 +20,10 @@ from benchmarks.analysis import labels
 from benchmarks.analysis.claims.evidence import print_doubts
 from benchmarks.analysis.claims.sound import METRICS
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.load_run import Part, Run, load_run
-from benchmarks.analysis.origin import provenance_rows
+from benchmarks.analysis.load_run import Part, Run, load_run, provenance_rows
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, columns, interval, paired
 from benchmarks.analysis.table import CELL_COLUMNS, by_seed
-from benchmarks.analysis.tables.accuracy import USUAL_DENSITY, accuracy_record, paired_baseline
-from benchmarks.analysis.tables.memory_table import memory_record
+from benchmarks.analysis.tables.run_tables import USUAL_DENSITY, accuracy_record, memory_record, paired_baseline
 from benchmarks.analysis.tuned import CLAIMS, judged, verdicts
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import DEFAULTS
@@ -84,7 +82,6 @@ def joined(runs: Sequence[Run]) -> Run:
 
 # --- Metrics over seeds, and their differences from the baseline's ---
 
-
 HEAD = ("Model, metric", "Scheme, gradients", "Seeds", "Normalised", "Metric", "Against *baseline, kept*")
 SHOWN = [("none", "none", "kept"), *(("topk", scheme, "kept") for scheme in ("none", "baseline", "w+2d"))]
 SHOWN += [("topk", "w+2d", "streamed")]
@@ -95,13 +92,13 @@ USUAL: Row = {"world_size": 2, "residual_dtype": None, "options": {}, "observe":
 def intervals(run: Run) -> Row:
     """Return each setting: its metrics by seed and their intervals, its share of the baseline's memory, its speed."""
     rows = []
-    for setting, results in run.settings().items():
+    for setting, results in run.settings.items():
         if results:
             shares = memory_record(run, setting, results)
             beside = paired_baseline(run, setting) or setting
             if shares["normalised"] is None and (beside.scheme, beside.residual_dtype) == ("baseline", None):
                 # The baseline has streamed gradients: kept ones count as many bytes as the parameters.
-                for full in run.settings().get(beside, [])[:1]:
+                for full in run.settings.get(beside, [])[:1]:
                     whole = int(full.total_bytes or 0) + int(full.parameters_bytes or 0)
                     shares |= {"normalised": shares["total_bytes"] / whole}
                     shares |= {"peak_normalised": shares["peak_states_bytes"] / whole}
@@ -155,7 +152,6 @@ def _interval_texts(row: Row, label: str) -> list[str]:
 
 # --- Which models tell schemes apart: where training without residuals ends as well, a metric says nothing ---
 
-
 COMPARED = {
     "dense": ("none", "none"),
     "baseline": ("topk", "baseline"),
@@ -199,7 +195,6 @@ def _tells_text(values: Row) -> str:
 
 # --- Compressors beside one another: settings of a run whose cells observed `contraction` ---
 
-
 OBSERVED = "contraction"
 SEEN = {"contraction": "contraction", "cosine": "cosine", "density": "density_sent"}
 """Observed quantity of each step, and its column: the mean over seeds of the median over steps."""
@@ -218,14 +213,18 @@ def rivals(run: Run) -> Row:
     them of small tensors; contraction, cosine and density_sent, None where a cell did not observe them; the most bytes
     held; step_seconds.
     """
-    found = run.settings().items()
+    found = run.settings.items()
     dense = {setting.model: by_seed(results) for setting, results in found if setting.compressor == "none"}
     return {"rows": [_rival(results, dense.get(one.model, {})) for one, results in found if results]}
 
 
 def _rival(results: Sequence[CellResult], dense: dict[int, float]) -> Row:
     """Return the row of one setting; `dense`: metrics to compare with."""
-    first, metrics, seen = results[0], by_seed(results), [_points(result) for result in results]
+    first, metrics, seen = (
+        results[0],
+        by_seed(results),
+        [one.observations.get(OBSERVED, {}).get("points") for one in results],
+    )
     lost = interval(_lost(first, dense, metrics))
     timed = [median(result.step_seconds) for result in results if result.step_seconds]
     observed: Row = dict.fromkeys(("sent_bytes", "dense_bytes", *SEEN.values()))
@@ -250,13 +249,7 @@ def _rival(results: Sequence[CellResult], dense: dict[int, float]) -> Row:
     }
 
 
-def _points(result: CellResult) -> list[Row]:
-    """Return the steps that a cell observed."""
-    return list(result.observations.get(OBSERVED, {}).get("points", ()))
-
-
 # --- Systems beside one another: the parts of a config, each one setting of a model ---
-
 
 DENSE, BASELINE = "dense", "baseline"
 """The parts that accuracy (DENSE) and memory (BASELINE) of the others are compared with."""
@@ -305,7 +298,6 @@ def links_words(results: Iterable[CellResult]) -> str:
 
 # --- Learning rates: the best of each part and model, chosen on seeds that are not used again ---
 
-
 MEASURED_SEEDS = 5
 """Seeds on which the best rates are measured: those after the ones that they were chosen on."""
 RATES_COLUMNS = ("title", "optimizer", "tried", "best", "border")
@@ -342,7 +334,6 @@ def rates(run: Run) -> Row:
 
 
 # --- Steps to a level of the metric: what a system needs beside the seconds of a step ---
-
 
 REACH_COLUMNS = ("title", "seeds", "steps_mean", "steps_half_width", "metric_mean", "metric_name", "level")
 SETTING = ("compressor", "scheme", "gradients", "residual_dtype", "density", "optimizer", "learning_rate")
@@ -416,7 +407,6 @@ def tuned(run: Run) -> Row:
 
 
 # --- The values of each kind, and their tables on a screen ---
-
 
 JUDGED_COLUMNS: tuple[str, ...] = ("claim", "decides", "title", "against_title", "loss", "half_width", "margin")
 JUDGED_COLUMNS += ("seeds", "held_share", "limit", "status")

@@ -1,11 +1,15 @@
-"""The table type, and what all tables share: settings, their baseline, views by model."""
+"""The table type, what all tables share, and how they are written: CSV, Markdown, LaTeX, and text for a screen."""
 
+import csv
+import io
+import json
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.analysis.labels import ABSENT, short_labels
-from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.core.cell import CELL_FIELDS, Cell
 from benchmarks.core.record import CellResult
 
@@ -79,7 +83,7 @@ def baseline_results(run: Run, setting: Cell) -> list[CellResult]:
         ),
         default=None,
     )
-    return run.settings()[nearest] if nearest else []
+    return run.settings[nearest] if nearest else []
 
 
 def by_seed(results: Sequence[CellResult]) -> dict[int, float]:
@@ -90,7 +94,7 @@ def by_seed(results: Sequence[CellResult]) -> dict[int, float]:
 def finished_like(run: Run, setting: Cell, same: Sequence[str], wanted: dict[str, Any]) -> list[Cell]:
     """Return the settings that have results, the `wanted` values, and the values of `setting` in the fields `same`."""
     values = {name: getattr(setting, name) for name in same} | wanted
-    finished = (other for other, results in run.settings().items() if results)
+    finished = (other for other, results in run.settings.items() if results)
     return [other for other in finished if all(getattr(other, name) == value for name, value in values.items())]
 
 
@@ -101,7 +105,7 @@ def by_model(
 
     text: the text of a record; a setting of which no seed finished shows its status instead.
     """
-    settings = list(run.settings())
+    settings = list(run.settings)
     labels = short_labels(settings)
     models = list(dict.fromkeys(setting.model for setting in settings))
     shown = {
@@ -114,5 +118,98 @@ def by_model(
 
 def hole_text(run: Run, setting: Cell) -> str:
     """Return the status of a setting without a finished seed, taken from its first missing cell."""
-    hole = run.hole_of(setting)
-    return hole.status if hole else ABSENT
+    return next((run.holes[cell].status for cell in run.cells_of.get(setting, []) if cell in run.holes), ABSENT)
+
+
+# --- Tables as CSV (raw values), as Markdown, as LaTeX (booktabs and longtable), and as text for a screen ---
+
+SCREEN = 110
+"""Letters in a line of text on a screen."""
+
+
+def to_csv(table: Table) -> str:
+    """Return the records with full precision; missing values are empty, lists and mappings are JSON."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fieldnames=list(table.records[0]) if table.records else [], lineterminator="\n")
+    writer.writeheader()
+    for record in table.records:
+        nested = {name: value for name, value in record.items() if isinstance(value, list | dict)}
+        plain = {name: json.dumps(value) if value else "" for name, value in nested.items()}
+        writer.writerow(record | plain)
+    return file.getvalue()
+
+
+def to_markdown(table: Table, holes: Sequence[Hole]) -> str:
+    """Return title, reading, table, notes and the list of what is missing."""
+    rows = _aligned(table)
+    ends = ["-" if column < table.text_columns else ":" for column in range(len(table.head))]
+    rule = [f"{'-' * (len(cell) + 1)}{end}" for cell, end in zip(rows[0], ends, strict=True)]
+    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    text = [f"## {table.title}", table.reading, "\n".join([head, f"|{'|'.join(rule)}|", *body]), *table.all_notes]
+    if holes:
+        text.append("Missing:\n\n" + "\n".join(f"- {hole.name}: {hole.status}, {hole.reason}" for hole in holes))
+    return "\n\n".join(text) + "\n"
+
+
+def to_screen(table: Table) -> str:
+    """Return the table in columns for a terminal, with models set apart."""
+    head, *body = ("  ".join(row).rstrip() for row in _aligned(table))
+    lines = [table.title.upper(), *textwrap.wrap(table.reading, SCREEN), "", head, "─" * len(head)]
+    for index, row in enumerate(body):
+        lines += ["", row] if index and index in table.group_starts else [row]
+    return "\n".join([*lines, *(line for note in table.all_notes for line in textwrap.wrap(note, SCREEN))])
+
+
+def to_list(holes: Sequence[Hole]) -> str:
+    """Return what is missing, why, and the command that fills each hole."""
+    lines = [f"MISSING: {len(holes)} cell{'s' if len(holes) > 1 else ''}"]
+    for hole in holes:
+        lines += [f"  {hole.name}: {hole.status}, {hole.reason}", f"    {hole.command}"]
+    return "\n".join(lines)
+
+
+def _aligned(table: Table) -> list[list[str]]:
+    """Return head and rows, with each column padded to its widest entry."""
+    rows = [table.head, *table.body]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust if column < table.text_columns else str.rjust for column in range(len(widths))]
+    return [[side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows]
+
+
+SPECIAL = {one: f"\\{one}" for one in "{}$&%#_"} | {
+    "\\": r"\textbackslash{}",
+    **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}"},
+    **{"|": r"\textbar{}", '"': "''", "±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "\N{MULTIPLICATION SIGN}": r"$\times$"},
+    **{"\N{EN DASH}": "--", "→": r"$\rightarrow$", "←": r"$\leftarrow$", "↑": r"$\uparrow$", "↓": r"$\downarrow$"},
+    **{"≥": r"$\geq$", "≤": r"$\leq$", "\N{BLACK DIAMOND}": r"$\diamond$", "\n": " "},
+}
+"""Characters that LaTeX would interpret, or that an older LaTeX does not know."""
+ESCAPES = str.maketrans(SPECIAL)
+
+
+def to_latex(table: Table) -> str:
+    """Return a table with its title, how to read it, and its notes, for \\input in a document."""
+    columns = "".join("l" if column < table.text_columns else "r" for column in range(len(table.head)))
+    head = f"{_latex_line(table.head)}\n\\midrule"
+    lines = [
+        "% Needs \\usepackage{booktabs,longtable}.",
+        f"\\begin{{longtable}}{{{columns}}}",
+        f"\\caption{{{_escaped(table.title)}. {_escaped(table.reading)}}}\\label{{tab:{table.name}}}\\\\",
+        f"\\toprule\n{head}\n\\endfirsthead",
+        f"\\toprule\n{head}\n\\endhead",
+        "\\bottomrule\n\\endfoot",
+    ]
+    for index, row in enumerate(table.body):
+        lines += ["\\addlinespace"] if index and index in table.group_starts else []
+        lines.append(_latex_line(row))
+    lines.append("\\end{longtable}")
+    lines += [f"\\noindent {{\\footnotesize {_escaped(note)}\\par}}" for note in table.all_notes]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_line(cells: list[str]) -> str:
+    return f"{' & '.join(map(_escaped, cells))} \\\\"
+
+
+def _escaped(text: str) -> str:
+    return text.translate(ESCAPES)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.analysis.claims.claim import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, below, bounds, worst
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.claims.metric_claims import margin_of
 from benchmarks.analysis.statistics import interval, paired
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.analysis.published import load_published
+from benchmarks.analysis.claims.claim import load_published
 from benchmarks.analysis.table import Table
 from benchmarks.core.paths import ROOT
 from benchmarks.simulation.cluster import find_cluster

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.labels import TIMES
-from benchmarks.analysis.table import Table
-from benchmarks.analysis.write import to_markdown, to_screen
+from benchmarks.analysis.table import Table, to_markdown, to_screen
 from benchmarks.core.checks import allow, first_twice, integer
 from benchmarks.core.files import finite, load_json
 from benchmarks.simulation.beside_measured import measured_table, sentence, shares

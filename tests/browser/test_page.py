@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.kinds import load_claims
 from tests.browser.conftest import LEDGER, MODELS
 
 SHOWN = "[...document.querySelectorAll(`{0}`)].filter(one => one.checkVisibility())"

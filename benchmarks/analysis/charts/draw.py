@@ -19,7 +19,6 @@ from resireduce.scheme import load
 
 # --- Draw a table's figure: its specification for the page, and its files. Equal tables give equal bytes ---
 
-
 DOTS_PER_INCH = 150
 SCREEN = 800
 """Height in pixels above which a figure is tall."""

@@ -107,10 +107,7 @@ def _picture(
 def _panel(
     its: Sequence[look.Row], upwards: Callable[[float], float], size: tuple[int, int], most: float
 ) -> Iterator[look.Row]:
-    """Yield the marks of a model, those of top-k first.
-
-    A name goes where it covers little of points, of earlier names and of what is outside.
-    """
+    """Yield the marks of a model, those of top-k first; a name goes where it covers little of what is there."""
     its = sorted(its, key=lambda row: (row["sent_bytes"], row["value"]))
     halves = [row.get("half") or 0 for row in its]
     reach = [upwards(row["value"] + sign * half) for row, half in zip(its, halves, strict=True) for sign in (-1, 1)]

@@ -1,17 +1,77 @@
-"""A claim as data, the verdict on it, and how their numbers are written."""
+"""The paper's numbers and claims as data, the verdict on a claim, and how its numbers are written."""
 
+import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from benchmarks.analysis.labels import MINUS
-from benchmarks.analysis.published import Published
 from benchmarks.analysis.statistics import Interval
+from benchmarks.core.paths import ROOT
 from benchmarks.core.record import CellResult
 
-# --- A claim as data: its statement, the cells that test it, and how it is judged ---
+# --- The numbers that the paper states: results/paper/numbers.csv, each value once ---
 
+NUMBERS_FILE = ROOT / "results/paper/numbers.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A number that the paper states, in `unit`; None where a column says nothing about it."""
+
+    id: str
+    """The name by which claims and tables refer to it."""
+    source: str
+    """Where it is stated."""
+    experiment: str | None
+    """The part of config/paper.yaml that measures it."""
+    model: str | None
+    scheme: str | None
+    compressor: str | None
+    density: float | None
+    world_size: int | None
+    quantity: str
+    """saving, metric, residual_share, throughput_loss, size ..."""
+    value: float
+    unit: str | None
+    note: str | None
+    digits: int = 0
+    """Decimals of the printed value."""
+
+    @property
+    def rounding(self) -> float:
+        """The most by which the printed value may differ from the measured one: half of its last digit."""
+        return 0.5 * 10**-self.digits
+
+
+FIG_9 = ("exp1-local", "exp1-cloud")
+"""Parts of the paper's first experiment: Fig. 9a and 9b."""
+
+
+@lru_cache
+def load_published() -> dict[str, Published]:
+    """Return the published numbers by id."""
+    with NUMBERS_FILE.open(encoding="utf-8", newline="") as file:
+        return {row["id"]: _published(row) for row in csv.DictReader(file, strict=True)}
+
+
+def published_savings(model: str) -> list[float]:
+    """Return the savings, in per cent, that the paper states for ResiReduce: on 8 and on 64 GPUs if it states both."""
+    numbers = load_published()
+    return [numbers[name].value for part in FIG_9 if (name := f"{part}-saving-{model}") in numbers]
+
+
+def _published(row: Mapping[str, str]) -> Published:
+    values: dict[str, Any] = {name: text.strip() or None for name, text in row.items()}
+    digits = len(values["value"].partition(".")[2])
+    for name, kind in (("value", float), ("density", float), ("world_size", int)):
+        values[name] = None if values[name] is None else kind(values[name])
+    return Published(**values, digits=digits)
+
+
+# --- A claim as data: its statement, the cells that test it, and how it is judged ---
 
 Criteria = Mapping[str, Any]
 """Fields of a cell and their values. A field not named has its default, or is free for the kind of test."""
@@ -98,7 +158,6 @@ class Book:
 
 
 # --- The verdict of a test, the ledger's row of a claim, and how their numbers are written ---
-
 
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN = "reproduced", "not reproduced", "inconclusive", "not run"
 STATUSES = (REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN)

@@ -14,6 +14,7 @@ from benchmarks.analysis.claims.claim import (
     Book,
     Bounds,
     Claim,
+    Published,
     Scope,
     Undecided,
     Verdict,
@@ -23,8 +24,7 @@ from benchmarks.analysis.claims.claim import (
     shown,
     written,
 )
-from benchmarks.analysis.claims.select import CONTROL, Case, Comparison, common_seeds
-from benchmarks.analysis.published import Published
+from benchmarks.analysis.claims.evidence import CONTROL, Case, Comparison, common_seeds
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, power, t_quantile
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
@@ -189,7 +189,7 @@ def mean_loss(case: Case, tested: str = "tested", sign: int = 1) -> Loss:
     Reasons: missing or diverged cells, fewer than two seeds, or seeds without spread; then the value is the loss, or
     with the other `sign` the gain.
     """
-    found, relative = case.only, bool(case.limits.get("relative"))
+    found, relative = case.only, bool(case.scope.limits.get("relative"))
     if tested != CONTROL:
         check_diverged(found)
     seeds = common_seeds(found, tested, "against")
@@ -209,7 +209,7 @@ def mean_loss(case: Case, tested: str = "tested", sign: int = 1) -> Loss:
     if max(values) - min(values) <= ROUNDING * abs(level):
         same = f"{len(values)} seeds differ by the same {number(values[0], 4)}: they have no spread to judge by"
         raise Undecided(same, **known)
-    return Loss(estimate, within, unit, margin_of(case.book, case.limits, str(others[0].metric_name), level))
+    return Loss(estimate, within, unit, margin_of(case.book, case.scope.limits, str(others[0].metric_name), level))
 
 
 def check_diverged(found: Comparison) -> None:
@@ -250,10 +250,7 @@ def not_worse(case: Case) -> Verdict:
 
 
 def _control(case: Case, margin: Derived, gain: float) -> tuple[bool, str, tuple[CellResult, ...]]:
-    """Return whether the records can tell, why, and the control's records, checked like the tested ones.
-
-    They cannot if the tested side has a larger `gain` than all residuals are worth: its metric may be another one.
-    """
+    """Return whether the records can tell, why, and the control's records, checked like the tested ones."""
     found = case.only
     if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
         return False, f"the control, no residuals, is missing: {case.scope.command}", ()
@@ -269,7 +266,7 @@ def _control(case: Case, margin: Derived, gain: float) -> tuple[bool, str, tuple
         return False, f"control, no residuals: {named}{why}", (*why.verdict.results, *left)
     text = f"control: {named}without residuals the loss is {written(lost.estimate.mean, lost.bounds, lost.unit)}"
     records = (*found.records(CONTROL, "against"), *left)
-    if gain > lost.estimate.mean > 0:
+    if gain > lost.estimate.mean > 0:  # more than all residuals are worth: its metric may be another one
         text += ", less than what is gained: are both metrics in the same units, on the same data?"
         return False, text, records
     if lost.bounds[0] > margin.value:
@@ -299,7 +296,7 @@ def _stated(case: Case) -> Bounds | None:
     low, high, value = (case.published(role) for role in ("low", "high", "value"))
     if low is not None and high is not None:
         return low, high
-    tolerance = case.limits.get("tolerance")
+    tolerance = case.scope.limits.get("tolerance")
     return None if value is None or tolerance is None else (value - tolerance, value + tolerance)
 
 

@@ -164,7 +164,6 @@ def _wrong_origin(record: CellResult) -> Iterator[str]:
 
 # --- The bytes of a record against `plan`, as the committed table of what models hold ---
 
-
 STATES_FILE = ROOT / "results/paper/states.json"
 """Written by `python -m benchmarks measure states`; a test compares it with `plan`."""
 FEEDBACK = ("topk", "qsgd", "dgc", "none")
@@ -208,11 +207,6 @@ def planned_bytes(cell: Cell, name: str) -> int | None:
     if name == "residuals_bytes" or (name == "gradients_bytes" and cell.gradients == "streamed"):
         return 0
     return None if planned is None else int(getattr(planned, name))
-
-
-def planned_residuals(cell: Cell) -> int | None:
-    """Return the planned bytes of residuals of a cell; None for settings that the table does not have."""
-    return planned_bytes(cell, "residuals_bytes")
 
 
 def fewer_than_planned(cell: Cell, name: str, old: float, new: float) -> str | None:

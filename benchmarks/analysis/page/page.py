@@ -4,6 +4,7 @@ import base64
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -16,16 +17,13 @@ from markupsafe import Markup
 from benchmarks.analysis.charts.draw import Drawn, library
 from benchmarks.analysis.charts.rows_chart import READING as TRADE_OFF_READING
 from benchmarks.analysis.claims.claim import STATUSES, LedgerRow
-from benchmarks.analysis.claims.claims_command import families, waiting
-from benchmarks.analysis.claims.ledger import family
+from benchmarks.analysis.claims.claims_command import families, family, waiting
 from benchmarks.analysis.grouping import first_of, grouped
 from benchmarks.analysis.labels import ABSENT, MINUS
-from benchmarks.analysis.load_run import Hole, Run
-from benchmarks.analysis.origin import is_mixed, provenance_rows
+from benchmarks.analysis.load_run import Hole, Run, is_mixed, provenance_rows
 from benchmarks.analysis.table import Table
 
 # --- The rows of a table for the page: the text that is shown, and the number that it is sorted by ---
-
 
 BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 LEADING = re.compile(r"([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z]*)")
@@ -102,7 +100,6 @@ def _leading_number(text: str) -> float | None:
 
 # --- The ledger of claims for the page: numbers as text, counts, and groups of claims ---
 
-
 SIGNS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "not run": ABSENT}
 """Signs before the words, for readers who cannot tell the colours apart."""
 WORDS = {"obs": "Observation", "exp": "Experiment", "sec": "Section", "table": "Table", "ours": "Our own"}
@@ -145,7 +142,6 @@ def measured_on(one: LedgerRow) -> str:
 
 # --- Render the page ---
 
-
 SCRIPTS = ("tables.js", "charts.js")
 HERE = Path(__file__).parent
 FILTERS = {"groups": groups_of, "head": head_of, "number": number, "measured_on": measured_on, "rows": measured_words}
@@ -176,7 +172,7 @@ def render_page(
         same=_same_figures(charts),
         trade_off=TRADE_OFF_READING,
         holes=list(run.holes.values()),
-        why=run.why_missing(),
+        why=Counter(hole.status for hole in run.holes.values()).most_common(),
         provenance=provenance_rows(results),
         mixed=is_mixed(results),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
@@ -191,16 +187,16 @@ def _is_of_paper(table: Table) -> bool:
     return bool(table.records) and "published" in table.records[0]
 
 
-def rendered(name: str, **values: Any) -> str:
-    """Return a template of this folder with its values filled in; values shown in HTML are escaped."""
+def rendered(name: str, folder: Path = HERE, filters: Mapping[str, Any] = FILTERS, **values: Any) -> str:
+    """Return a template with its values filled in; values shown in HTML are escaped."""
     environment = Environment(
-        loader=FileSystemLoader(HERE),
+        loader=FileSystemLoader(folder),
         autoescape=name.endswith(".html.j2"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FILTERS
+    environment.filters |= filters
     return environment.get_template(name).render(**values) + "\n"
 
 

@@ -1,1 +1,1 @@
-"""Tables and figures of a run, one file each."""
+"""Tables and figures of a run."""

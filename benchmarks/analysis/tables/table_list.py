@@ -4,12 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.paper.make import make_table, with_densities
-from benchmarks.analysis.paper.spec import load_specs
+from benchmarks.analysis.paper.make import load_specs, make_table, with_densities
 from benchmarks.analysis.table import Table
-from benchmarks.analysis.tables.accuracy import accuracy, throughput
-from benchmarks.analysis.tables.distribution_table import distributions
-from benchmarks.analysis.tables.memory_table import memory, moments
+from benchmarks.analysis.tables.run_tables import accuracy, distributions, memory, moments, throughput
 
 TABLES: dict[str, Callable[[Run], Table]] = {
     "memory": memory,

@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.check.check_command import UNEVEN, band_of
-from benchmarks.analysis.check.reference import Reference
+from benchmarks.analysis.check_command import UNEVEN, Reference, band_of
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult

@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.claims.claim import SCOPES, STATUSES, Claim, LedgerRow, Scope
-from benchmarks.analysis.claims.kinds import KINDS
-from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.load_claims import ITSELF, load_claims
+from benchmarks.analysis.claims.claims_command import ledger
+from benchmarks.analysis.claims.kinds import ITSELF, KINDS, load_claims
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from benchmarks.analysis.claims.claim import Claim, LedgerRow
-from benchmarks.analysis.claims.kinds import KINDS
-from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.claims_command import ledger
+from benchmarks.analysis.claims.kinds import KINDS, load_claims
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import WORKLOADS
 from resireduce.grouping import compressible, find_groups

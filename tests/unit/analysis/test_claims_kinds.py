@@ -9,8 +9,8 @@ from statistics import mean, stdev
 import pytest
 
 from benchmarks.analysis.claims.claim import Claim, LedgerRow, Scope
-from benchmarks.analysis.claims.ledger import adjusted, ledger
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.claims_command import adjusted, ledger
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.claims.metric_claims import POWER, loss_between, margin_of, seeds_needed
 from benchmarks.analysis.statistics import interval, p_beyond, power
 from benchmarks.core.cell import Cell

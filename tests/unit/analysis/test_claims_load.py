@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.kinds import load_claims
 from resireduce.errors import ConfigError
 
 CLAIM: dict[str, Any] = {

@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.claims.claim import LedgerRow
-from benchmarks.analysis.claims.kinds import KINDS
-from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.claims_command import ledger
+from benchmarks.analysis.claims.kinds import KINDS, load_claims
 from benchmarks.analysis.gpu_records import read_devices
 from tests.gpu_records import known_file, memory_file, save
 

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.claims import evidence
 from benchmarks.analysis.claims.claim import LedgerRow
-from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.claims_command import ledger
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.labels import MINUS
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.report_command import screen_text, write_claims

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.claims_command import ledger
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.load_run import Run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.claims.sound import METRICS, unsound, wrong_seconds
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import STATE_FIELDS, CellResult

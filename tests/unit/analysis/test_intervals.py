@@ -10,7 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.statistics import Interval, interval, median_interval, paired
 from benchmarks.analysis.summaries import intervals_table
-from benchmarks.analysis.tables.accuracy import accuracy, paired_baseline
+from benchmarks.analysis.tables.run_tables import accuracy, paired_baseline
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from tests.records import make_result, save_run

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.analysis.charts.states_chart import POINTS, moments_chart
+from benchmarks.analysis.charts.rows_chart import POINTS, moments_chart
 from benchmarks.analysis.load_run import Run
-from benchmarks.analysis.tables.memory_table import moments
+from benchmarks.analysis.tables.run_tables import moments
 from benchmarks.core.cell import Cell
 from benchmarks.core.rank_memory import BANDS, pack_moments
 from benchmarks.core.record import CellResult

@@ -9,14 +9,13 @@ import pytest
 
 from benchmarks.analysis.charts.look import PUBLISHED
 from benchmarks.analysis.charts.rows_chart import bars_chart
+from benchmarks.analysis.claims.claim import NUMBERS_FILE, load_published
 from benchmarks.analysis.claims.sound import load_planned
 from benchmarks.analysis.labels import ABSENT, MINUS, TIMES
 from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.paper.make import CONFIG, paper_parts
-from benchmarks.analysis.published import NUMBERS_FILE, load_published
-from benchmarks.analysis.table import CELL_COLUMNS, Table
+from benchmarks.analysis.table import CELL_COLUMNS, Table, to_csv, to_latex, to_markdown
 from benchmarks.analysis.tables.table_list import PAPER_TABLES, all_tables
-from benchmarks.analysis.write import to_csv, to_latex, to_markdown
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.run_config import get_cells
@@ -86,7 +85,7 @@ def test_measured_stands_beside_published(paper: Run) -> None:
         records = [one for one in paper_rows(PAPER_TABLES[name](paper)) if one["measured"] is not None]
         assert len(records) >= 8
         for record in records:
-            results = paper.settings()[Cell.from_dict({field: record[field] for field in CELL_COLUMNS})]
+            results = paper.settings[Cell.from_dict({field: record[field] for field in CELL_COLUMNS})]
             assert record["measured"] == pytest.approx(mean(one.metric for one in results if one.metric is not None))
             assert record["unit"] == record["published_unit"] and record["published"] is not None
             assert record["measured_n"] == record["seeds"] == len(results)

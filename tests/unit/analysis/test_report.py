@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.analysis.charts.draw import draw_all, library
-from benchmarks.analysis.charts.states_chart import BOUNDARY, memory_chart
+from benchmarks.analysis.charts.rows_chart import BOUNDARY, memory_chart
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.report_command import screen_text, write_report
 from benchmarks.analysis.statistics import t_quantile
-from benchmarks.analysis.tables.accuracy import accuracy
-from benchmarks.analysis.tables.memory_table import memory
+from benchmarks.analysis.table import to_csv
+from benchmarks.analysis.tables.run_tables import accuracy, memory
 from benchmarks.analysis.tables.table_list import TABLES, TRADE_OFF
-from benchmarks.analysis.write import to_csv
 from benchmarks.core.cell import Cell
 from tests.records import make_result, path_of, save_run
 

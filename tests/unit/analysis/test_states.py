@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.kinds import load_claims
 from benchmarks.analysis.claims.sound import load_planned, setting_name
 from benchmarks.analysis.states import states
 from benchmarks.core.cell import Cell

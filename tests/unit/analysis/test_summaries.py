@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import t_quantile
-from benchmarks.analysis.tables.accuracy import headings, load_tells
+from benchmarks.analysis.tables.run_tables import headings, load_tells
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.analysis.published import load_published
-from benchmarks.analysis.write import to_markdown
+from benchmarks.analysis.claims.claim import load_published
+from benchmarks.analysis.table import to_markdown
 from benchmarks.core.paths import ROOT
 from benchmarks.simulation.beside_published import FILE, published_table
 from benchmarks.simulation.cluster import presets

@@ -2,38 +2,141 @@
 
 import argparse
 import gc
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, Self
 from xml.etree import ElementTree
 
-from benchmarks.analysis.check.reference import GUARDED, ONE_OF, SHORT_STEPS, Reference, Row, provenance_of, rows_of
-from benchmarks.analysis.claims.evidence import print_doubts
+from benchmarks.analysis.claims.evidence import fact_of, print_doubts
 from benchmarks.analysis.claims.sound import fewer_than_planned, unsound
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import printable, say, short_labels
 from benchmarks.analysis.load_run import Run, load_run, strays
 from benchmarks.analysis.table import BASELINE
+from benchmarks.analysis.tables.run_tables import memory_record, throughput_record
 from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
-from benchmarks.core.files import save_bytes, writable
+from benchmarks.core.files import load_json, save_bytes, save_text, writable
 from benchmarks.core.prepared import find_root
 from benchmarks.core.progress import counted
 from benchmarks.core.provenance import provenance
-from benchmarks.core.record import STATE_FIELDS, CellResult
+from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 from benchmarks.core.run_config import get_cells, write_specs
 from benchmarks.launching.outcomes import to_result
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, is_count
 from resireduce.scheme import load
 
-# --- How far a run may be from its reference ---
+# --- The rows of a reference: a setting's bytes, metric, and speed against its baseline's ---
 
+Row = dict[str, Any]
+"""A setting: name, cell (the fields that differ from defaults), seeds; GUARDED, those of the seed and rank with most;
+baseline_total_bytes, and normalised by them; of a long run throughput_ratio, and the metric, a mean over the seeds."""
+GUARDED = tuple(name for name in BYTE_FIELDS if name != "peak_resident_bytes")
+"""Bytes that are compared; the resident memory of a whole process varies from run to run."""
+SHORT_STEPS = 50
+"""Fewest steps for which a run's speed and metric mean something."""
+DEFAULTS = Cell(model="resnet-digits").to_dict()
+
+
+def rows_of(run: Run) -> dict[Cell, Row]:
+    """Return a row for each setting of a run with a finished seed."""
+    return {setting: _row_of(run, setting, results) for setting, results in run.settings.items() if results}
+
+
+def _row_of(run: Run, setting: Cell, results: Sequence[CellResult]) -> Row:
+    """Return a setting's row, computed as in the tables, without what is not known."""
+    memory, plain = memory_record(run, setting, results), setting.to_dict()
+    row: Row = {
+        "name": setting.name,
+        "cell": {name: value for name, value in plain.items() if name == "model" or value != DEFAULTS[name]},
+        "seeds": sorted(result.cell.seed for result in results),
+        **{name: memory[name] for name in (*GUARDED, "baseline_total_bytes")},
+    }
+    if all(result.steps >= SHORT_STEPS for result in results):
+        ratio = throughput_record(run, setting, results)["ratio_to_baseline"]
+        row |= {"throughput_ratio": ratio and round(ratio, 4)}
+        row |= {name: getattr(results[0], name) for name in ("metric_name", "higher_is_better")}
+        row |= {"metric": mean(float(result.metric or 0) for result in results)}
+    known = {name: value for name, value in row.items() if value is not None}
+    return known | _normalised(known)
+
+
+def _normalised(row: Row) -> Row:
+    whole = row.get("baseline_total_bytes")
+    return {"normalised": round(row["total_bytes"] / whole, 6)} if whole else {}
+
+
+# --- The file ---
+
+FORMAT = 1
+MADE_BY = "python -m benchmarks check --accept"
+FACTS = ("device", "torch", "python", "cpu", "commit", "dirty")
+"""Where measurements come from."""
+ONE_OF = ("device", "torch")
+"""Facts that decide how exactly they can be compared: all measurements of a reference, and of a run, have the same."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The measurements that a run is compared with."""
+
+    path: Path
+    rows: dict[Cell, Row]
+    provenance: dict[str, Any]
+    """FACTS of the records; a fact with several values is a list."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """For each acceptance: date, reason, commit, and lines on what changed."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a reference. Raises ConfigError, one line, for what is none, and if less would be compared with it."""
+        try:
+            values = load_json(path)
+            if values["made_by"] != MADE_BY or values["format"] != FORMAT:
+                raise ValueError(f"it is none of format {FORMAT}")
+            rows = {Cell.from_dict(row["cell"]): row for row in values["rows"]}
+            wrong = [row["name"] for cell, row in rows.items() if not _is_whole(cell, row)]
+            if wrong or not rows or len(rows) < len(values["rows"]):
+                raise ValueError(f"{(wrong or ['a row'])[0]} is there twice or is not whole")
+            source = {name: values["provenance"][name] for name in FACTS}
+            return cls(path, rows, source, [*values["history"]])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            raise ConfigError(
+                f"reference: {path} cannot be compared with: {why}; restore it, or --accept one"
+            ) from None
+
+    def save(self) -> None:
+        """Write it atomically, one row per line, so that a change of one setting changes one line."""
+        head = {"format": FORMAT, "made_by": MADE_BY, "provenance": self.provenance, "history": self.history}
+        lines = [json.dumps(row, allow_nan=False) for row in self.rows.values()]
+        text = json.dumps(head, indent=1, allow_nan=False).removesuffix("\n}")
+        save_text(text + ',\n "rows": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n ]\n}\n", self.path)
+
+
+def _is_whole(cell: Cell, row: Row) -> bool:
+    """Say whether a row has the seeds and all bytes of its setting, and what follows from these."""
+    adds_up = sum(row[name] for name in STATE_FIELDS) == row["total_bytes"] <= row["peak_states_bytes"]
+    same = row["name"] == cell.name and row.get("normalised") == _normalised(row).get("normalised")
+    return adds_up and same and is_count(row["in_flight_bytes"]) and row["seeds"] == sorted(set(row["seeds"])) != []
+
+
+def provenance_of(results: Iterable[CellResult]) -> dict[str, Any]:
+    """Return FACTS of records; a fact with several values gives a sorted list."""
+    sources = [one.provenance | {"torch": fact_of(one.provenance, "packages: torch")} for one in results]
+    found = {name: sorted({str(one.get(name)): one.get(name) for one in sources}.items()) for name in FACTS}
+    return {name: [one for _, one in its] if len(its) > 1 else its[0][1] for name, its in found.items() if its}
+
+
+# --- How far a run may be from its reference ---
 
 SAVINGS = {"saving": "total_bytes", "saving at the fullest moment": "peak_states_bytes"}
 """Shares of the baseline's model states at a step boundary, and the bytes that each is about."""
@@ -71,7 +174,6 @@ def band_of(quantity: str, compressor: str, then: Mapping[str, Any], now: Mappin
 
 
 # --- Compare a run with a reference ---
-
 
 HEADINGS = {
     "problem": "NOT COMPARED, since there is no valid record",
@@ -125,7 +227,7 @@ def problems(run: Run) -> Iterator[tuple[Cell, str]]:
     for cell, result in run.results.items():
         if why := unsound(result) or run.doubts.get(cell):
             yield cell, f"{why}; such a record was not measured: delete it, and run its cell again"
-    for results in run.settings().values():
+    for results in run.settings.values():
         for one in results[1:]:  # a row keeps only the seed with most
             held = [[getattr(result, name) for name in STATE_FIELDS] for result in (results[0], one)]
             if held[0] != held[1]:

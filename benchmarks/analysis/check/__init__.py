@@ -1,1 +1,0 @@
-"""Compare a run with committed measurements: `python -m benchmarks check`."""
