@@ -18,7 +18,7 @@ from benchmarks.core.devices import wanted_device
 from benchmarks.core.files import save_text, writable
 from benchmarks.core.provenance import provenance
 from benchmarks.doctor.finding import Finding, failed, last_words, not_run, ok
-from benchmarks.doctor.rank_checks import own_environment
+from benchmarks.doctor.machine_checks import own_environment
 from benchmarks.launching.processes import Job, Run, run_together
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import line_through

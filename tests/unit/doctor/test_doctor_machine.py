@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.doctor import machine_checks as checks
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.gpu_checks import Facts
+from benchmarks.doctor.machine_checks import Facts
 from tests.findings import only
 
 GIB = 1 << 30
