@@ -305,10 +305,7 @@ WITH_NCCL = "image cuda12, or build Horovod with HOROVOD_GPU_OPERATIONS=NCCL"
 
 
 def check_horovod(
-    timeout_seconds: float,
-    gpus: int = 0,
-    installed: bool | None = None,
-    run: Run = run_together,
+    timeout_seconds: float, gpus: int = 0, installed: bool | None = None, run: Run = run_together
 ) -> list[Finding]:
     """Return one finding. gpus: number that torch sees; if there are any, Horovod should have NCCL."""
     if not (find_spec("horovod") is not None if installed is None else installed):

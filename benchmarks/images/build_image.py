@@ -24,14 +24,8 @@ from benchmarks.core.paths import ROOT, cache_folder
 from benchmarks.core.programs import output_of
 from benchmarks.core.provenance import git
 from benchmarks.core.requirements import read_lock
-from benchmarks.launching.containers.containers import command
-from benchmarks.launching.containers.entry import (
-    ImageEntry,
-    check_locks,
-    containerfile,
-    image_content,
-    write_context,
-)
+from benchmarks.launching.containers.entry import ImageEntry, check_locks, containerfile, image_content, write_context
+from benchmarks.launching.containers.runtime import command
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 

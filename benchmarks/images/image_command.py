@@ -15,8 +15,8 @@ from benchmarks.core.programs import output_of
 from benchmarks.images.build_image import build_image, find_base
 from benchmarks.images.engine import engine
 from benchmarks.launching.containers.choose import add_runtime_arguments, asked_runtime
-from benchmarks.launching.containers.containers import command
 from benchmarks.launching.containers.entry import IMAGES, LOCK, ImageEntry, add_image, read_images
+from benchmarks.launching.containers.runtime import command
 from benchmarks.launching.launch import run_python
 from resireduce.errors import ConfigError, choose
 

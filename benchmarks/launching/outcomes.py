@@ -34,15 +34,10 @@ def outcomes_of(
     ended: Outcome,
     signals: Sequence[int],
 ) -> list[Outcome]:
-    """Return each rank's outcome, once all have ended.
+    """Return the outcome of each of `ranks`, once all have ended, from what they left in `folder`.
 
-    Args:
-        folder: has what the ranks left.
-        ranks: for each, the process that is it, or stands for it.
-        running: of each, whether it was ended.
-        killed_by_kernel: whether the kernel killed any process to free memory.
-        ended: the outcome of those that were ended.
-        signals: those that asked this process to end.
+    Those that were `running` were ended, with the outcome `ended`, or by one of the `signals` to this process;
+    `killed_by_kernel`: whether the kernel killed any process to free memory.
     """
     outcomes = [
         outcome_of(folder, rank, process, killed_by_kernel and not was)

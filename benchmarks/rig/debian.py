@@ -131,12 +131,7 @@ APPTAINER = Tool(
     ),
     ("etc", "var"),
 )
-TOOLS = {
-    "docker": DOCKER,
-    "dockerd": DOCKER,
-    "mmdebstrap": Tool(("mmdebstrap",)),
-    "apptainer": APPTAINER,
-}
+TOOLS = {"docker": DOCKER, "dockerd": DOCKER, "mmdebstrap": Tool(("mmdebstrap",)), "apptainer": APPTAINER}
 FOLDERS = ("usr/bin", "usr/sbin")
 
 

@@ -11,15 +11,13 @@ from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_markdown, to_screen
 from benchmarks.core.checks import allow, first_twice, integer
 from benchmarks.core.files import finite, load_json
-from benchmarks.simulation.beside_measured import measured_table, sentence, shares
-from benchmarks.simulation.beside_published import published_table
+from benchmarks.simulation.beside import measured_table, published_table, sentence, shares
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster, find_cluster
-from benchmarks.simulation.model_layers import layers_of
 from benchmarks.simulation.results import PLANNERS, Result, compressor_of, fastest_dense, fastest_first, simulate
 from benchmarks.simulation.rules import RULES
 from benchmarks.simulation.step_time import Settings
 from benchmarks.simulation.what_pays import answers, sentences
-from benchmarks.simulation.wire import HIERARCHIES, Case, grid, read_micro
+from benchmarks.simulation.wire import HIERARCHIES, Case, grid, layers_of, read_micro
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulation.cluster import Device, paths
-from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.rules import RULES, Rule
-from benchmarks.simulation.wire import FLOAT_BYTES, Case, Curve, Key, Work
+from benchmarks.simulation.wire import FLOAT_BYTES, Case, Curve, Key, Layers, Work
 from resireduce.merging.rules import Array, Arrivals, Ends
 
 # --- Cases as arrays: one row per case, one column per tensor, in the order of gradients ---

@@ -10,10 +10,9 @@ import numpy as np
 
 from benchmarks.analysis.labels import TIMES
 from benchmarks.simulation.cluster import Cluster
-from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.results import Result, fastest_dense, fastest_first, name_of, simulate
 from benchmarks.simulation.step_time import Settings
-from benchmarks.simulation.wire import LOSSLESS, Case, grid, payload_of
+from benchmarks.simulation.wire import LOSSLESS, Case, Layers, grid, payload_of
 from resireduce.scheme import COMPRESSORS, load
 
 # --- Where compression's step equals the best without it ---

@@ -12,9 +12,8 @@ from benchmarks.core.files import file_hash, save_json, try_json
 from benchmarks.core.paths import IMAGES
 from benchmarks.core.programs import output_of
 from benchmarks.core.run_config import RUNTIMES, get_runtime
-from benchmarks.launching.containers.containers import command
 from benchmarks.launching.containers.entry import LOCK, ImageEntry, image_content, read_images
-from benchmarks.launching.containers.runtime import Runtime
+from benchmarks.launching.containers.runtime import Runtime, command
 from resireduce.errors import ConfigError
 
 ANSWER_SECONDS = 60.0

@@ -11,7 +11,6 @@ from torch import nn
 
 from benchmarks.core.registry import MODELS
 from benchmarks.simulation.cluster import Link, all_gather, all_reduce, paths, presets, reduce_scatter
-from benchmarks.simulation.model_layers import layers_of
 from benchmarks.simulation.results import simulate
 from benchmarks.simulation.step_time import Settings, rows_of
 from benchmarks.simulation.what_pays import needed_bytes
@@ -23,6 +22,7 @@ from benchmarks.simulation.wire import (
     Curve,
     buckets,
     grid,
+    layers_of,
     read_micro,
     works,
 )
