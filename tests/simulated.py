@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulation.cluster import Cluster, Device, Link
-from benchmarks.simulation.step_time import Rows, Settings
+from benchmarks.simulation.results import Rows, Settings
 from benchmarks.simulation.wire import Layers
 
 FAST = Device(

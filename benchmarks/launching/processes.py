@@ -297,26 +297,18 @@ def count_oom_kills(cgroups: Path | None = CGROUPS, mount: Path = MOUNT) -> int 
     if sys.platform != "linux":
         return None
     try:
-        groups = memory_groups(cgroups, mount) if cgroups else []
+        lines = cgroups.read_text(encoding="utf-8").splitlines() if cgroups else []
     except OSError:
         return None
-    counts = [_read_count(own / ("memory.events" if is_new else "memory.oom_control")) for _, own, is_new in groups]
+    counts = []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if not controllers:  # version 2
+            counts.append(_read_count(mount / name.lstrip("/") / "memory.events"))
+        elif "memory" in controllers.split(","):
+            counts.append(_read_count(mount / "memory" / name.lstrip("/") / "memory.oom_control"))
     known = [count for count in counts if count is not None]
     return sum(known) if known else _read_count(VMSTAT)
-
-
-def memory_groups(cgroups: Path, mount: Path) -> list[tuple[Path, Path, bool]]:
-    """Return top and own folder of this process's control groups that count memory, and whether they are of version 2.
-
-    They are below `mount`. Raises OSError if `cgroups`, such as /proc/self/cgroup, does not exist.
-    """
-    found = []
-    for line in cgroups.read_text(encoding="utf-8").splitlines():
-        _, controllers, name = line.split(":", 2)
-        if not controllers or "memory" in controllers.split(","):
-            top = mount / "memory" if controllers else mount
-            found.append((top, top / name.lstrip("/"), not controllers))
-    return found
 
 
 def _read_count(path: Path) -> int | None:

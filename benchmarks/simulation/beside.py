@@ -16,9 +16,8 @@ from benchmarks.analysis.table import Table
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
 from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, find_cluster, paths
-from benchmarks.simulation.results import simulate
+from benchmarks.simulation.results import Passes, Rows, Settings, merged, row_of, simulate, stacked, timed
 from benchmarks.simulation.rules import RULES, Rule, size
-from benchmarks.simulation.step_time import Passes, Rows, Settings, merged, row_of, stacked, timed
 from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Layers, Work, layers_of, works
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import Array, line_through
@@ -147,7 +146,6 @@ def _whole(cost: Cost, nbytes: Array) -> Array:
 
 # --- The comparison ---
 
-
 NEAR, APART = 0.15, 0.20
 """A simulated step is NEAR within this share; two steps are APART, and so ranked, if they differ by more."""
 READING = (
@@ -160,10 +158,7 @@ HEAD = ["Nodes x ranks", "Link", "Compressor", "Merged", "Levels", "Measured", "
 
 
 def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
-    """Return a plain record, measured and simulated, for each step in a testbed's record `found`.
-
-    Raises ConfigError if a part of a step was not measured, and for `layers` of another model.
-    """
+    """Return a plain record, measured and simulated, for each step in a testbed's record `found`."""
     return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
 
 
@@ -208,15 +203,14 @@ def shares(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how many `records` are NEAR, and for how many pairs of a setting that are APART the order is right."""
     near = sum(abs(one["difference"]) <= NEAR for one in records)
     settings = grouped((tuple(one[name] for name in PLACE), one) for one in records)
-    pairs = [pair for its in settings.values() for pair in combinations(its, 2) if _apart(*pair)]
+    pairs = [
+        (a, b)
+        for its in settings.values()
+        for a, b in combinations(its, 2)
+        if max(a["median"], b["median"]) > min(a["median"], b["median"]) * (1 + APART)
+    ]
     right = sum((a["median"] < b["median"]) == (a["simulated"] < b["simulated"]) for a, b in pairs)
     return {"combinations": len(records), "near": near, "pairs": len(pairs), "right": right}
-
-
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether the slower of two takes more than 20 % longer."""
-    low, high = sorted((one["median"], other["median"]))
-    return bool(high > low * (1 + APART))
 
 
 def measured_table(path: Path) -> Table:
@@ -258,7 +252,6 @@ def sentence(found: Mapping[str, Any]) -> str:
 
 # --- Published speeds of papers and READMEs beside simulations of the clusters they name ---
 
-
 FILE = ROOT / "benchmarks/simulation/published.yaml"
 RULE = "horovod"
 """The merging rule by which the published systems send."""
@@ -281,7 +274,14 @@ def published_table(find_layers: Callable[[str], Layers] = layers_of, models: Se
         for model in entry["models"]:
             if models is None or model in models:
                 records += list(_records(entry, model, Settings(find_layers(model))))
-    body = list(map(_published_texts, records))
+    body = [
+        [
+            *(one["source"], one["model"], one["cluster"], str(one["ranks"]), QUANTITIES[one["quantity"]]),
+            f"{'up to ' * one['is_most']}{one['published']:g} %",
+            f"{one['simulated']:.2f} %",
+        ]
+        for one in records
+    ]
     return Table(
         "published",
         "Speed: published beside simulated",
@@ -311,10 +311,3 @@ def _records(entry: Mapping[str, Any], model: str, settings: Settings) -> Iterat
             "simulated": 100 * (1 - other / step if quantity == "throughput_loss" else other / step - 1),
             "simulated_step_seconds": step,
         }
-
-
-def _published_texts(one: Mapping[str, Any]) -> list[str]:
-    """Return a line of the table."""
-    published = f"{'up to ' * one['is_most']}{one['published']:g} %"
-    place = [one["source"], one["model"], one["cluster"], str(one["ranks"])]
-    return [*place, QUANTITIES[one["quantity"]], published, f"{one['simulated']:.2f} %"]

@@ -103,7 +103,6 @@ def _operations(listed: Any) -> Array:
 
 # --- Combinations ---
 
-
 LOSSLESS = "none"
 """The compressor that sends gradients unchanged."""
 
@@ -225,7 +224,6 @@ class Curve:
 
 
 # --- The cost of compression, and what is sent ---
-
 
 MOVED = {
     "baseline": (12, 12, 12),

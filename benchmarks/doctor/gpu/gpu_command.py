@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,10 @@ def summarise(folder: Path, output: Path) -> Iterator[Path]:
         sources = [values["provenance"] for values in groups]
         rows = [_row(case, device) for case in device.cases]
         path = output / name / "summary.json"
-        save_json({"memory": rows, "missing": _missing(groups), "provenance": sources, "notes": device.notes}, path)
+        failed = [case for values in groups for case in values["cases"] if case["status"] != "ok"]
+        missing = {case["name"]: f"{case['status']}: {case['reason']}" for case in failed}
+        missing |= {name: reason for values in groups for name, reason in values["not_run"].items()}
+        save_json({"memory": rows, "missing": missing, "provenance": sources, "notes": device.notes}, path)
         yield path
 
 
@@ -85,13 +88,6 @@ def _bytes(case: Case | None, rung: str) -> int | None:
         return bytes_at(case, rung) if case and case.ranks else None
     except Unread:
         return None
-
-
-def _missing(groups: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the steps that failed or were not run, each with its reason."""
-    cases = [case for values in groups for case in values["cases"] if case["status"] != "ok"]
-    not_run = {name: reason for values in groups for name, reason in values["not_run"].items()}
-    return {case["name"]: f"{case['status']}: {case['reason']}" for case in cases} | not_run
 
 
 OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")

@@ -26,7 +26,6 @@ from resireduce.scheme import load
 
 # --- cases ---
 
-
 MEMORY_STEPS = 5
 """Steps of a cell whose memory is measured; a few suffice, as memory allocated in the first step stays."""
 ROUNDS, ROUND_STEPS = 6, 2
@@ -75,7 +74,6 @@ def make_cell(model: str, steps: int, setting: Setting, world_size: int = 1) -> 
 
 
 # --- steps ---
-
 
 OUTPUT = "OUTPUT"
 """Placeholder in a command for the JSON file that it writes."""
@@ -133,7 +131,6 @@ def list_steps(device: str, tiny: bool = False) -> list[Step]:
 
 
 # --- one step ---
-
 
 LOG_CHARACTERS = 6000
 """Characters kept from the end of a failed command's output."""

@@ -93,11 +93,7 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_runtime(args: argparse.Namespace) -> Runtime | None:
-    """Return the runtime that the options ask for; None: this machine's own python.
-
-    Raises ConfigError, one line with the cure, for options that contradict each other or cannot be used here:
-    `benchmarks.launching.containers.choose.find_runtime`.
-    """
+    """Return the runtime that the options ask for; None: this machine's own python. Raises ConfigError, one line."""
     name = get_runtime(vars(args))
     if name == "none":
         return None

@@ -73,10 +73,7 @@ CLIENT_PREFIXES = ("APPTAINER_", "http_", "https_")
 
 
 def passed(variables: Mapping[str, str]) -> list[str]:
-    """Return the names of these variables that a container gets. PATH, PYTHONPATH and LD_LIBRARY_PATH never are.
-
-    TMPDIR is one of them; `bind_all` binds its folder.
-    """
+    """Return the names of these variables that a container gets; never PATH, PYTHONPATH or LD_LIBRARY_PATH."""
     return sorted(name for name in variables if name in NAMES or name.startswith(PREFIXES))
 
 
@@ -237,21 +234,16 @@ def containers(
     try:
         yield start
     finally:
-        _clear_away(runtime, token, started)
-
-
-def _clear_away(runtime: Runtime, token: str, started: Sequence[Client]) -> None:
-    """End all containers. The container of a killed client runs on until it notices."""
-    for client in started:
-        client.kill()
-        client.wait()
-        client.close()
-    if runtime.name == "apptainer" or not started:
-        return
-    # Containers remove themselves when they end; docker complains of missing ones.
-    command = [*runtime.program, "rm", "--force", *(f"{token}-{rank}" for rank in reversed(range(len(started))))]
-    with suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, capture_output=True, timeout=REMOVE_SECONDS, check=False)
+        for client in started:  # the container of a killed client runs on until it notices
+            client.kill()
+            client.wait()
+            client.close()
+        if runtime.name != "apptainer" and started:
+            # Containers remove themselves when they end; docker complains of missing ones.
+            names = [f"{token}-{rank}" for rank in reversed(range(len(started)))]
+            with suppress(subprocess.TimeoutExpired):
+                line = [*runtime.program, "rm", "--force", *names]
+                subprocess.run(line, capture_output=True, timeout=REMOVE_SECONDS, check=False)
 
 
 def command(name: str, wrapped: bool = True) -> list[str]:

@@ -11,8 +11,7 @@ from torch import nn
 
 from benchmarks.core.registry import MODELS
 from benchmarks.simulation.cluster import Link, all_gather, all_reduce, paths, presets, reduce_scatter
-from benchmarks.simulation.results import simulate
-from benchmarks.simulation.step_time import Settings, rows_of
+from benchmarks.simulation.results import Settings, rows_of, simulate
 from benchmarks.simulation.what_pays import needed_bytes
 from benchmarks.simulation.wire import (
     BUCKET_BYTES,
