@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import docker
 from docker.errors import DockerException, ImageNotFound
@@ -285,17 +285,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run one action and return the exit status. A signal that ends it leaves no more behind than Ctrl-C."""
-    earlier = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGTERM, signal.SIGHUP)  # exit through all blocks, so that they clean up
+    earlier = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers}
     try:
         return int(ACTIONS[args.action](args))
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-def _end(number: int, _: object) -> NoReturn:
-    """Exit through all blocks, so that they clean up."""
-    sys.exit(128 + number)
 
 
 def _build(args: argparse.Namespace) -> int:

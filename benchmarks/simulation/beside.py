@@ -265,10 +265,7 @@ PUBLISHED_HEAD = ["Source", "Model", "Cluster", "Ranks", "", "Published", "Simul
 
 
 def published_table(find_layers: Callable[[str], Layers] = layers_of, models: Sequence[str] | None = None) -> Table:
-    """Return the table of everything published, or of `models` only; `find_layers` returns a model's layers.
-
-    This takes a minute, as it goes through the largest models tensor by tensor.
-    """
+    """Return the table of everything published, or of `models` only; the largest take a minute, tensor by tensor."""
     records = []
     for entry in yaml.safe_load(FILE.read_text(encoding="utf-8")):
         for model in entry["models"]:
