@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.doctor.finding import Finding
+from benchmarks.doctor.machine_checks import Finding
 
 
 def only(findings: Sequence[Finding], status: str) -> str:

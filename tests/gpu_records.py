@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.analysis.claims.sound import load_planned, planned_bytes
 from benchmarks.core.cell import Cell
 from benchmarks.core.rank_memory import METHODS
-from benchmarks.doctor.gpu.steps import memory_cells
+from benchmarks.doctor.gpu.stretch import memory_cells
 
 UUID = "GPU-5e5a1a3c-0000-0000-0000-000000000001"
 GPU: dict[str, Any] = {"device": "NVIDIA H200", "device_memory_bytes": 150_000_000_000}

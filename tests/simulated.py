@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulation.cluster import Cluster, Device, Link
-from benchmarks.simulation.model_layers import Layers
-from benchmarks.simulation.step_time import Rows, Settings
+from benchmarks.simulation.results import Rows, Settings
+from benchmarks.simulation.wire import Layers
 
 FAST = Device(
     name="fast", flops_per_second=1e13, memory_bytes_per_second=1e12, memory_bytes=1e11, flops_share=1, memory_share=1

@@ -8,8 +8,7 @@ from typing import Any, Self
 from benchmarks.core import scheme_options
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
-from benchmarks.core.workloads import WORKLOADS, Workload
-from benchmarks.core.workloads.recipe import OPTIMIZERS
+from benchmarks.core.workloads import OPTIMIZERS, WORKLOADS, Workload
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES
 
@@ -52,7 +51,7 @@ class Cell:
     density: float = 0.01
     """Share of elements sent; always 1 with a compressor that sends all of them."""
     optimizer: str | None = None
-    """A name in `benchmarks.core.workloads.recipe.OPTIMIZERS`; None: the recipe's."""
+    """A name in `benchmarks.core.workloads.OPTIMIZERS`; None: the recipe's."""
     learning_rate: float | None = None
     """Largest learning rate, as the recipe's, which None takes."""
     schedule: str | None = None

@@ -42,12 +42,7 @@ class Reading:
 
 
 class NvmlDevice:
-    """One GPU, or one slice of a GPU (MIG).
-
-    Args:
-        module: pynvml, or a stand-in for it, initialised.
-        handle: NVML's handle of the device.
-    """
+    """One GPU, or one slice of a GPU (MIG), by NVML's handle of it; `module` is pynvml, or a stand-in for it."""
 
     def __init__(self, module: Any, handle: Any):
         self._module, self._handle = module, handle
@@ -129,12 +124,10 @@ class Nvml:
                     continue
 
     def device(self, uuid: str, index: int = 0, visible: str | None = None) -> NvmlDevice:
-        """Find the device that CUDA calls `uuid`. Raises NvmlUnavailable.
+        """Find the device that CUDA calls `uuid`, with or without the prefix GPU- or MIG-. Raises NvmlUnavailable.
 
-        Args:
-            uuid: as torch.cuda.get_device_properties(index).uuid gives it, with or without the prefix GPU- or MIG-.
-            index: CUDA's, which counts visible devices only; NVML's may differ.
-            visible: CUDA_VISIBLE_DEVICES, which may name slices of a GPU by UUIDs of their own.
+        CUDA's `index` counts visible devices only. visible: CUDA_VISIBLE_DEVICES, which may name slices of a GPU by
+        UUIDs of their own.
         """
         names = _names(uuid, index, (visible or "").split(","))
         problem: Exception | None = None

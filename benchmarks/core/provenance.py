@@ -30,10 +30,14 @@ def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
     image: the ranks' image, whose versions then count: `benchmarks.launching.containers.runtime.Runtime.facts`.
     """
+    found = versions()
+    if image is not None:
+        packages = {package: image["versions"].get(package) for package in PACKAGES}
+        found = {"python": image["versions"].get("python"), "packages": packages, "image": dict(image)}
     return {
         "commit": (git("rev-parse", "HEAD") or "").strip() or None,
         "dirty": None if (changes := git(*STATUS, "--", *CODE)) is None else bool(changes),
-        **(versions() if image is None else _versions_of(image)),
+        **found,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": cores(),
@@ -51,13 +55,6 @@ def timing_provenance() -> dict[str, Any]:
 def versions() -> dict[str, Any]:
     """Return the versions of this interpreter and of what results depend on."""
     return {"python": platform.python_version(), "packages": {name: installed_version(name) for name in PACKAGES}}
-
-
-def _versions_of(image: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the versions of an image in which no rank has reported its own."""
-    known = image["versions"]
-    packages = {package: known.get(package) for package in PACKAGES}
-    return {"python": known.get("python"), "packages": packages, "image": dict(image)}
 
 
 def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -92,10 +89,7 @@ def git(*arguments: str) -> str | None:
     Its repository is named, since git would look for one in the folders above, or take that of GIT_DIR, and would not
     read one that another user owns.
     """
-    return _output("git", "-C", str(ROOT), "--git-dir=.git", "--work-tree=.", *arguments)
-
-
-def _output(*command: str) -> str | None:
+    command = ["git", "-C", str(ROOT), "--git-dir=.git", "--work-tree=.", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):

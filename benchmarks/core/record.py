@@ -151,10 +151,6 @@ def _ok_problems(result: CellResult) -> list[str]:
         return [problem]
     if not all_finite(vars(result) | {"cell": result.cell.to_dict()}):
         return ["metric: NaN or infinity in an ok record; its status is diverged"]
-    return _sum_problems(result)
-
-
-def _sum_problems(result: CellResult) -> list[str]:
     total = sum(getattr(result, name) for name in STATE_FIELDS)
     if total != result.total_bytes:
         return [f"total_bytes: {result.total_bytes} is not the sum of {', '.join(STATE_FIELDS)}, {total}"]

@@ -82,7 +82,6 @@ class Dataset(ABC):
 
 # --- Checksums and downloads ---
 
-
 CHUNK_BYTES = 1 << 20
 
 

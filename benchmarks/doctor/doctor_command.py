@@ -11,13 +11,11 @@ from pathlib import Path
 
 from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICE_VARIABLE, wanted_device
-from benchmarks.doctor import gpu_checks as gpus
+from benchmarks.core.paths import RUNS
 from benchmarks.doctor import links
 from benchmarks.doctor import machine_checks as machine
-from benchmarks.doctor import rank_checks as ranks
 from benchmarks.doctor import slurm_checks as slurm
-from benchmarks.doctor.finding import FAILED, STATUSES, Finding, failed, not_run, one_line
-from benchmarks.doctor.gpu_checks import Facts, ask
+from benchmarks.doctor.machine_checks import FAILED, STATUSES, Facts, Finding, ask, failed, not_run, one_line
 from resireduce.errors import ConfigError, choose
 
 GPU_CHECKS = ("gpu", "nvml", "nccl")
@@ -52,11 +50,11 @@ CHECKS: dict[str, Check] = {
     "disk": lambda s: [machine.check_disk(s.results)],
     "memory": lambda s: [machine.check_memory()],
     "shared-memory": lambda s: [machine.check_shared_memory(s.gpus)],
-    "gpu": lambda s: gpus.check_gpu(s.facts, s.needs_gpu),
-    "nvml": lambda s: gpus.check_nvml(s.facts, s.needs_gpu),
-    "nccl": lambda s: ranks.check_nccl(s.facts, s.timeout_seconds, s.needs_gpu),
-    "gloo": lambda s: ranks.check_gloo(s.timeout_seconds),
-    "horovod": lambda s: ranks.check_horovod(s.timeout_seconds, s.gpus),
+    "gpu": lambda s: machine.check_gpu(s.facts, s.needs_gpu),
+    "nvml": lambda s: machine.check_nvml(s.facts, s.needs_gpu),
+    "nccl": lambda s: machine.check_nccl(s.facts, s.timeout_seconds, s.needs_gpu),
+    "gloo": lambda s: machine.check_gloo(s.timeout_seconds),
+    "horovod": lambda s: machine.check_horovod(s.timeout_seconds, s.gpus),
 }
 
 
@@ -73,7 +71,6 @@ def examine(setting: Setting, names: Sequence[str], checks: dict[str, Check] = C
             yield [failed(name, said, "this is a bug: report this line")]
 
 
-RESULTS = Path("results/runs")
 TIMEOUT_SECONDS = 60.0
 
 
@@ -86,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--links", metavar="FILE", type=Path, help=text)
     parser.add_argument("--json", action="store_true", help="print JSON; the lines go to the error stream")
     results = "where results will be written (default: %(default)s)"
-    parser.add_argument("--results", metavar="DIR", type=Path, default=RESULTS, help=results)
+    parser.add_argument("--results", metavar="DIR", type=Path, default=RUNS, help=results)
     timeout = "how long each process that a check starts may take (default: %(default)g)"
     parser.add_argument("--timeout", metavar="SECONDS", default=TIMEOUT_SECONDS, help=timeout)
     slurm.add_arguments(parser)

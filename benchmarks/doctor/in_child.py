@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.core.devices import Nvml, NvmlUnavailable
-from benchmarks.doctor.finding import one_line
+from benchmarks.doctor.machine_checks import one_line
 from benchmarks.launching.processes import report
 from resireduce.scheme import load
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 # --- what torch and NVML say ---
-
 
 SIDE = 256
 """Rows and columns of the matrices that each GPU multiplies."""
@@ -79,7 +78,6 @@ def _multiply(torch: ModuleType, device: Any) -> str | None:
 
 # --- what the one-GPU check records of its device ---
 
-
 KEPT = ("device", "device_memory_bytes", "driver", "cuda", "cudnn", "nccl", "tf32")
 
 
@@ -96,7 +94,6 @@ def device_facts() -> dict[str, Any]:
 
 
 # --- one of some ranks that add up a vector ---
-
 
 NUMEL = 100_000
 """Elements of the vector: too many for a message that any transport would treat as small."""
@@ -139,7 +136,6 @@ def _is_sum(vector: "torch.Tensor", size: int) -> bool:
 
 
 # --- one of the ranks that time links and their device ---
-
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21)
 """Sizes in bytes of each rank's part of a gather."""

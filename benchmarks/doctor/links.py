@@ -17,8 +17,7 @@ from benchmarks.core.checks import integer, seconds
 from benchmarks.core.devices import wanted_device
 from benchmarks.core.files import save_text, writable
 from benchmarks.core.provenance import provenance
-from benchmarks.doctor.finding import Finding, failed, last_words, not_run, ok
-from benchmarks.doctor.rank_checks import own_environment
+from benchmarks.doctor.machine_checks import Finding, failed, last_words, not_run, ok, own_environment
 from benchmarks.launching.processes import Job, Run, run_together
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import line_through
@@ -36,13 +35,9 @@ HEAD = (
 def link_of(level: str, ranks: Sequence[Mapping[str, Any]], ranks_per_node: int) -> dict[str, Any]:
     """Return alpha and beta of a level's link, as medians over all rounds of gathers, with their 95 % intervals.
 
-    Args:
-        level: in_node or between_nodes.
-        ranks: the reports of `benchmarks.doctor.in_child`; the slowest rank of each round counts.
-        ranks_per_node: ranks of a node, which all send over its one link at the same time.
-
-    A gather among N ranks takes (N - 1) (alpha + bytes / bandwidth) on a ring. Bandwidth between nodes is that of a
-    whole node.
+    ranks: the reports of `benchmarks.doctor.in_child`; the slowest rank of each round counts. A gather among N ranks
+    takes (N - 1) (alpha + bytes / bandwidth) on a ring. Ranks of a node all send over its one link at the same time,
+    and bandwidth between nodes is that of a whole node.
     """
     count = ranks_per_node if level == "in_node" else len(ranks) // ranks_per_node
     sharing = 1 if level == "in_node" else ranks_per_node

@@ -16,14 +16,13 @@ import yaml
 from benchmarks.core.checks import seconds
 from benchmarks.core.files import read_text, save_text, writable
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line
+from benchmarks.doctor.machine_checks import Finding, failed, not_run, ok, one_line
 from benchmarks.launching.slurm.queue import ask as ask_slurm
 from benchmarks.launching.slurm.queue import seconds_left
 from benchmarks.launching.slurm.site import DEFAULT_FILE, SITE_FILE, Site, site_file
 from resireduce.errors import ConfigError, choose
 
 # --- the cluster as sinfo describes it ---
-
 
 Ask = Callable[[Sequence[str]], str]
 """How one of Slurm's programs is run: `queue.ask`, or a stand-in. Raises ConfigError if it does not answer."""
@@ -134,7 +133,6 @@ def look(ask: Ask) -> list[Partition]:
 
 # --- the values to propose ---
 
-
 SHARE = 0.95
 """Share of a node's memory that a job requests; the rest is for Snakemake, on its first node, and the system."""
 LEAST_MB = 1000
@@ -148,13 +146,7 @@ TRIES = 5
 def propose(
     usable: Sequence[tuple[Partition, Shape]], chosen: Sequence[str], current: Site
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the partition whose nodes the site describes, and the values for `partitions` and `site`.
-
-    Args:
-        usable: those that take a job, at least one, each with its shape.
-        chosen: partitions that the user named; the first has priority.
-        current: the present values of the site file.
-    """
+    """Return the partition of `usable` that the site describes, and the values for `partitions` and `site`."""
 
     def rank(one: tuple[Partition, Shape]) -> tuple[int, bool, bool, int]:
         """The first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.core.files import save_bytes
 from benchmarks.core.paths import ROOT
-from benchmarks.core.requirements import read_lock
+from benchmarks.launching.containers.entry import read_lock
 from resireduce.errors import ConfigError
 
 FOLDER = ROOT / "containers"

@@ -12,7 +12,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
-from benchmarks.launching.containers.runtime import Runtime
+from benchmarks.launching.containers.runtime import Runtime, containers
 from benchmarks.launching.outcomes import STOPPED, left_by, out_of_time, outcome_of, outcomes_of
 from benchmarks.launching.processes import (
     LIMITS,
@@ -34,19 +34,12 @@ def starting(
 ) -> Iterator[Start]:
     """Yield a function that starts ranks, on this machine or in an image; at the end none of their containers is left.
 
-    Every launcher starts its ranks by this, with malloc's settings unless others are given.
-
-    Args:
-        runtime: None for this machine.
-        folder: of the launch.
-        writable: paths that ranks write to, beside `folder`.
-        readable: paths that they only read.
+    Every launcher starts its ranks by this, with malloc's settings unless others are given. Ranks write to `folder`, of
+    the launch, and to the `writable` paths, and only read the `readable` ones.
     """
     with ExitStack() as stack:
         start: Start = start_here
         if runtime is not None:
-            from benchmarks.launching.containers.containers import containers
-
             start = stack.enter_context(containers(runtime, folder, writable, readable))
         yield lambda arguments, variables: start(arguments, with_malloc(variables, os.environ))
 
@@ -100,9 +93,21 @@ def launch(
     save_json(cell.to_dict(), folder / "cell.json")
     save_json(limits.to_dict(), folder / LIMITS)
     kills, processes = _oom_kills(runtime), list[RankProcess]()
+
+    def started(stack: ExitStack) -> Iterator[RankProcess]:
+        """Start the ranks and yield their processes one by one; none is left when `stack` is closed."""
+        if job is not None:
+            yield stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
+            return
+        read = [weights, *(root / name for name in cell.needs)]
+        start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
+        for rank in range(cell.world_size):
+            variables = place_variables(rank, cell.world_size) | cell_variables(cell)
+            yield start(rank_arguments(cell, rank, folder, weights, root), variables)
+
     with passing_on(processes) as signals, ExitStack() as stack:
         try:
-            for process in _start_all(stack, cell, folder, weights, root, limits, runtime, job):
+            for process in started(stack):
                 processes.append(process)
                 for number in signals:  # those that came while it was being started
                     process.send_signal(number)
@@ -117,27 +122,6 @@ def launch(
     killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
     ended = STOPPED if in_time else out_of_time(timeout_seconds, limits)
     return outcomes_of(folder, ranks, running, killed_by_kernel, ended, signals)
-
-
-def _start_all(
-    stack: ExitStack,
-    cell: Cell,
-    folder: Path,
-    weights: Path | None,
-    root: Path,
-    limits: Limits,
-    runtime: Runtime | None,
-    job: Job | None,
-) -> Iterator[RankProcess]:
-    """Start the ranks and yield their processes one by one; none is left when `stack` is closed."""
-    if job is not None:
-        yield stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
-        return
-    read = [weights, *(root / name for name in cell.needs)]
-    start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
-    for rank in range(cell.world_size):
-        variables = place_variables(rank, cell.world_size) | cell_variables(cell)
-        yield start(rank_arguments(cell, rank, folder, weights, root), variables)
 
 
 def _is_last(ranks: list[RankProcess], folder: Path) -> bool:

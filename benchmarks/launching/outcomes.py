@@ -34,31 +34,21 @@ def outcomes_of(
     ended: Outcome,
     signals: Sequence[int],
 ) -> list[Outcome]:
-    """Return each rank's outcome, once all have ended.
+    """Return the outcome of each of `ranks`, once all have ended, from what they left in `folder`.
 
-    Args:
-        folder: has what the ranks left.
-        ranks: for each, the process that is it, or stands for it.
-        running: of each, whether it was ended.
-        killed_by_kernel: whether the kernel killed any process to free memory.
-        ended: the outcome of those that were ended.
-        signals: those that asked this process to end.
+    Those that were `running` were ended, with the outcome `ended`, or by one of the `signals` to this process;
+    `killed_by_kernel`: whether the kernel killed any process to free memory.
     """
-    outcomes = [
-        outcome_of(folder, rank, process, killed_by_kernel and not was)
-        for rank, (process, was) in enumerate(zip(ranks, running, strict=True))
-    ]
-    return [_explain(it, was, ended, signals) for was, it in zip(running, outcomes, strict=True)]
-
-
-def _explain(outcome: Outcome, was_running: bool, ended: Outcome, signals: Sequence[int]) -> Outcome:
-    """Return the outcome of a rank, with the reason for ending it if it was ended."""
-    if was_running and outcome.status == "error":
-        return ended
-    if signals and outcome.status == "error":
-        reason = f"stopped by {signal.Signals(signals[0]).name} before it could write a checkpoint; run again"
-        return replace(outcome, status="timeout", reason=reason, failure={"interrupted": True})
-    return outcome
+    outcomes = []
+    for rank, (process, was_running) in enumerate(zip(ranks, running, strict=True)):
+        outcome = outcome_of(folder, rank, process, killed_by_kernel and not was_running)
+        if was_running and outcome.status == "error":
+            outcome = ended
+        elif signals and outcome.status == "error":
+            reason = f"stopped by {signal.Signals(signals[0]).name} before it could write a checkpoint; run again"
+            outcome = replace(outcome, status="timeout", reason=reason, failure={"interrupted": True})
+        outcomes.append(outcome)
+    return outcomes
 
 
 def out_of_time(timeout_seconds: float, limits: Limits) -> Outcome:

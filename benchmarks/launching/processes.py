@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.outcome import Outcome
@@ -50,18 +50,11 @@ def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankPr
     return RankProcess([sys.executable, *arguments], env=environment, preexec_fn=die_with_parent)
 
 
-class Ending(Protocol):
-    """What can be waited for."""
-
-    def poll(self) -> int | None:
-        """Return the exit status if it has ended."""
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal."""
-
-
 def wait_for(
-    processes: Sequence[Ending], timeout_seconds: float, is_last: Callable[[], bool], grace_seconds: float
+    processes: Sequence[subprocess.Popen[bytes]],
+    timeout_seconds: float,
+    is_last: Callable[[], bool],
+    grace_seconds: float,
 ) -> bool:
     """Wait until all processes have ended, for `timeout_seconds` at most; return False if that time was over before.
 
@@ -78,7 +71,7 @@ def wait_for(
 
 
 @contextmanager
-def passing_on(ranks: Sequence[Ending]) -> Iterator[list[int]]:
+def passing_on(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
     """Pass signals that ask this process to end on to ranks, a list that grows; yield the list of those that came."""
     came: list[int] = []
 
@@ -188,20 +181,11 @@ def measure(
     cure: str = "",
     variables: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Run a measurement of `benchmarks.training.measure_rank`, and return what each of its ranks has found.
+    """Run a measurement of `benchmarks.training.measure_rank` on `settings`, plain values; return what each rank found.
 
-    Raises ConfigError if a rank fails.
-
-    Args:
-        name: one of those that are there.
-        settings: what is to be measured, as plain values.
-        ranks: how many fill the nodes.
-        nodes: for each, the beginning of a command line that runs there.
-        environment: of the ranks; None: that of this process.
-        quiet_seconds: if given, nothing of what ranks say is shown but the last line of one that fails, and they may
-            take so long.
-        cure: what to do if it fails, as where memory runs out.
-        variables: further ones of each rank's environment.
+    The `ranks` fill the `nodes`, each the beginning of a command line that runs there, in `environment` (None: that of
+    this process) with `variables` beside it. With `quiet_seconds` they may take so long, and nothing of what they say
+    is shown. Raises ConfigError if a rank fails, with its last line, or with the `cure`.
     """
     with tempfile.TemporaryDirectory(prefix=f"resireduce-{name}-") as place:
         folder, jobs = Path(place), list[Job]()
@@ -272,13 +256,7 @@ LAST_BYTES = 4096
 
 
 class Logged(RankProcess):
-    """A process whose error stream goes to a file, and is copied to this process's error stream when it is polled.
-
-    Args:
-        command: the whole command line.
-        log: the file, which is made.
-        options: of Popen.
-    """
+    """A process whose error stream goes to the file `log`, and is copied to this one's when it is polled."""
 
     def __init__(self, command: Sequence[str], log: Path, **options: Any):
         self.log, self._written, self._read = log, log.open("wb"), log.open("rb")
@@ -319,26 +297,18 @@ def count_oom_kills(cgroups: Path | None = CGROUPS, mount: Path = MOUNT) -> int 
     if sys.platform != "linux":
         return None
     try:
-        groups = memory_groups(cgroups, mount) if cgroups else []
+        lines = cgroups.read_text(encoding="utf-8").splitlines() if cgroups else []
     except OSError:
         return None
-    counts = [_read_count(own / ("memory.events" if is_new else "memory.oom_control")) for _, own, is_new in groups]
+    counts = []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if not controllers:  # version 2
+            counts.append(_read_count(mount / name.lstrip("/") / "memory.events"))
+        elif "memory" in controllers.split(","):
+            counts.append(_read_count(mount / "memory" / name.lstrip("/") / "memory.oom_control"))
     known = [count for count in counts if count is not None]
     return sum(known) if known else _read_count(VMSTAT)
-
-
-def memory_groups(cgroups: Path, mount: Path) -> list[tuple[Path, Path, bool]]:
-    """Return top and own folder of this process's control groups that count memory, and whether they are of version 2.
-
-    They are below `mount`. Raises OSError if `cgroups`, such as /proc/self/cgroup, does not exist.
-    """
-    found = []
-    for line in cgroups.read_text(encoding="utf-8").splitlines():
-        _, controllers, name = line.split(":", 2)
-        if not controllers or "memory" in controllers.split(","):
-            top = mount / "memory" if controllers else mount
-            found.append((top, top / name.lstrip("/"), not controllers))
-    return found
 
 
 def _read_count(path: Path) -> int | None:

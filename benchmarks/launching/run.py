@@ -105,10 +105,7 @@ def _with_origin(result: CellResult, limits: Limits, job: Job | None) -> CellRes
 
 
 def _job(args: argparse.Namespace, cell: Cell) -> Job | None:
-    """Return the Slurm job whose nodes the ranks are for, from whose site come options that are not given.
-
-    None if ranks are for this machine.
-    """
+    """Return the Slurm job for the ranks, whose site gives options that are not given; None: ranks are for here."""
     if choose("launcher", args.launcher, LAUNCHERS) != "srun":
         if cell.nodes is not None and cell.nodes > 1:
             cure = "run it on a cluster: snakemake --profile slurm"

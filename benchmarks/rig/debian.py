@@ -131,12 +131,7 @@ APPTAINER = Tool(
     ),
     ("etc", "var"),
 )
-TOOLS = {
-    "docker": DOCKER,
-    "dockerd": DOCKER,
-    "mmdebstrap": Tool(("mmdebstrap",)),
-    "apptainer": APPTAINER,
-}
+TOOLS = {"docker": DOCKER, "dockerd": DOCKER, "mmdebstrap": Tool(("mmdebstrap",)), "apptainer": APPTAINER}
 FOLDERS = ("usr/bin", "usr/sbin")
 
 
@@ -148,16 +143,11 @@ def fetched_command(name: str) -> list[str] | None:
     if name not in TOOLS:
         return None
     root = unpacked(TOOLS[name])
-    found = (root / folder / name for folder in FOLDERS)
-    return next(([*_environment(TOOLS[name], root), str(file)] for file in found if file.exists()), None)
-
-
-def _environment(tool: Tool, root: Path) -> list[str]:
-    """Return the `env` command with which an unpacked program finds the programs and libraries that it uses."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *(str(root / folder) for folder in FOLDERS)])
     libraries = os.pathsep.join(sorted(str(folder) for folder in root.glob("usr/lib/*-linux-gnu*")))
-    settings = [f"PATH={path}"] + ([f"LD_LIBRARY_PATH={libraries}"] if libraries and not tool.relocated else [])
-    return ["env", *settings]
+    own = [f"LD_LIBRARY_PATH={libraries}"] if libraries and not TOOLS[name].relocated else []
+    found = (root / folder / name for folder in FOLDERS)
+    return next((["env", f"PATH={path}", *own, str(file)] for file in found if file.exists()), None)
 
 
 def unpacked(tool: Tool) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.core.files import alone
 from benchmarks.core.paths import cache_folder
 from benchmarks.images.engine import answers
-from benchmarks.launching.containers.containers import command
+from benchmarks.launching.containers.runtime import command
 from resireduce.errors import ConfigError
 
 START_SECONDS = 60.0

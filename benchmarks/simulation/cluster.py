@@ -121,7 +121,6 @@ def _check_values(given: Any) -> None:
 
 # --- From YAML ---
 
-
 PRESETS = ROOT / "benchmarks/simulation/clusters.yaml"
 ENDINGS = (".yaml", ".yml")
 HOLDS, EXAMPLE = "the fields of a cluster, as nodes: 4", "benchmarks/simulation/clusters.yaml"

@@ -10,15 +10,20 @@ from benchmarks.analysis.labels import TIMES
 from benchmarks.analysis.table import Table, to_markdown, to_screen
 from benchmarks.core.checks import allow, first_twice, integer
 from benchmarks.core.files import finite, load_json
-from benchmarks.simulation.beside_measured import measured_table, sentence, shares
-from benchmarks.simulation.beside_published import published_table
+from benchmarks.simulation.beside import measured_table, published_table, sentence, shares
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster, find_cluster
-from benchmarks.simulation.model_layers import layers_of
-from benchmarks.simulation.results import PLANNERS, Result, compressor_of, fastest_dense, fastest_first, simulate
+from benchmarks.simulation.results import (
+    PLANNERS,
+    Result,
+    Settings,
+    compressor_of,
+    fastest_dense,
+    fastest_first,
+    simulate,
+)
 from benchmarks.simulation.rules import RULES
-from benchmarks.simulation.step_time import Settings
 from benchmarks.simulation.what_pays import answers, sentences
-from benchmarks.simulation.wire import HIERARCHIES, Case, grid, read_micro
+from benchmarks.simulation.wire import HIERARCHIES, grid, layers_of, read_micro
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 
@@ -94,7 +99,9 @@ def main(args: argparse.Namespace) -> int:
         counted = shares(found.records)
         plain = {"beside_measured": found.records, "shares": counted}
         return _printed(args, plain, f"{to_markdown(found, [])}\n{sentence(counted)}")
-    cases = _cases(args, checked(args))
+    names = ("compressors", "densities", "rules", "levels", "schemes")
+    axes = [list(dict.fromkeys(getattr(args, name))) for name in names]
+    cases = list(grid(checked(args), list(dict.fromkeys(args.ranks or ())) or None, *axes))
     if not cases:
         raise ConfigError(
             f"rules: nothing is left to simulate; dear needs compressor none and flat levels, and {ALONE}"
@@ -115,14 +122,7 @@ def _printed(args: argparse.Namespace, plain: dict[str, Any], text: str) -> int:
     return 0
 
 
-def _cases(args: argparse.Namespace, clusters: Sequence[Cluster]) -> list[Case]:
-    names = ("compressors", "densities", "rules", "levels", "schemes")
-    ranks = list(dict.fromkeys(args.ranks)) if args.ranks else None
-    return list(grid(clusters, ranks, *(list(dict.fromkeys(getattr(args, name))) for name in names)))
-
-
 # --- The table ---
-
 
 READING = (
     "Simulated, not measured: a step from the start of one forward pass to that of the next. Exposed: what of it is "
@@ -137,7 +137,7 @@ HEAD += ["Sent, MiB", "Compression"]
 def table(results: Sequence[Result], all_results: Sequence[Result]) -> Table:
     """Return the table of `results`, compared with those without compression in `all_results`."""
     dense = fastest_dense(all_results)
-    body = [[*_names(one), *_numbers(one, dense.get((one.case.cluster.name, one.case.ranks)))] for one in results]
+    body = [_texts(one, dense.get((one.case.cluster.name, one.case.ranks))) for one in results]
     records = [one.as_dict() for one in results]
     return Table("simulated", "Simulated steps", READING, records, HEAD, body, text_columns=4)
 
@@ -154,11 +154,8 @@ def best_merged(ordered: Sequence[Result]) -> list[Result]:
     return list(found.values())
 
 
-def _names(one: Result) -> list[str]:
-    return [one.case.cluster.name, compressor_of(one.case), one.case.rule, one.case.hierarchy]
-
-
-def _numbers(one: Result, dense: float | None) -> list[str]:
-    faster = "" if dense is None else f"{dense / one.step_seconds:.2f} {TIMES}"
+def _texts(one: Result, dense: float | None) -> list[str]:
+    case, faster = one.case, "" if dense is None else f"{dense / one.step_seconds:.2f} {TIMES}"
     times = [f"{1000 * seconds:.2f}" for seconds in (one.step_seconds, one.exposed_seconds)]
-    return [str(one.case.ranks), *times, faster, str(one.messages), f"{one.sent_bytes / 2**20:.2f}", one.basis]
+    place = [case.cluster.name, compressor_of(case), case.rule, case.hierarchy, str(case.ranks)]
+    return [*place, *times, faster, str(one.messages), f"{one.sent_bytes / 2**20:.2f}", one.basis]

@@ -10,14 +10,11 @@ import numpy as np
 
 from benchmarks.analysis.labels import TIMES
 from benchmarks.simulation.cluster import Cluster
-from benchmarks.simulation.model_layers import Layers
-from benchmarks.simulation.results import Result, fastest_dense, fastest_first, name_of, simulate
-from benchmarks.simulation.step_time import Settings
-from benchmarks.simulation.wire import LOSSLESS, Case, grid, payload_of
+from benchmarks.simulation.results import Result, Settings, fastest_dense, fastest_first, name_of, simulate
+from benchmarks.simulation.wire import LOSSLESS, Case, Layers, grid, payload_of
 from resireduce.scheme import COMPRESSORS, load
 
 # --- Where compression's step equals the best without it ---
-
 
 DENSITIES = tuple(float(one) for one in np.geomspace(1e-4, 1, 25))
 FACTORS = tuple(float(one) for one in np.geomspace(1e-3, 1e3, 37))
@@ -87,7 +84,6 @@ def _pays_up_to(
 
 
 # --- What fits in the device's memory ---
-
 
 PLANNED_RANKS = 64
 """Up to this many ranks the plan is exact; more would take longer."""
@@ -173,10 +169,7 @@ def answers(results: Sequence[Result], settings: Settings, gradients: str) -> di
 
 
 def _break_even(results: Sequence[Result], settings: Settings) -> dict[str, Any] | None:
-    """Return the density and bandwidth up to which the fastest compressor of `results` pays; None without one.
-
-    In JSON a bandwidth of null means any that was tried, up to a thousand times the cluster's.
-    """
+    """Return the density and bandwidth up to which the fastest compressor of `results` pays; None without one."""
     lossy = [one for one in results if one.case.compressor != LOSSLESS]
     if not lossy:
         return None
@@ -188,6 +181,7 @@ def _break_even(results: Sequence[Result], settings: Settings) -> dict[str, Any]
         "compressor": case.compressor,
         "density": case.density,
         "up_to_density": break_even_density(*place, cases, settings) if selects else None,
+        # In JSON null means any bandwidth that was tried, up to a thousand times the cluster's.
         "up_to_bytes_per_second": break_even_bandwidth(*place, case.density, cases, settings),
     }
 

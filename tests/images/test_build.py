@@ -8,8 +8,7 @@ import docker
 from packaging.utils import canonicalize_name
 
 from benchmarks.core.paths import ROOT
-from benchmarks.core.requirements import read_lock
-from benchmarks.launching.containers.entry import ImageEntry, image_content, read_images
+from benchmarks.launching.containers.entry import ImageEntry, image_content, read_images, read_lock
 from tests.images.conftest import Call
 
 LIST = """

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.images import engine as module
 from benchmarks.images.engine import HOST, answers, engine
-from benchmarks.launching.containers.containers import command
+from benchmarks.launching.containers.runtime import command
 from benchmarks.rig import own_engine
 
 USE = """

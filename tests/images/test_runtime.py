@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.core.files import file_hash, save_json
 from benchmarks.launching.containers.choose import find_runtime
-from benchmarks.launching.containers.containers import command
 from benchmarks.launching.containers.entry import ImageEntry
+from benchmarks.launching.containers.runtime import command
 from benchmarks.launching.launch import run_python
 
 CELL = {"model": "vgg-digits", "scheme": "w", "steps": 3, "batch_per_rank": 4}

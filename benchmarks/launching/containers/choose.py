@@ -12,9 +12,8 @@ from benchmarks.core.files import file_hash, save_json, try_json
 from benchmarks.core.paths import IMAGES
 from benchmarks.core.programs import output_of
 from benchmarks.core.run_config import RUNTIMES, get_runtime
-from benchmarks.launching.containers.containers import command
 from benchmarks.launching.containers.entry import LOCK, ImageEntry, image_content, read_images
-from benchmarks.launching.containers.runtime import Runtime
+from benchmarks.launching.containers.runtime import Runtime, command
 from resireduce.errors import ConfigError
 
 ANSWER_SECONDS = 60.0
@@ -94,11 +93,7 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_runtime(args: argparse.Namespace) -> Runtime | None:
-    """Return the runtime that the options ask for; None: this machine's own python.
-
-    Raises ConfigError, one line with the cure, for options that contradict each other or cannot be used here:
-    `benchmarks.launching.containers.choose.find_runtime`.
-    """
+    """Return the runtime that the options ask for; None: this machine's own python. Raises ConfigError, one line."""
     name = get_runtime(vars(args))
     if name == "none":
         return None

@@ -1,15 +1,23 @@
-"""The command line of one rank in a container of its own, and the folders and variables that it gets from the host."""
+"""Containers of ranks, one for each: their command line, what they get from the host, their start and their end."""
 
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.core.provenance import DIGEST_VARIABLE
 from benchmarks.launching.containers.entry import ImageEntry
+from benchmarks.launching.processes import Logged, Start, die_with_parent
+from resireduce.errors import ConfigError
+from resireduce.scheme import load
 
 TMP = Path("/tmp")
 
@@ -65,10 +73,7 @@ CLIENT_PREFIXES = ("APPTAINER_", "http_", "https_")
 
 
 def passed(variables: Mapping[str, str]) -> list[str]:
-    """Return the names of these variables that a container gets. PATH, PYTHONPATH and LD_LIBRARY_PATH never are.
-
-    TMPDIR is one of them; `bind_all` binds its folder.
-    """
+    """Return the names of these variables that a container gets; never PATH, PYTHONPATH or LD_LIBRARY_PATH."""
     return sorted(name for name in variables if name in NAMES or name.startswith(PREFIXES))
 
 
@@ -162,3 +167,103 @@ class Runtime:
         # Process IDs, /dev/shm, the host name and /tmp are the host's by default; the root file system is read-only.
         options = ["--no-home", "--no-mount", "home,cwd", "--pwd", str(TMP), *(["--nv"] if self.gpus else [])]
         return options + [word for bind in container.binds for word in ("--mount", bind.option())]
+
+
+ENGINE_FAILED = (125, 126, 127, 255)
+"""Exit statuses with which docker, or apptainer (the last), reports that it could not start the command."""
+SAID = ("docker: ", "Error: ", "FATAL: ", "OCI runtime")
+"""Beginnings of the line that says why; advice may come after it."""
+
+
+class Client(Logged):
+    """The client process of one container.
+
+    Signals go through a pipe to `benchmarks.launching.supervise`; neither a killed client nor a late start loses them.
+    It has a session of its own, so that Ctrl-C on a terminal reaches the launcher only, which has no threads.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
+        options: dict[str, Any] = {"stdin": subprocess.PIPE, "start_new_session": True, "preexec_fn": die_with_parent}
+        super().__init__(command, log, env=environment, **options)
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the command in the container. SIGKILL ends this client, and with it the container."""
+        if sig == signal.SIGKILL:
+            super().send_signal(sig)
+        elif self.stdin is not None:
+            with suppress(BrokenPipeError):
+                os.write(self.stdin.fileno(), bytes([sig]))
+
+    def complaint(self, rank: int = 0) -> str | None:
+        """Return the engine's message if it could not start the command."""
+        if self.poll() not in ENGINE_FAILED:
+            return None
+        lines = self.said()
+        told = [line for line in lines if line.startswith(SAID)] or lines or ["it said nothing"]
+        return told[-1]
+
+    def close(self) -> None:
+        """Close as `Logged` does, and close the standard input."""
+        super().close()
+        if self.stdin is not None:
+            self.stdin.close()
+
+
+REMOVE_SECONDS = 60.0
+
+
+@contextmanager
+def containers(
+    runtime: Runtime, folder: Path, writable: Sequence[Path | None] = (), readable: Sequence[Path | None] = ()
+) -> Iterator[Start]:
+    """Yield a function that starts commands of the image's python, each in its own container.
+
+    They may write to `folder`, of the launch, and to the `writable` paths, and read the `readable` ones.
+    """
+    binds, token = bind_all([folder, *writable], readable, os.environ), f"resireduce-{secrets.token_hex(6)}"
+    started: list[Client] = []
+
+    def start(arguments: Sequence[str], variables: Mapping[str, str]) -> Client:
+        rank = len(started)
+        container = Container(name=f"{token}-{rank}", folder=folder, binds=binds)
+        everything = {**os.environ, **variables}
+        line = runtime.command(["python", *arguments], container, everything)
+        started.append(Client(line, runtime.environment(everything), folder / f"container{rank}.log"))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for client in started:  # the container of a killed client runs on until it notices
+            client.kill()
+            client.wait()
+            client.close()
+        if runtime.name != "apptainer" and started:
+            # Containers remove themselves when they end; docker complains of missing ones.
+            names = [f"{token}-{rank}" for rank in reversed(range(len(started)))]
+            with suppress(subprocess.TimeoutExpired):
+                line = [*runtime.program, "rm", "--force", *names]
+                subprocess.run(line, capture_output=True, timeout=REMOVE_SECONDS, check=False)
+
+
+def command(name: str, wrapped: bool = True) -> list[str]:
+    """Return how to call a program, as the beginning of a command line. Raises ConfigError, one line with the cure.
+
+    A program that the rig knows is fetched once if the machine lacks it, in about 10 s. Not `wrapped`, apptainer can
+    build images as root, but not run them if root lacks capabilities.
+    """
+    wrapper = list[str]()
+    if wrapped and name == "apptainer" and os.geteuid() == 0 and not _is_full_root():
+        # A root without all capabilities, as in many containers, runs apptainer as a user.
+        wrapper = [*command("unshare"), "--user", "--map-root-user"]
+    if (found := shutil.which(name)) is not None:
+        return [*wrapper, found]
+    if (fetched := load("benchmarks.rig.debian:fetched_command")(name)) is not None:
+        return [*wrapper, *fetched]
+    raise ConfigError(f"{name}: not on PATH; install it, or choose another engine or runtime")
+
+
+def _is_full_root() -> bool:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="utf-8"))
+    return int(fields["CapEff"], 16) == 2 ** (last + 1) - 1

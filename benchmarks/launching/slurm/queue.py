@@ -72,10 +72,7 @@ def cell_comment(run: str, cell: str) -> str:
 
 
 def find_jobs(comments: Collection[str], folder: Path) -> list[QueuedJob]:
-    """Return this user's jobs, submitted from `folder`, that have one of `comments`, hidden partitions included.
-
-    Raises ConfigError, one line, if squeue does not answer.
-    """
+    """Return this user's jobs, submitted from `folder`, with one of `comments`, in hidden partitions too."""
     line = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--sort=i", "--format=%i|%T|%k|%Z"]
     jobs = (
         said.split("|", 3) for said in ask(line).splitlines() if said.count("|") >= 3
@@ -88,10 +85,7 @@ def find_jobs(comments: Collection[str], folder: Path) -> list[QueuedJob]:
 
 
 def cancel(jobs: Sequence[QueuedJob]) -> None:
-    """Ask Slurm to end jobs: those that run get SIGTERM and may save their state.
-
-    It is no error if one has ended meanwhile; `wait_until_gone` checks that they end.
-    """
+    """Ask Slurm to end jobs, which get SIGTERM and may save their state; one may have ended meanwhile."""
     with suppress(ConfigError):
         ask(["scancel", *(job.number for job in jobs)])
 

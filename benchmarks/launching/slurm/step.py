@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -97,22 +97,6 @@ class Task:
     interface: str | None = None
     runtime: str = "none"
     image: str | None = None
-
-
-@contextmanager
-def step(folder: Path, placement: Placement, cpus_per_rank: int, task: Task) -> Iterator["Step"]:
-    """Start a task for each rank; at the end of the block none is left.
-
-    folder: of the launch, empty except for the files of the cell, on a disk that all nodes see.
-    """
-    save_json(asdict(task), folder / TASK)
-    process = Step(command(folder, placement, cpus_per_rank), folder / "srun.log", preexec_fn=die_with_parent)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.close()
 
 
 def command(
@@ -225,10 +209,14 @@ class Job:
         """Return the time that the cell has, as `--deadline` would give it; None without a limit."""
         return self.seconds - MARGIN_SECONDS if math.isfinite(self.seconds) else None
 
+    @contextmanager
     def start(
         self, folder: Path, weights: Path | None, root: Path, checkpoints: Path | None, runtime: Runtime | None
-    ) -> AbstractContextManager[Step]:
-        """Start the ranks, as `benchmarks.launching.slurm.step.step` does; `folder` is that of the launch."""
+    ) -> Iterator[Step]:
+        """Start a task for each rank; at the end of the block none is left.
+
+        folder: of the launch, empty except for the files of the cell, on a disk that all nodes see.
+        """
         task = Task(
             weights=str(weights.absolute()) if weights else None,
             root=str(root.absolute()),
@@ -238,4 +226,12 @@ class Job:
             runtime=runtime.name if runtime else "none",
             image=self.image if runtime else None,
         )
-        return step(folder, self.placement, self.site.cpus_per_rank, task)
+        save_json(asdict(task), folder / TASK)
+        line = command(folder, self.placement, self.site.cpus_per_rank)
+        process = Step(line, folder / "srun.log", preexec_fn=die_with_parent)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            process.close()

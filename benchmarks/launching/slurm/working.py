@@ -42,10 +42,7 @@ def working_folder(cell: Cell, output: Path, shared: bool) -> Iterator[Path]:
 
 
 def keep(result: CellResult, path: Path) -> None:
-    """Save a copy of a record where Snakemake, which deletes the output of failed jobs, does not find it.
-
-    A full disk is ignored here: writing the record itself will succeed or report it.
-    """
+    """Save a copy of a record where Snakemake does not find it to delete; a full disk is left to the record itself."""
     with suppress(OSError):
         result.save(path)
 

@@ -9,13 +9,13 @@ import pyarrow.parquet
 
 from benchmarks.__main__ import main
 from benchmarks.core.prepared import open_prepared
+from benchmarks.data.published_weights import BERT_VOCABULARY, GPT2_VOCABULARY
 from benchmarks.data.squad import SQUAD, read_squad
-from benchmarks.data.vocabularies import BERT, GPT2
 from benchmarks.data.wikitext import WIKITEXT_2, WIKITEXT_103
 from tests.prepared import SPECIAL
 from tests.published import CONTEXT, byte_names, gpt2_vocabulary, prepared, squad, unpublished, write
 
-SMALL_GPT2, SMALL_BERT = unpublished(GPT2), unpublished(BERT)
+SMALL_GPT2, SMALL_BERT = unpublished(GPT2_VOCABULARY), unpublished(BERT_VOCABULARY)
 PIECES = "\n".join([*SPECIAL, "the", "##ü", "東", ""])
 
 
@@ -100,7 +100,7 @@ def test_tokens_of_every_split_in_the_reference_s_batches(tmp_path):
 
 
 def test_the_vocabulary_is_prepared_first_and_asked_for_before_anything_is_fetched(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.data.vocabularies.GPT2", SMALL_GPT2)
+    monkeypatch.setattr("benchmarks.data.published_weights.GPT2_VOCABULARY", SMALL_GPT2)
     monkeypatch.setattr("benchmarks.data.wikitext.WIKITEXT_2", SMALL_WIKITEXT)
     write(tmp_path / "downloads" / "gpt2-vocabulary", gpt2_vocabulary())
     assert main(["data", "prepare", "wikitext-2", "--root", str(tmp_path), "--download"]) == 2

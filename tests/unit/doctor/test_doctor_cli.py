@@ -8,8 +8,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.doctor import doctor_command as checks
 from benchmarks.doctor.doctor_command import CHECKS, Setting, examine
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding, failed, not_run, ok, warning
-from benchmarks.doctor.gpu_checks import Facts
+from benchmarks.doctor.machine_checks import FAILED, NOT_RUN, OK, WARNING, Facts, Finding, failed, not_run, ok, warning
 
 FINDINGS = {
     "good": [ok("good", "all is well")],

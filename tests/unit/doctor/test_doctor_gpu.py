@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from benchmarks.core.devices import NO_PROCESS, Nvml
-from benchmarks.doctor import gpu_checks as gpu
 from benchmarks.doctor import in_child as probe
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.gpu_checks import Facts, Gpu, ask
+from benchmarks.doctor import machine_checks as gpu
+from benchmarks.doctor.machine_checks import FAILED, NOT_RUN, OK, WARNING, Facts, Gpu, ask
 from tests.findings import only
 from tests.gpus import MIB, FakeGpu, FakeNvml
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.doctor import machine_checks as checks
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
-from benchmarks.doctor.gpu_checks import Facts
+from benchmarks.doctor.machine_checks import FAILED, NOT_RUN, OK, WARNING, Facts
 from tests.findings import only
 
 GIB = 1 << 30

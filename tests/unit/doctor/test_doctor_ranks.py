@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.doctor import rank_checks as checks
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, last_words
-from benchmarks.doctor.gpu_checks import Facts, Gpu
-from benchmarks.doctor.rank_checks import judge_ranks
+from benchmarks.doctor import machine_checks as checks
+from benchmarks.doctor.machine_checks import FAILED, NOT_RUN, OK, WARNING, Facts, Gpu, judge_ranks, last_words
 from benchmarks.launching.processes import MARK, Ended, Job, run_together
 from tests.findings import only
 

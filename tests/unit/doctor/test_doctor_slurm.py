@@ -14,7 +14,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
 from benchmarks.doctor import slurm_checks as command
-from benchmarks.doctor.finding import FAILED, NOT_RUN, OK
+from benchmarks.doctor.machine_checks import FAILED, NOT_RUN, OK
 from benchmarks.doctor.slurm_checks import Shape, gpus, look
 from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import job_resources

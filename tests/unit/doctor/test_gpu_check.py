@@ -15,8 +15,17 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.doctor.gpu import stretch as work
-from benchmarks.doctor.gpu.steps import GROUPS, MODELS, SETTINGS, Step, list_steps, memory_cells
-from benchmarks.doctor.gpu.stretch import MARGIN_SECONDS, NOT_RUN, Stretch
+from benchmarks.doctor.gpu.stretch import (
+    GROUPS,
+    MARGIN_SECONDS,
+    MODELS,
+    NOT_RUN,
+    SETTINGS,
+    Step,
+    Stretch,
+    list_steps,
+    memory_cells,
+)
 from resireduce.errors import ConfigError
 from tests.gpu_records import known_file, memory_file, save
 

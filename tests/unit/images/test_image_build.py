@@ -9,8 +9,8 @@ import pytest
 from docker.errors import ImageNotFound, NotFound
 
 from benchmarks.__main__ import main
-from benchmarks.images import build_image as build
-from benchmarks.images.build_image import DEFAULT, Base, find_base, follow
+from benchmarks.images import image_command as build
+from benchmarks.images.image_command import DEFAULT, Base, find_base, follow
 from resireduce.errors import ConfigError
 from tests.unit.launching.test_image_entry import ENTRY
 

@@ -10,9 +10,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from benchmarks.core.requirements import Pin, read_lock
 from benchmarks.images import locks
 from benchmarks.images.locks import LOCKS, compile_lock
+from benchmarks.launching.containers.entry import Pin, read_lock
 from resireduce.errors import ConfigError
 from tests.unit.images.test_packaging import PROJECT, SUITE, pins
 from tests.unit.test_dependencies import imports, sources

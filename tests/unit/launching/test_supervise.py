@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.launching.containers.containers import Client
+from benchmarks.launching.containers.runtime import Client
 from benchmarks.launching.outcomes import outcome_of
 
 SUPERVISE = [sys.executable, "-m", "benchmarks.launching.supervise", sys.executable, "-c"]

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
-from benchmarks.simulation.beside_measured import beside, sentence, shares
-from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.beside import beside, sentence, shares
+from benchmarks.simulation.wire import Layers
 from resireduce.errors import ConfigError
 from tests.simulated import make_layers
 

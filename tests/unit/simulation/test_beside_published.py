@@ -9,9 +9,9 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.claims.claim import load_published
 from benchmarks.analysis.table import to_markdown
 from benchmarks.core.paths import ROOT
-from benchmarks.simulation.beside_published import FILE, published_table
+from benchmarks.simulation.beside import FILE, published_table
 from benchmarks.simulation.cluster import presets
-from benchmarks.simulation.model_layers import Layers, layers_of
+from benchmarks.simulation.wire import Layers, layers_of
 from tests.simulated import make_layers
 
 

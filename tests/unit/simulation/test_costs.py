@@ -11,9 +11,7 @@ from torch import nn
 
 from benchmarks.core.registry import MODELS
 from benchmarks.simulation.cluster import Link, all_gather, all_reduce, paths, presets, reduce_scatter
-from benchmarks.simulation.model_layers import layers_of
-from benchmarks.simulation.results import simulate
-from benchmarks.simulation.step_time import Settings, rows_of
+from benchmarks.simulation.results import Settings, rows_of, simulate
 from benchmarks.simulation.what_pays import needed_bytes
 from benchmarks.simulation.wire import (
     BUCKET_BYTES,
@@ -23,6 +21,7 @@ from benchmarks.simulation.wire import (
     Curve,
     buckets,
     grid,
+    layers_of,
     read_micro,
     works,
 )

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.simulation import results
 from benchmarks.simulation.cluster import paths
-from benchmarks.simulation.results import espresso, hipress, mixed, simulate
-from benchmarks.simulation.step_time import Rows, Settings, rows_of, timed
+from benchmarks.simulation.results import Rows, Settings, espresso, hipress, mixed, rows_of, simulate, timed
 from benchmarks.simulation.wire import Case, grid, works
 from tests.simulated import FAST, make_cluster, make_layers, make_settings, walked
 

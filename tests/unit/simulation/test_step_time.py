@@ -7,9 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.simulation.results import Result, fastest_first, simulate
+from benchmarks.simulation.results import Result, Rows, Settings, Timed, fastest_first, merged, rows_of, simulate, timed
 from benchmarks.simulation.rules import RULES
-from benchmarks.simulation.step_time import Rows, Settings, Timed, merged, rows_of, timed
 from benchmarks.simulation.wire import Case, Curve, works
 from tests.simulated import EXACT, drawn_layers, make_cluster, make_layers, make_settings, walked
 

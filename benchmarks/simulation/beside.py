@@ -1,6 +1,6 @@
-"""Compare steps measured by a testbed with simulations from parts that were measured separately."""
+"""Compare simulations with steps that a testbed measured, and with published speeds: never a reproduction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
+from benchmarks.analysis.claims.claim import load_published
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.table import Table
 from benchmarks.core.files import load_json
-from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, paths
-from benchmarks.simulation.model_layers import Layers, layers_of
+from benchmarks.core.paths import ROOT
+from benchmarks.simulation.cluster import Cluster, Cost, Device, Link, find_cluster, paths
+from benchmarks.simulation.results import Passes, Rows, Settings, merged, row_of, simulate, stacked, timed
 from benchmarks.simulation.rules import RULES, Rule, size
-from benchmarks.simulation.step_time import Passes, Rows, merged, row_of, stacked, timed
-from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Work, works
+from benchmarks.simulation.wire import LOSSLESS, Case, Curve, Layers, Work, layers_of, works
 from resireduce.errors import ConfigError
 from resireduce.merging.rules import Array, line_through
 
@@ -144,7 +146,6 @@ def _whole(cost: Cost, nbytes: Array) -> Array:
 
 # --- The comparison ---
 
-
 NEAR, APART = 0.15, 0.20
 """A simulated step is NEAR within this share; two steps are APART, and so ranked, if they differ by more."""
 READING = (
@@ -157,10 +158,7 @@ HEAD = ["Nodes x ranks", "Link", "Compressor", "Merged", "Levels", "Measured", "
 
 
 def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
-    """Return a plain record, measured and simulated, for each step in a testbed's record `found`.
-
-    Raises ConfigError if a part of a step was not measured, and for `layers` of another model.
-    """
+    """Return a plain record, measured and simulated, for each step in a testbed's record `found`."""
     return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
 
 
@@ -205,15 +203,14 @@ def shares(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how many `records` are NEAR, and for how many pairs of a setting that are APART the order is right."""
     near = sum(abs(one["difference"]) <= NEAR for one in records)
     settings = grouped((tuple(one[name] for name in PLACE), one) for one in records)
-    pairs = [pair for its in settings.values() for pair in combinations(its, 2) if _apart(*pair)]
+    pairs = [
+        (a, b)
+        for its in settings.values()
+        for a, b in combinations(its, 2)
+        if max(a["median"], b["median"]) > min(a["median"], b["median"]) * (1 + APART)
+    ]
     right = sum((a["median"] < b["median"]) == (a["simulated"] < b["simulated"]) for a, b in pairs)
     return {"combinations": len(records), "near": near, "pairs": len(pairs), "right": right}
-
-
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether the slower of two takes more than 20 % longer."""
-    low, high = sorted((one["median"], other["median"]))
-    return bool(high > low * (1 + APART))
 
 
 def measured_table(path: Path) -> Table:
@@ -251,3 +248,63 @@ def sentence(found: Mapping[str, Any]) -> str:
         f"{found['pairs']} pairs of a setting that differ by more than {100 * APART:.0f} %, {found['right']} "
         "are in the right order."
     )
+
+
+# --- Published speeds of papers and READMEs beside simulations of the clusters they name ---
+
+FILE = ROOT / "benchmarks/simulation/published.yaml"
+RULE = "horovod"
+"""The merging rule by which the published systems send."""
+QUANTITIES = {"throughput_loss": "slower by", "throughput_gain": "faster by"}
+PUBLISHED_READING = (
+    "Published beside simulated, which is neither a measurement nor a reproduction: the cluster is described, what "
+    "training reaches of its devices' rates is assumed, and compression takes the bytes of memory that it moves, the "
+    "least that it can."
+)
+PUBLISHED_HEAD = ["Source", "Model", "Cluster", "Ranks", "", "Published", "Simulated"]
+
+
+def published_table(find_layers: Callable[[str], Layers] = layers_of, models: Sequence[str] | None = None) -> Table:
+    """Return the table of everything published, or of `models` only; the largest take a minute, tensor by tensor."""
+    records = []
+    for entry in yaml.safe_load(FILE.read_text(encoding="utf-8")):
+        for model in entry["models"]:
+            if models is None or model in models:
+                records += list(_records(entry, model, Settings(find_layers(model))))
+    body = [
+        [
+            *(one["source"], one["model"], one["cluster"], str(one["ranks"]), QUANTITIES[one["quantity"]]),
+            f"{'up to ' * one['is_most']}{one['published']:g} %",
+            f"{one['simulated']:.2f} %",
+        ]
+        for one in records
+    ]
+    return Table(
+        "published",
+        "Speed: published beside simulated",
+        PUBLISHED_READING,
+        records,
+        PUBLISHED_HEAD,
+        body,
+        text_columns=3,
+    )
+
+
+def _records(entry: Mapping[str, Any], model: str, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield a record, in per cent, for each number of ranks of an entry of the file."""
+    cluster, quantity = find_cluster(entry["cluster"]), entry["quantity"]
+    for ranks in entry["ranks"]:
+        cases = [Case(cluster, ranks, **entry[key], rule=RULE) for key in ("case", "beside")]
+        step, other = (one.step_seconds for one in simulate(cases, settings))
+        numbers = f"{entry.get('numbers')}-{model}"
+        yield {
+            "source": entry["source"],
+            "model": model,
+            "cluster": cluster.name,
+            "ranks": ranks,
+            "quantity": quantity,
+            "published": load_published()[numbers].value if "numbers" in entry else float(entry["value"]),
+            "is_most": bool(entry.get("is_most")),
+            "simulated": 100 * (1 - other / step if quantity == "throughput_loss" else other / step - 1),
+            "simulated_step_seconds": step,
+        }
