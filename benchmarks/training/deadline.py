@@ -9,60 +9,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 from zipfile import ZipFile
 
 import torch
-from torch import nn
 
 from benchmarks.core.files import load_json, replacing, save_json
 from benchmarks.core.stop_policy import MANIFEST, Limits
-from benchmarks.training.measure.phases import StepClock
 from benchmarks.training.tasks.task import Task
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.core.optimizer import DistributedOptimizer
 
 State = dict[str, Any]
-
-
-def capture(
-    model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock, history: list[list[float | None]]
-) -> tuple[State, State]:
-    """Return the state that all ranks share and this rank's own state. Tensors are not copied."""
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    values, device = model.state_dict(), next(model.parameters()).device
-    random = {"cpu": torch.get_rng_state()}  # what dropout draws from
-    if device.type == "cuda":
-        random["cuda"] = torch.cuda.get_rng_state(device)
-    shared = {
-        "parameters": {name: value for name, value in values.items() if name in names},
-        "optimizer": optimizer.state_dict(),
-    }
-    own = {
-        # Batch norm's running statistics differ between ranks.
-        "buffers": {name: value for name, value in values.items() if name not in names},
-        "residuals": optimizer.residual_state_dict(),
-        "random": random,
-        "clock": asdict(clock),
-        "history": history,
-    }
-    return shared, own
-
-
-def restore(model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock, shared: State, own: State) -> None:
-    """Restore the states of `capture` in a newly built training; the caller restores the history."""
-    model.load_state_dict({**shared["parameters"], **own["buffers"]})
-    optimizer.load_state_dict(shared["optimizer"])
-    optimizer.load_residual_state_dict(own["residuals"])
-    torch.set_rng_state(own["random"]["cpu"])
-    if "cuda" in own["random"]:
-        torch.cuda.set_rng_state(own["random"]["cuda"], next(model.parameters()).device)
-    for name, value in own["clock"].items():
-        setattr(clock, name, value)
 
 
 @dataclass

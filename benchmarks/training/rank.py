@@ -22,11 +22,19 @@ from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.horovod import horovod_facts, join, shut_down
 from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
 from benchmarks.training.measure.rank_facts import rank_facts
 from benchmarks.training.measure.tracker import peak_resident_bytes
-from benchmarks.training.place import Place, choose_place, meet, nodes_of, settle_arithmetic
+from benchmarks.training.place import (
+    Place,
+    choose_place,
+    horovod_facts,
+    join,
+    meet,
+    nodes_of,
+    settle_arithmetic,
+    shut_down,
+)
 from benchmarks.training.trainer import Diverged, Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.horovod import HorovodCommunicator, import_horovod

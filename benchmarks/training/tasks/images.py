@@ -28,16 +28,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.core.files import load_json
 from benchmarks.core.prepared import Prepared, open_prepared
 from benchmarks.core.provenance import cores
-from benchmarks.training.tasks.task import (
-    Batch,
-    Setting,
-    Source,
-    Synthetic,
-    Task,
-    draws,
-    installed,
-    sha256,
-)
+from benchmarks.training.tasks.task import Batch, Setting, Source, Synthetic, Task, draws, installed, sha256
 from resireduce.errors import ConfigError, choose
 
 if TYPE_CHECKING:

@@ -18,16 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.core.prepared import Prepared, open_prepared
-from benchmarks.training.tasks.task import (
-    Batch,
-    Phase,
-    Setting,
-    Source,
-    Synthetic,
-    Task,
-    installed,
-    sha256,
-)
+from benchmarks.training.tasks.task import Batch, Phase, Setting, Source, Synthetic, Task, installed, sha256
 from resireduce.errors import choose
 
 

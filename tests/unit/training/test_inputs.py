@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.core.cell import Cell
-from benchmarks.training.inputs import Collective, Compression, Passes
-from benchmarks.training.inputs import sample_of as sample
+from benchmarks.training.pace_rank import Collective, Compression, Passes
+from benchmarks.training.pace_rank import sample_of as sample
 from resireduce.comm.local import LocalCommunicator
 
 CELL = Cell(model="gpt2-bytes", compressor="topk", world_size=4)
