@@ -72,12 +72,9 @@ def train_on(
 ) -> list[dict[str, Any]]:
     """Train `cells` of one model in turn, for `rounds` rounds of `steps` steps each, on ranks that fill the nodes.
 
-    Args:
-        nodes: for each, the beginning of a command line that runs there; HERE for this machine itself.
-        inputs: measure the inputs of a simulated step before each round.
-        variables: further ones of each rank's environment.
-
-    Returns what each rank has found; see `benchmarks.training.pace_rank`. Raises ConfigError if ranks fail.
+    `nodes` has for each the beginning of a command line that runs there; HERE is this machine itself. `inputs`: measure
+    those of a simulated step before each round. `variables` are further ones of each rank's environment. Returns what
+    each rank has found; see `benchmarks.training.pace_rank`. Raises ConfigError if ranks fail.
     """
     settings = {"cells": [cell.to_dict() for cell in cells], "rounds": rounds, "steps": steps, "inputs": inputs}
     own = {"OMP_NUM_THREADS": str(cells[0].threads), **(variables or {})}

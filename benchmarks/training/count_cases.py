@@ -17,21 +17,19 @@ from resireduce.pieces import share
 STAGES = (1, 2, 3)
 
 
-def _normal(numel: int, source: Generator) -> Tensor:
-    return torch.randn(numel, generator=source)
-
-
-def _laplace(numel: int, source: Generator) -> Tensor:
-    return torch.empty(numel).exponential_(generator=source) * torch.randn(numel, generator=source).sign()
-
-
 def _t3(numel: int, source: Generator) -> Tensor:
     """Draw from Student's t with three degrees of freedom."""
     squares = torch.randn(3, numel, generator=source).square().mean(0)
     return torch.randn(numel, generator=source) / squares.sqrt()
 
 
-INPUTS: dict[str, Callable[[int, Generator], Tensor]] = {"normal": _normal, "Laplace": _laplace, "t3": _t3}
+INPUTS: dict[str, Callable[[int, Generator], Tensor]] = {
+    "normal": lambda numel, source: torch.randn(numel, generator=source),
+    "Laplace": lambda numel, source: (
+        torch.empty(numel).exponential_(generator=source) * torch.randn(numel, generator=source).sign()
+    ),
+    "t3": _t3,
+}
 
 
 def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:

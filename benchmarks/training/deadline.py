@@ -131,7 +131,6 @@ class Watch:
 
     limits: Limits = field(default_factory=Limits)
     communicator: Communicator = field(default_factory=LocalCommunicator)
-    """Reaches the other ranks."""
     checkpoints: Checkpoints | None = None
     signals: list[int] | None = None
     """Numbers of the signals received."""
@@ -183,19 +182,15 @@ class Watch:
         ends_at, every = self.limits.ends_at, self.limits.save_every_seconds
         late = ends_at is not None and ends_at - self.now() < MARGIN * longest + SPARE_SECONDS
         due = every is not None and self.now() - self._saved_at > every
-        signalled, stops, saves, less = self._worst(step, max(self.signals or [0]), late, due, -wait)
+        mine = torch.tensor([max(self.signals or [0]), late, due, -wait], device=self.communicator.control_device)
+        gathered = self.communicator.all_gather(mine, f"watch {step}").wait()  # not reduced, so that all take the same
+        signalled, stops, saves, less = (int(one) for one in torch.stack(list(gathered)).amax(0))
         self._next_look = step - less
         if self.checkpoints is not None and step > self._first_step and (signalled or stops or saves):
             self._save(self.checkpoints, step, capture)
         if signalled or stops:
             why = f"by {signal.Signals(signalled).name}" if signalled else "before its deadline"
             raise Stopped(f"stopped {why} at step {step} of {steps}; run again to go on")
-
-    def _worst(self, step: int, *mine: int) -> list[int]:
-        """Return the greatest of all ranks' numbers: gathered, not reduced, so that all take the same."""
-        numbers = torch.tensor(mine, device=self.communicator.control_device)
-        gathered = self.communicator.all_gather(numbers, f"watch {step}").wait()
-        return [int(one) for one in torch.stack(list(gathered)).amax(0)]
 
     def _save(self, checkpoints: Checkpoints, step: int, capture: Capture) -> None:
         started = time.perf_counter()

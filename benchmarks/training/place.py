@@ -129,12 +129,8 @@ def join(folder: Path, world_size: int, nodes: str | Sequence[Sequence[int]] = "
     """Initialise Horovod; all ranks must call this together.
 
     The environment has RANK, LOCAL_RANK and LOCAL_WORLD_SIZE. Gloo uses the interface GLOO_SOCKET_IFNAME, else the
-    loopback. Rank 0 serves the rendezvous until all ranks have met.
-
-    Args:
-        folder: empty before, and seen by all ranks.
-        world_size: number of ranks.
-        nodes: the ranks of each node, if nodes are to be averaged separately.
+    loopback. Rank 0 serves the rendezvous until all ranks have met in `folder`, which was empty and which all see.
+    `nodes` has the ranks of each node, if nodes are to be averaged separately.
 
     Raises ConfigError if Horovod cannot be used, or if interface or machine has no address, and ConnectionError or
     torch's DistError if a rank did not come.

@@ -22,7 +22,8 @@ from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
+from benchmarks.training.measure.phases import PhaseClock
+from benchmarks.training.measure.probe import Probe, look_before_cuda, make_meter
 from benchmarks.training.measure.rank_facts import rank_facts
 from benchmarks.training.measure.tracker import peak_resident_bytes
 from benchmarks.training.place import (
@@ -158,7 +159,8 @@ def main() -> None:
         return
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
-    outcome = run_rank(cell, communicator, args.weights, args.data, make_probe(place, before), watch)
+    probe = Probe(make_meter(place, before), PhaseClock(place.device))
+    outcome = run_rank(cell, communicator, args.weights, args.data, probe, watch)
     group = place.process_group if cell.backend == "torch" else None
     job = horovod_facts() if cell.backend == "horovod" else None
     facts = {**rank_facts(place.device, group, before.driver), "backend": cell.backend, "horovod": job}

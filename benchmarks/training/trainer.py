@@ -30,13 +30,6 @@ class Diverged(ArithmeticError):
     """The loss is NaN or infinite: a result, not a failure of the program."""
 
 
-def check_parameters(model: nn.Module, steps: int) -> None:
-    """Raise Diverged if parameters are not finite after `steps` steps: no loss has shown the effect of the last one."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise Diverged(f"{name} held NaN or infinity after the last of {steps} steps")
-
-
 @dataclass
 class Trainer:
     """One rank's training run."""
@@ -163,16 +156,12 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics over all ranks' shards of the held-out samples, each counted once."""
-        self._average_buffers()
+        for name, buffer in self.model.named_buffers():  # batch norm's running statistics drift apart between ranks
+            if buffer.is_floating_point():
+                self.communicator.all_reduce(buffer, f"buffer.{name}").wait().div_(self.communicator.world_size)
         sums = self.task.evaluate(self.model, self.communicator.rank, self.communicator.world_size)
         sums = sums.to(self.communicator.control_device)
         return self.task.metrics_from(self.communicator.all_reduce(sums, "metric").wait().cpu())
-
-    def _average_buffers(self) -> None:
-        """Average batch norm's running statistics, which drift apart between ranks."""
-        for name, buffer in self.model.named_buffers():
-            if buffer.is_floating_point():
-                self.communicator.all_reduce(buffer, f"buffer.{name}").wait().div_(self.communicator.world_size)
 
     def _measure_memory(self) -> dict[str, Any]:
         """Measure memory in one more step, whose batch is not kept afterwards."""
@@ -183,7 +172,9 @@ class Trainer:
         """Return this rank's measurements. Raises Diverged if the last step left values that are not finite."""
         self.phase = "measuring"
         self.probe.meter.stop()
-        check_parameters(self.model, self.schedule.steps)
+        for name, parameter in self.model.named_parameters():  # no loss has shown the effect of the last step
+            if not parameter.isfinite().all():
+                raise Diverged(f"{name} held NaN or infinity after the last of {self.schedule.steps} steps")
         self.probe.meter.at_boundary(held_tensors(self.optimizer), self.model.buffers())
         # Before memory is measured, which takes one more step.
         observations = {name: watch.end() for name, watch in self.watches.items()}

@@ -35,12 +35,8 @@ class Meter:
 
     Time is cut into windows: warmup, steady (training steps after it), evaluation. A thread samples NVML.
 
-    Args:
-        device: the device that is trained on.
-        nvml: its NVML device, or in one line why NVML cannot be used.
-        idle: the device before CUDA began.
-        ranks_on_device: how many ranks share it, this one included.
-        cuda: `torch.cuda`, or a stand-in for it.
+    `nvml` is the NVML device of `device`, or in one line why there is none; `idle` is the device before CUDA began.
+    `cuda` is torch.cuda, or a stand-in for it.
     """
 
     def __init__(
@@ -332,8 +328,3 @@ def make_meter(place: Place, before: Before) -> Meter:
     except NvmlUnavailable as error:
         return Meter(device, str(error), None, place.ranks_on_device)
     return Meter(device, found, before.idle.get(found.uuid), place.ranks_on_device)
-
-
-def make_probe(place: Place, before: Before) -> Probe:
-    """Make the probe of this rank."""
-    return Probe(make_meter(place, before), PhaseClock(place.device))

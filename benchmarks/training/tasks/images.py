@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.core.files import load_json
 from benchmarks.core.prepared import Prepared, open_prepared
 from benchmarks.core.provenance import cores
-from benchmarks.training.tasks.task import Batch, Setting, Source, Synthetic, Task, draws, installed, sha256
+from benchmarks.training.tasks.task import Batch, InMemory, Setting, Source, Synthetic, Task, draws, installed, sha256
 from resireduce.errors import ConfigError, choose
 
 if TYPE_CHECKING:
@@ -100,28 +100,12 @@ class Digits(ImageClassification):
     metric = "accuracy"
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(DigitImages(), setting.released)
-
-
-class DigitImages(Source):
-    """The images that scikit-learn has, (n, 1, 8, 8), as they are."""
-
-    def __init__(self) -> None:
         with gzip.open(str(installed("scikit-learn").locate_file(FILE))) as file:
             content = file.read()
-        self.data_hash = sha256([content])
         images, labels = parse_digits(content)
         is_test = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-        self.images, self.labels = images[~is_test], labels[~is_test]
-        self.test_images, self.test_labels = images[is_test], labels[is_test]
-        self.samples, self.held_out = len(self.labels), len(self.test_labels)
-
-    def batch(self, indices: Tensor, step: int) -> Batch:
-        return {"images": self.images[indices], "labels": self.labels[indices]}
-
-    def held_out_batch(self, indices: range) -> Batch:
-        rows = torch.tensor(indices)
-        return {"images": self.test_images[rows], "labels": self.test_labels[rows]}
+        train, test = ({"images": images[part], "labels": labels[part]} for part in (~is_test, is_test))
+        super().__init__(InMemory(train, test, sha256([content])), setting.released)
 
 
 def normalised(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
