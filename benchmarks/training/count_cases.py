@@ -14,8 +14,6 @@ from resireduce.compressors.thresholds import FITS, GaussianK, RedSync, RedSyncT
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.pieces import share
 
-STAGES = (1, 2, 3)
-
 
 def _t3(numel: int, source: Generator) -> Tensor:
     """Draw from Student's t with three degrees of freedom."""
@@ -44,7 +42,7 @@ def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:
     yield "redsync", RedSync(density)
     yield "redsync-trim", RedSyncTrim(density)
     for fit in FITS:
-        for stages in STAGES:
+        for stages in (1, 2, 3):
             yield f"sidco {fit}, {stages} stage{'s' * (stages > 1)}", SIDCo(density, fit=fit, stages=stages)
 
 

@@ -7,8 +7,7 @@ of shared state, one for each rank, and a JSON written last.
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -200,14 +199,3 @@ class Watch:
         checkpoints.save(step, shared, {**own, "watch": {**watch, "resumed_at": self.resumed_at}})
         self.checkpoint_seconds = time.perf_counter() - started
         self._saved_at = self.now()
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Time the block as one evaluation."""
-        started = time.perf_counter()
-        yield
-        self.evaluation_seconds = max(self.evaluation_seconds, time.perf_counter() - started)
-
-    def summary(self) -> dict[str, Any]:
-        """Return its facts for the record."""
-        return {"resumed_at_steps": self.resumed_at, "earlier_seconds": self.earlier_seconds}

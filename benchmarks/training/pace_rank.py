@@ -3,7 +3,7 @@
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -35,17 +35,13 @@ STEPS = 3
 
 
 class Inputs:
-    """Samples of all inputs, for all forms in `cells`, which all train one model on the same ranks.
+    """Samples of all inputs, for all forms in `cells`, which all train one model on the same ranks."""
 
-    `meet`, here and below, returns when all ranks have called it.
-    """
-
-    def __init__(self, cells: Sequence[Cell], meet: Callable[[], None]):
-        self._meet = meet
+    def __init__(self, cells: Sequence[Cell]):
         world = TorchCommunicator()
         flat = next(cell for cell in cells if cell.hierarchy == "flat")
         by_node = next((cell for cell in cells if cell.hierarchy == "node"), None)
-        self._passes = {cell.hierarchy: Passes(cell, meet) for cell in (flat, by_node) if cell is not None}
+        self._passes = {cell.hierarchy: Passes(cell) for cell in (flat, by_node) if cell is not None}
         levels: dict[str, Communicator] = {"flat": world}
         if by_node is not None:
             found = Levels.of(world, nodes_of(by_node))
@@ -53,7 +49,7 @@ class Inputs:
         self._collectives = collectives(levels)
         peers = sorted({levels[name].world_size for name in levels if name != "in_node"})
         lossy = {(cell.compressor, cell.density): cell for cell in cells if cell.compressor != "none"}
-        self._compression = {form: Compression(cell, peers, meet) for form, cell in lossy.items()}
+        self._compression = {form: Compression(cell, peers) for form, cell in lossy.items()}
         self.rounds: list[Mapping[str, Any]] = []
         """The results of each sample, as plain values."""
 
@@ -64,13 +60,13 @@ class Inputs:
             {"compressor": form[0], "density": form[1], "tensors": timed.sample()}
             for form, timed in self._compression.items()
         ]
-        messages = {name: sample_of(one, self._meet) for name, one in self._collectives.items()}
+        messages = {name: sample_of(one) for name, one in self._collectives.items()}
         self.rounds.append(
             {
                 "passes": {hierarchy: [passes.sample() for _ in range(STEPS)] for hierarchy, passes in order},
                 "compression": compression,
                 "messages": messages,
-                "copied_bytes_per_second": copying(self._meet),
+                "copied_bytes_per_second": copying(),
             }
         )
 
@@ -81,10 +77,10 @@ class Compression:
     `peers`: numbers of payloads that are averaged; each number is timed.
     """
 
-    def __init__(self, cell: Cell, peers: Sequence[int], meet: Callable[[], None]):
+    def __init__(self, cell: Cell, peers: Sequence[int]):
         alone = replace(cell, backend="local", world_size=1, hierarchy="flat", ranks_per_node=None, merge="none")
         self.trainer = build(alone, LocalCommunicator(), None, find_root())
-        self._peers, self._meet, self._step = peers, meet, 0
+        self._peers, self._step = peers, 0
         batch = self.trainer.batch(next(self.trainer.indices()), 0)
         self.trainer.train_step(0, batch)  # in the first step, memory is new
         feedback = self.trainer.optimizer.feedback
@@ -103,7 +99,7 @@ class Compression:
         feedback, found = self.trainer.optimizer.feedback, []
         self._step += 1
         feedback.begin_step(self._step)
-        self._meet()
+        meet()
         for name, values in self._gradients.items():
             grad = values.clone()
             start = time.perf_counter()
@@ -146,10 +142,9 @@ class Passes:
     By node the library does more work: gradients are distributed within the node, and averages reassembled.
     """
 
-    def __init__(self, cell: Cell, meet: Callable[[], None]):
+    def __init__(self, cell: Cell):
         dense = replace(cell, compressor="none", density=1.0, scheme="none", merge="none")
         self.trainer = build(dense, Silent(cell.world_size), None, find_root())
-        self._meet = meet
         self._arrived: dict[str, float] = {}
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.trainer.model.named_parameters()}
         backward = self.trainer.backward
@@ -174,11 +169,11 @@ class Passes:
         self.trainer.model.train()
         self._arrived = {}
         indices = next(iter(self.trainer.indices()))
-        self._meet()
+        meet()
         start = time.perf_counter()
         self.trainer.train_step(0, self.trainer.batch(indices, 0))
         over = time.perf_counter()
-        self._meet()
+        meet()
         return {
             "forward_seconds": self._began - start,
             "arrived_seconds": {name: at - start for name, at in self._arrived.items()},
@@ -187,14 +182,18 @@ class Passes:
         }
 
 
-def copying(meet: Callable[[], None], elements: int = 1 << 16, repeats: int = 50) -> float:
+COPIED, COPIES = 1 << 16, 50
+"""Elements that are copied to measure the speed of memory, and how often."""
+
+
+def copying() -> float:
     """Return the bytes per second that every rank reads and writes when all copy memory at the same time."""
-    source, target = torch.zeros(elements), torch.empty(elements)
+    source, target = torch.zeros(COPIED), torch.empty(COPIED)
     meet()
     start = time.perf_counter()
-    for _ in range(repeats):
+    for _ in range(COPIES):
         target.copy_(source)
-    return 2 * 4 * elements * repeats / (time.perf_counter() - start)
+    return 2 * 4 * COPIED * COPIES / (time.perf_counter() - start)
 
 
 REDUCED_BYTES = (256, 1 << 14, 1 << 17, 1 << 19)
@@ -220,9 +219,8 @@ class Collective:
         handle: Handle[Any] = getattr(self.communicator, self.kind)(tensor, f"timed.{self.kind}.{number}")
         return handle
 
-    def begin(self, meet: Callable[[], None]) -> float:
-        """Return the time at which ranks begin: when a small one is done, which is closer to simultaneous than their
-        return from `meet`, for which all ranks wait, including those of other groups, which may share links."""
+    def begin(self) -> float:
+        """Return when a small one is done, and ranks begin: closer to simultaneous than their return from `meet`."""
         meet()
         self.launch(self.sizes[0]).wait()
         return time.perf_counter()
@@ -241,15 +239,15 @@ def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
     return found
 
 
-def sample_of(collective: Collective, meet: Callable[[], None]) -> list[dict[str, Any]]:
+def sample_of(collective: Collective) -> list[dict[str, Any]]:
     """Return for each size its bytes, and the seconds of a collective: in turn, at once, and of processor time."""
     rows = []
     for size in collective.sizes:
-        start = collective.begin(meet)
+        start = collective.begin()
         for number in range(IN_TURN):
             collective.launch(size, number).wait()
         in_turn = (time.perf_counter() - start) / IN_TURN
-        start, busy = collective.begin(meet), time.process_time()
+        start, busy = collective.begin(), time.process_time()
         for handle in [collective.launch(size, number) for number in range(AT_ONCE)]:
             handle.wait()
         at_once, busy = (time.perf_counter() - start) / AT_ONCE, (time.process_time() - busy) / AT_ONCE
@@ -280,7 +278,7 @@ def measured(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     if cells[0].world_size > 1:
         join(folder, place.process_group)
     trainers = _built(cells, place.device, rank)
-    inputs = Inputs(cells, meet) if settings["inputs"] else None
+    inputs = Inputs(cells) if settings["inputs"] else None
     if inputs is not None:
         inputs.sample()
         inputs.rounds.clear()  # in the first sample, memory and threads are new

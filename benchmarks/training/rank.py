@@ -60,7 +60,7 @@ def run_rank(
     try:
         trainer = build(cell, communicator, weights, root, probe.meter.device, probe=probe, watch=watch)
         trainer.train()
-        return replace(trainer.result(), **watch.summary())
+        return replace(trainer.result(), resumed_at_steps=watch.resumed_at, earlier_seconds=watch.earlier_seconds)
     except Exception as error:
         if not isinstance(error, Stopped | ConfigError):
             traceback.print_exc()

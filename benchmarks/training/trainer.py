@@ -70,8 +70,11 @@ class Trainer:
                 self.step_seconds.append(time.perf_counter() - start)
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
                 self.phase = "evaluation"
-                with self.probe.evaluation(), self.watch.evaluating():
+                start = time.perf_counter()
+                with self.probe.evaluation():
                     self.metrics = self.evaluate()
+                took = time.perf_counter() - start
+                self.watch.evaluation_seconds = max(self.watch.evaluation_seconds, took)
                 self.history.append([step + 1, self.metrics[self.task.metric]])
             if self.communicator.rank == 0 and progress.is_due():
                 to_stderr(f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {progress.seconds:.0f} s")

@@ -126,12 +126,7 @@ class Meter:
             self.enter("over")
 
     def at_boundary(self, held: Mapping[str, Iterable[Tensor]], buffers: Iterable[Tensor] = ()) -> None:
-        """Read memory after a step and before `zero_grad`.
-
-        Args:
-            held: the tensors of the model states, by kind, as resireduce.planning.memory.held_tensors returns them.
-            buffers: the model's buffers.
-        """
+        """Read memory after a step and before `zero_grad`; `held` is as `held_tensors` returns it."""
         tensors = {id(tensor): tensor for kind in held.values() for tensor in kind}.values()
         self._states_bytes = sum(tensor.nbytes for tensor in tensors)
         self._on_device_bytes = sum(tensor.nbytes for tensor in tensors if tensor.device.type == self.device.type)

@@ -181,7 +181,10 @@ class Blocks(Source):
             for kind in ("tokens", "row_batches")
         )
         self.tokens, self.test_tokens = tokens
-        self.starts, self.test_starts = (block_starts(of_split, length) for of_split in edges)
+        self.starts, self.test_starts = (  # as many blocks as fit between two neighbouring edges
+            np.concatenate([np.arange(first, last - length + 1, length) for first, last in pairwise(of_split)])
+            for of_split in edges
+        )
         self.samples, self.held_out = len(self.starts), len(self.test_starts)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
@@ -193,8 +196,3 @@ class Blocks(Source):
     def _gather(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> Batch:
         ids = tokens[starts[:, None] + np.arange(self.length)].astype(np.int64)
         return {"input_ids": torch.from_numpy(ids)}
-
-
-def block_starts(row_batches: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Return where blocks of `length` tokens begin: as many as fit between two neighbours of `row_batches`."""
-    return np.concatenate([np.arange(first, last - length + 1, length) for first, last in pairwise(row_batches)])
