@@ -131,8 +131,8 @@ class BytePairs(NextToken):
         ]
         train, test = (blocks(encode(text, pairs)) for text in self.texts)
         test = test[:: max(1, len(test) // TEST_BLOCKS)][:TEST_BLOCKS]
-        windows = [{"input_ids": rows[:, :-1], "targets": rows[:, 1:]} for rows in (train, test)]
-        super().__init__(InMemory(*windows, sha256([pairs.astype("<i8").tobytes(), *self.texts])))
+        inputs, asked = ({"input_ids": rows[:, :-1], "targets": rows[:, 1:]} for rows in (train, test))
+        super().__init__(InMemory(inputs, asked, sha256([pairs.astype("<i8").tobytes(), *self.texts])))
 
     def predicted(self, batch: Batch) -> Tensor:
         return batch["targets"]
