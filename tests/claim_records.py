@@ -14,9 +14,8 @@ from benchmarks.analysis.claims.sound import load_planned, planned_bytes, wrong_
 from benchmarks.analysis.load_run import STRETCHES, Hole, Run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import BYTE_FIELDS, CellResult
-from benchmarks.core.sample_counts import planned_steps
+from benchmarks.core.sample_counts import planned_steps, steps_per_second
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.training.measure.phases import StepClock
 
 HELD_OUT = {("resnet-digits", "accuracy"): 449, ("vgg-digits", "accuracy"): 449}
 """Number of held-out answers by small model and metric; the metric is a share of this number."""
@@ -80,7 +79,7 @@ def times(cell: Cell, steps: int, slower: float) -> dict[str, Any]:
     slower *= 1.5 if cell.compressor == "none" else 1.0
     seconds = [slower * cycle[step % 7] for step in range(count)]
     wall = 1.1 * sum(seconds) * steps / count
-    speed = StepClock(seconds).steps_per_second
+    speed = steps_per_second(seconds)
     found = {"steps": steps, "step_seconds": seconds, "steps_per_second": speed, "wall_seconds": wall}
     step = median(seconds)
     update = (0.1 + 0.5 * random.random()) * step

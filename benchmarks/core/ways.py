@@ -11,7 +11,7 @@ class Way:
 
     title: str
     builder: str
-    """A function of `benchmarks.training.beside.builders`, or of another module as "module:function"."""
+    """A function of `benchmarks.training.beside.builders`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the builder, beside the model."""
     costs: str = ""
@@ -82,8 +82,8 @@ WAYS: dict[str, Way] = {
 """All are trained with AdamW; our density is 0.01."""
 
 FORMS: dict[str, Way] = {
-    "grace": Way("GRACE's form, full residual", "benchmarks.training.beside.forms:grace"),
-    "released": Way("the paper's released form, `w+2d`", "benchmarks.training.beside.forms:released"),
+    "grace": Way("GRACE's form, full residual", "grace"),
+    "released": Way("the paper's released form, `w+2d`", "released"),
     "form-baseline": Way("ours, `baseline`, streamed", OURS, {"scheme": "baseline", "sgd": True}),
     "form-w+2d": Way("ours, `w+2d`, streamed", OURS, {"scheme": "w+2d", "sgd": True}),
     "form-int4": Way(

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +33,21 @@ def main(args: argparse.Namespace) -> int:
     chosen = every if args.only is None else [choose("only", name.strip(), every) for name in args.only.split(",")]
     writable("output", args.output)
     known = load_json(args.output)["rows"] if args.output.is_file() else []
-    rows = {_key(row): row for row in known}
-    for row in _measured(chosen):
+    rows, places = {_key(row): row for row in known}, _places(every)
+
+    def order(row: dict[str, Any]) -> int:
+        return places.index(_key(row))
+
+    for name, model, malloc in _places(chosen):
+        try:
+            row = measure_way(name, model, malloc)
+        except ConfigError as failed:
+            row = {"name": name, "model": model, "malloc": malloc, "reason": str(failed)}
         rows[_key(row)] = row
         print(f"{row['name']}, {row['model']}, malloc {row['malloc']}: {row.get('reason') or 'measured'}", flush=True)
-        save_json(report(list(rows.values())), args.output)
+        found = {"world_size": RANKS, "malloc": MALLOCS, "rows": sorted(rows.values(), key=order)}
+        save_json({**found, "measured": provenance()}, args.output)
     return int(any("reason" in row for row in rows.values()))
-
-
-def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of the output file."""
-    places = _places([*WAYS, *FORMS, *GROUPS])
-    return {
-        "world_size": RANKS,
-        "malloc": MALLOCS,
-        "rows": sorted(rows, key=lambda row: places.index(_key(row))),
-        "measured": provenance(),
-    }
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str, str]:
@@ -64,14 +62,6 @@ def _places(names: list[str]) -> list[tuple[str, str, str]]:
     if "fullest" in names:
         places += [(name, FULLEST_MODEL, "cells") for name in FULLEST]
     return places
-
-
-def _measured(names: list[str]) -> Iterator[dict[str, Any]]:
-    for name, model, malloc in _places(names):
-        try:
-            yield measure_way(name, model, malloc)
-        except ConfigError as failed:
-            yield {"name": name, "model": model, "malloc": malloc, "reason": str(failed)}
 
 
 RANKS = 2

@@ -21,7 +21,7 @@ from benchmarks.core.programs import output_of
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.launching.processes import die_with_parent
-from benchmarks.micro.train_on_nodes import add_timing, cells_of_configs, make_cells, rounds_and_steps, train_on
+from benchmarks.micro.pace import add_timing, cells_of_configs, make_cells, rounds_and_steps, train_on
 from resireduce.errors import ConfigError, choose
 from resireduce.scheme import MERGES
 

@@ -58,7 +58,10 @@ def main(args: argparse.Namespace) -> int:
         "threads": integer("threads", cores() if args.threads is None else args.threads, 1, MOST_THREADS),
     }
     writable("output", args.output)
-    rows = compared(_times(settings))
+    cure = "where memory ran out, give fewer cases, such as --cases 'topk, *', or smaller --sizes"
+    variables = {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}
+    (times,) = measure("micro", settings, cure=cure, variables=variables)
+    rows = compared(times)
     save_json(settings | {"malloc": MALLOC_THAT_KEEPS, "rows": rows, "measured": timing_provenance()}, args.output)
     print(f"{table(rows, settings['rounds'], settings['threads'])}\nAll of it: {args.output}")
     return 0
@@ -69,14 +72,6 @@ def _size(given: int) -> int:
     if integer("sizes", given, SMALLEST, LARGEST) % ROW:
         raise ConfigError(f"sizes: {given} is not allowed; give a multiple of {ROW}, the length of a gradient's rows")
     return given
-
-
-def _times(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    cure = "where memory ran out, give fewer cases, such as --cases 'topk, *', or smaller --sizes"
-    variables = {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}
-    (found,) = measure("micro", settings, cure=cure, variables=variables)
-    times: list[dict[str, Any]] = found
-    return times
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ All train in the same processes, in turn, so other work on the machine affects a
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -18,9 +18,70 @@ from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import timing_provenance
 from benchmarks.core.workloads import SMALL, WORKLOADS
-from benchmarks.launching.processes import HERE, MALLOC_THAT_KEEPS
-from benchmarks.micro.train_on_nodes import add_timing, cells_of_configs, data_of, rounds_and_steps, train_on
+from benchmarks.launching.processes import HERE, MALLOC_THAT_KEEPS, measure
 from resireduce.errors import ConfigError, choose
+
+# --- Several forms of a cell, timed in the same processes: on this machine, or on nodes within it ---
+
+
+def add_timing(parser: argparse.ArgumentParser, rounds: int, steps: int, output: str) -> None:
+    """Declare the options of all commands that time cells in turn, with their defaults."""
+    text = "how often each is timed, in turn with the others (default: %(default)s)"
+    parser.add_argument("--rounds", type=int, default=rounds, help=text)
+    parser.add_argument("--steps", type=int, default=steps, help="training steps of a round (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path(output), help="JSON file (default: %(default)s)")
+
+
+def rounds_and_steps(args: argparse.Namespace) -> tuple[int, int]:
+    """Return the given numbers of rounds and steps. Raises ConfigError for one that is not allowed."""
+    return integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
+
+
+def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, ranks_per_node: int = 2) -> list[Cell]:
+    """Return the cells of all `forms` of a model: flat and, if allowed and if nodes have several ranks, by node."""
+    by_node = {"hierarchy": "node", "ranks_per_node": ranks_per_node}
+    levels: list[dict[str, Any]] = [{}, by_node] if ranks_per_node > 1 else [{}]
+    each = [form | level for form in forms for level in levels]
+    return [Cell(model=model, world_size=nodes * ranks_per_node, data=data_of(model), **form) for form in each]
+
+
+def data_of(model: str) -> str:
+    """Return the data that a model is timed on: random ones unless its own are always at hand."""
+    return "synthetic" if WORKLOADS[model].data else "real"
+
+
+def cells_of_configs(files: Iterable[Path], model: str, **place: Any) -> list[Cell]:
+    """Return a model's settings in configs, each once and regardless of seeds and observations, with fields of `place`.
+
+    Raises ConfigError for a config that cannot be read.
+    """
+    from benchmarks.core.config_reader import read_config  # a machine set up only for training may have no YAML
+    from benchmarks.core.run_config import get_cells
+
+    every = [cell for file in files for cell in get_cells(read_config(file)).values() if cell.model == model]
+    return list(dict.fromkeys(replace(cell, seed=0, observe=(), **place) for cell in every))
+
+
+def train_on(
+    nodes: Sequence[Sequence[str]],
+    cells: Sequence[Cell],
+    rounds: int,
+    steps: int,
+    inputs: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Train `cells` of one model in turn, for `rounds` rounds of `steps` steps each, on ranks that fill the nodes.
+
+    `nodes` has for each the beginning of a command line that runs there; HERE is this machine itself. `inputs`: measure
+    those of a simulated step before each round. `variables` are further ones of each rank's environment. Returns what
+    each rank has found; see `benchmarks.training.pace_rank`. Raises ConfigError if ranks fail.
+    """
+    settings = {"cells": [cell.to_dict() for cell in cells], "rounds": rounds, "steps": steps, "inputs": inputs}
+    own = {"OMP_NUM_THREADS": str(cells[0].threads), **(variables or {})}
+    return measure("pace", settings, cells[0].world_size, nodes, variables=own)
+
+
+# --- Pairs of cells ---
 
 BASELINE, SHARED = {"scheme": "baseline", "gradients": "kept"}, {"scheme": "w+2d", "gradients": "kept"}
 STREAMED = {"gradients": "streamed"}

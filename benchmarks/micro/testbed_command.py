@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import cores, timing_provenance
 from benchmarks.micro.links_command import FORMS, TOPK, UNSLOWED, time_on_nodes
-from benchmarks.micro.train_on_nodes import add_timing, make_cells, rounds_and_steps
+from benchmarks.micro.pace import add_timing, make_cells, rounds_and_steps
 
 MODEL = "gpt2-bytes"
 LAYOUTS = ((2, 2), (4, 1))
@@ -61,11 +61,8 @@ def typical(samples: Samples, cores: int) -> dict[str, Any]:
     """Return the inputs of a simulated step as plain values, by the medians of all rounds.
 
     Passes and messages are those of the latest rank, for which all others wait; compression, of the mean tensor of each
-    size, and the processor time of messages, are means over ranks.
-
-    Args:
-        samples: for each rank, its measurements in each round, in the form of `benchmarks.training.inputs`.
-        cores: processors that all ranks share.
+    size, and the processor time of messages, are means over ranks. `samples` has for each rank its measurements in each
+    round, in the form of `benchmarks.training.pace_rank`; `cores` are those that all ranks share.
     """
     rounds = list(zip(*samples, strict=True))
     first = rounds[0][0]

@@ -37,14 +37,8 @@ def build(
 ) -> Trainer:
     """Make one rank's trainer, and seed torch's own generator, which dropout draws from: each rank has its own masks.
 
-    Args:
-        cell: what to train.
-        communicator: the ranks.
-        weights: file of a state dict to start from; None: random ones, or those that the recipe names.
-        root: folder of prepared data sets.
-        device: where to train; None is the CPU.
-        probe: measures the training; None measures only what every result has.
-        watch: decides when to save and to stop; it is told the communicator and the place of checkpoints.
+    `weights` is the file of a state dict to start from, else those are random or named by the recipe; `root` has
+    prepared data sets. Without `probe` only what every result has is measured; `watch` says when to save and to stop.
     """
     workload = cell.workload
     task = make_task(cell, root)

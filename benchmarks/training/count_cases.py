@@ -14,16 +14,6 @@ from resireduce.compressors.thresholds import FITS, GaussianK, RedSync, RedSyncT
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.pieces import share
 
-STAGES = (1, 2, 3)
-
-
-def _normal(numel: int, source: Generator) -> Tensor:
-    return torch.randn(numel, generator=source)
-
-
-def _laplace(numel: int, source: Generator) -> Tensor:
-    return torch.empty(numel).exponential_(generator=source) * torch.randn(numel, generator=source).sign()
-
 
 def _t3(numel: int, source: Generator) -> Tensor:
     """Draw from Student's t with three degrees of freedom."""
@@ -31,7 +21,13 @@ def _t3(numel: int, source: Generator) -> Tensor:
     return torch.randn(numel, generator=source) / squares.sqrt()
 
 
-INPUTS: dict[str, Callable[[int, Generator], Tensor]] = {"normal": _normal, "Laplace": _laplace, "t3": _t3}
+INPUTS: dict[str, Callable[[int, Generator], Tensor]] = {
+    "normal": lambda numel, source: torch.randn(numel, generator=source),
+    "Laplace": lambda numel, source: (
+        torch.empty(numel).exponential_(generator=source) * torch.randn(numel, generator=source).sign()
+    ),
+    "t3": _t3,
+}
 
 
 def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:
@@ -46,7 +42,7 @@ def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:
     yield "redsync", RedSync(density)
     yield "redsync-trim", RedSyncTrim(density)
     for fit in FITS:
-        for stages in STAGES:
+        for stages in (1, 2, 3):
             yield f"sidco {fit}, {stages} stage{'s' * (stages > 1)}", SIDCo(density, fit=fit, stages=stages)
 
 

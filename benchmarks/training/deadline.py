@@ -7,62 +7,22 @@ of shared state, one for each rank, and a JSON written last.
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 from zipfile import ZipFile
 
 import torch
-from torch import nn
 
 from benchmarks.core.files import load_json, replacing, save_json
 from benchmarks.core.stop_policy import MANIFEST, Limits
-from benchmarks.training.measure.phases import StepClock
 from benchmarks.training.tasks.task import Task
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.core.optimizer import DistributedOptimizer
 
 State = dict[str, Any]
-
-
-def capture(
-    model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock, history: list[list[float | None]]
-) -> tuple[State, State]:
-    """Return the state that all ranks share and this rank's own state. Tensors are not copied."""
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    values, device = model.state_dict(), next(model.parameters()).device
-    random = {"cpu": torch.get_rng_state()}  # what dropout draws from
-    if device.type == "cuda":
-        random["cuda"] = torch.cuda.get_rng_state(device)
-    shared = {
-        "parameters": {name: value for name, value in values.items() if name in names},
-        "optimizer": optimizer.state_dict(),
-    }
-    own = {
-        # Batch norm's running statistics differ between ranks.
-        "buffers": {name: value for name, value in values.items() if name not in names},
-        "residuals": optimizer.residual_state_dict(),
-        "random": random,
-        "clock": asdict(clock),
-        "history": history,
-    }
-    return shared, own
-
-
-def restore(model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock, shared: State, own: State) -> None:
-    """Restore the states of `capture` in a newly built training; the caller restores the history."""
-    model.load_state_dict({**shared["parameters"], **own["buffers"]})
-    optimizer.load_state_dict(shared["optimizer"])
-    optimizer.load_residual_state_dict(own["residuals"])
-    torch.set_rng_state(own["random"]["cpu"])
-    if "cuda" in own["random"]:
-        torch.cuda.set_rng_state(own["random"]["cuda"], next(model.parameters()).device)
-    for name, value in own["clock"].items():
-        setattr(clock, name, value)
 
 
 @dataclass
@@ -170,7 +130,6 @@ class Watch:
 
     limits: Limits = field(default_factory=Limits)
     communicator: Communicator = field(default_factory=LocalCommunicator)
-    """Reaches the other ranks."""
     checkpoints: Checkpoints | None = None
     signals: list[int] | None = None
     """Numbers of the signals received."""
@@ -222,19 +181,15 @@ class Watch:
         ends_at, every = self.limits.ends_at, self.limits.save_every_seconds
         late = ends_at is not None and ends_at - self.now() < MARGIN * longest + SPARE_SECONDS
         due = every is not None and self.now() - self._saved_at > every
-        signalled, stops, saves, less = self._worst(step, max(self.signals or [0]), late, due, -wait)
+        mine = torch.tensor([max(self.signals or [0]), late, due, -wait], device=self.communicator.control_device)
+        gathered = self.communicator.all_gather(mine, f"watch {step}").wait()  # not reduced, so that all take the same
+        signalled, stops, saves, less = (int(one) for one in torch.stack(list(gathered)).amax(0))
         self._next_look = step - less
         if self.checkpoints is not None and step > self._first_step and (signalled or stops or saves):
             self._save(self.checkpoints, step, capture)
         if signalled or stops:
             why = f"by {signal.Signals(signalled).name}" if signalled else "before its deadline"
             raise Stopped(f"stopped {why} at step {step} of {steps}; run again to go on")
-
-    def _worst(self, step: int, *mine: int) -> list[int]:
-        """Return the greatest of all ranks' numbers: gathered, not reduced, so that all take the same."""
-        numbers = torch.tensor(mine, device=self.communicator.control_device)
-        gathered = self.communicator.all_gather(numbers, f"watch {step}").wait()
-        return [int(one) for one in torch.stack(list(gathered)).amax(0)]
 
     def _save(self, checkpoints: Checkpoints, step: int, capture: Capture) -> None:
         started = time.perf_counter()
@@ -244,14 +199,3 @@ class Watch:
         checkpoints.save(step, shared, {**own, "watch": {**watch, "resumed_at": self.resumed_at}})
         self.checkpoint_seconds = time.perf_counter() - started
         self._saved_at = self.now()
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Time the block as one evaluation."""
-        started = time.perf_counter()
-        yield
-        self.evaluation_seconds = max(self.evaluation_seconds, time.perf_counter() - started)
-
-    def summary(self) -> dict[str, Any]:
-        """Return its facts for the record."""
-        return {"resumed_at_steps": self.resumed_at, "earlier_seconds": self.earlier_seconds}

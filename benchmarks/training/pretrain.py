@@ -25,14 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the last bits (default: 1)")
 
 
-def find_workload(model: str) -> Workload:
-    """Return the recipe of a model that is pretrained. Raises ConfigError for one that is not, or is unknown."""
-    workload = WORKLOADS[choose("model", model, WORKLOADS)]
-    if not workload.pretrain_steps:
-        raise ConfigError(f"model: {model!r} starts from scratch; run its cells without weights")
-    return workload
-
-
 def _batches(count: int, size: int) -> Iterator[Any]:
     """Yield indices of random batches without end, each sample once an epoch, the last incomplete batch left out."""
     import torch
@@ -79,7 +71,10 @@ def pretrain(workload: Workload, report: Report) -> dict[str, Any]:
 
 def main(args: argparse.Namespace) -> int:
     """Write the pretrained weights; return 0. Raises ConfigError for input that cannot be used."""
-    workload, threads = find_workload(args.model), integer("threads", args.threads, 1, 1024)
+    workload = WORKLOADS[choose("model", args.model, WORKLOADS)]
+    if not workload.pretrain_steps:
+        raise ConfigError(f"model: {args.model!r} starts from scratch; run its cells without weights")
+    threads = integer("threads", args.threads, 1, 1024)
     writable("output", args.output)
     import torch
 

@@ -22,11 +22,20 @@ from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.horovod import horovod_facts, join, shut_down
-from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
+from benchmarks.training.measure.phases import PhaseClock
+from benchmarks.training.measure.probe import Probe, look_before_cuda, make_meter
 from benchmarks.training.measure.rank_facts import rank_facts
 from benchmarks.training.measure.tracker import peak_resident_bytes
-from benchmarks.training.place import Place, choose_place, meet, nodes_of, settle_arithmetic
+from benchmarks.training.place import (
+    Place,
+    choose_place,
+    horovod_facts,
+    join,
+    meet,
+    nodes_of,
+    settle_arithmetic,
+    shut_down,
+)
 from benchmarks.training.trainer import Diverged, Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.horovod import HorovodCommunicator, import_horovod
@@ -51,7 +60,7 @@ def run_rank(
     try:
         trainer = build(cell, communicator, weights, root, probe.meter.device, probe=probe, watch=watch)
         trainer.train()
-        return replace(trainer.result(), **watch.summary())
+        return replace(trainer.result(), resumed_at_steps=watch.resumed_at, earlier_seconds=watch.earlier_seconds)
     except Exception as error:
         if not isinstance(error, Stopped | ConfigError):
             traceback.print_exc()
@@ -150,7 +159,8 @@ def main() -> None:
         return
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
-    outcome = run_rank(cell, communicator, args.weights, args.data, make_probe(place, before), watch)
+    probe = Probe(make_meter(place, before), PhaseClock(place.device))
+    outcome = run_rank(cell, communicator, args.weights, args.data, probe, watch)
     group = place.process_group if cell.backend == "torch" else None
     job = horovod_facts() if cell.backend == "horovod" else None
     facts = {**rank_facts(place.device, group, before.driver), "backend": cell.backend, "horovod": job}

@@ -83,7 +83,13 @@ def train(
         optimizer.step()
     sums = task.evaluate(model, dist.get_rank(), dist.get_world_size())
     dist.all_reduce(sums)
-    between = parameters_bytes if sent is None else _of_node(way, sent, mesh) / steps
+    between: float = parameters_bytes
+    if sent is not None:
+        of_node = torch.tensor([sent["all_gather"], sent["all_reduce"]], dtype=torch.float64)
+        dist.all_reduce(of_node, group=mesh["shard"].get_group())
+        if not way.sharded:  # the ranks of a node sum up before they send
+            of_node[1] /= RANKS_OF_NODE
+        between = float(of_node.sum()) / steps
     held = 0 if feedback is None else feedback.residual.nbytes()
     return task.metrics_from(sums) | {"node_bytes_per_step": between, "residuals_bytes": held}
 
@@ -102,15 +108,6 @@ def _make(way: Way, model: nn.Module, mesh: DeviceMesh) -> tuple[torch.optim.Opt
         return optimizer, None
     hook = resireduce.compress_fsdp(model, mesh["replicate"], **{"scheme": "baseline", **way.settings})
     return optimizer, hook.feedback
-
-
-def _of_node(way: Way, sent: dict[str, int], mesh: DeviceMesh) -> float:
-    """Return the bytes that all ranks of this node together have sent to other nodes."""
-    of_node = torch.tensor([sent["all_gather"], sent["all_reduce"]], dtype=torch.float64)
-    dist.all_reduce(of_node, group=mesh["shard"].get_group())
-    if not way.sharded:  # the ranks of a node sum up before they send
-        of_node[1] /= RANKS_OF_NODE
-    return float(of_node.sum())
 
 
 def measure(

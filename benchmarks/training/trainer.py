@@ -1,6 +1,7 @@
 """The training loop of one rank, and the observations from its first step to its last."""
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,9 +14,9 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.progress import Progress, to_stderr
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
+from benchmarks.core.sample_counts import steps_per_second
 from benchmarks.core.workloads import Schedule
-from benchmarks.training.deadline import State, Watch, capture, restore
-from benchmarks.training.measure.phases import StepClock
+from benchmarks.training.deadline import State, Watch
 from benchmarks.training.measure.probe import Probe
 from benchmarks.training.measure.tracker import measure_memory
 from benchmarks.training.tasks.task import Batch, Task, to_device
@@ -29,13 +30,6 @@ class Diverged(ArithmeticError):
     """The loss is NaN or infinite: a result, not a failure of the program."""
 
 
-def check_parameters(model: nn.Module, steps: int) -> None:
-    """Raise Diverged if parameters are not finite after `steps` steps: no loss has shown the effect of the last one."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise Diverged(f"{name} held NaN or infinity after the last of {steps} steps")
-
-
 @dataclass
 class Trainer:
     """One rank's training run."""
@@ -46,14 +40,13 @@ class Trainer:
     model: nn.Module
     optimizer: DistributedOptimizer
     communicator: Communicator
-    clock: StepClock = field(default_factory=StepClock)
+    step_seconds: list[float] = field(default_factory=list)
+    """Wall time of each step of this rank."""
     history: list[list[float | None]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     probe: Probe = field(default_factory=Probe)
     watch: Watch = field(default_factory=Watch)
-    """When to save and to stop."""
     phase: str = "preparing"
-    """The current phase."""
     step: int = 0
     """Counted from 1."""
     watches: dict[str, Any] = field(default_factory=dict)
@@ -67,16 +60,21 @@ class Trainer:
         self.probe.start(steps - first)
         for step, indices in islice(zip(range(steps), self.indices(), strict=False), first, None):
             self.phase = "checkpoint"
-            self.watch.before_step(step, steps, self.clock.step_seconds, self._state)
+            self.watch.before_step(step, steps, self.step_seconds, self._state)
             self.phase, self.step = "data", step + 1
             for watch in self.watches.values():
                 watch.begin_step(step)
-            with self.probe.step(self.optimizer), self.clock.step():
+            with self.probe.step(self.optimizer):
+                start = time.perf_counter()
                 loss = self.train_step(step, self.batch(indices, step))
+                self.step_seconds.append(time.perf_counter() - start)
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
                 self.phase = "evaluation"
-                with self.probe.evaluation(), self.watch.evaluating():
+                start = time.perf_counter()
+                with self.probe.evaluation():
                     self.metrics = self.evaluate()
+                took = time.perf_counter() - start
+                self.watch.evaluation_seconds = max(self.watch.evaluation_seconds, took)
                 self.history.append([step + 1, self.metrics[self.task.metric]])
             if self.communicator.rank == 0 and progress.is_due():
                 to_stderr(f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {progress.seconds:.0f} s")
@@ -88,13 +86,31 @@ class Trainer:
                 self.watches[name] = load(WATCHES[name])(self.optimizer, self.schedule.steps)
         step, shared, own = self.watch.begin(measure_states(self.optimizer).total)
         if shared:
-            restore(self.model, self.optimizer, self.clock, shared, own)
-            self.history = own["history"]
+            self.model.load_state_dict({**shared["parameters"], **own["buffers"]})
+            self.optimizer.load_state_dict(shared["optimizer"])
+            self.optimizer.load_residual_state_dict(own["residuals"])
+            torch.set_rng_state(own["random"]["cpu"])
+            if "cuda" in own["random"]:
+                torch.cuda.set_rng_state(own["random"]["cuda"], next(self.model.parameters()).device)
+            self.step_seconds, self.history = own["clock"]["step_seconds"], own["history"]
         return step
 
     def _state(self) -> tuple[State, State]:
-        """Return the state to resume from: the part that all ranks share, and this rank's own."""
-        return capture(self.model, self.optimizer, self.clock, self.history)
+        """Return the state to resume from: the part that all ranks share, and this rank's own. No tensor is copied."""
+        names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        values, device = self.model.state_dict(), next(self.model.parameters()).device
+        random = {"cpu": torch.get_rng_state()}  # what dropout draws from
+        if device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(device)
+        parameters = {name: value for name, value in values.items() if name in names}
+        return {"parameters": parameters, "optimizer": self.optimizer.state_dict()}, {
+            # Batch norm's running statistics differ between ranks.
+            "buffers": {name: value for name, value in values.items() if name not in names},
+            "residuals": self.optimizer.residual_state_dict(),
+            "random": random,
+            "clock": {"step_seconds": self.step_seconds},
+            "history": self.history,
+        }
 
     def train_step(self, step: int, batch: Batch) -> float:
         """Take one optimizer step, counted from 0; return its loss. Raises Diverged if that is not finite."""
@@ -143,16 +159,12 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics over all ranks' shards of the held-out samples, each counted once."""
-        self._average_buffers()
+        for name, buffer in self.model.named_buffers():  # batch norm's running statistics drift apart between ranks
+            if buffer.is_floating_point():
+                self.communicator.all_reduce(buffer, f"buffer.{name}").wait().div_(self.communicator.world_size)
         sums = self.task.evaluate(self.model, self.communicator.rank, self.communicator.world_size)
         sums = sums.to(self.communicator.control_device)
         return self.task.metrics_from(self.communicator.all_reduce(sums, "metric").wait().cpu())
-
-    def _average_buffers(self) -> None:
-        """Average batch norm's running statistics, which drift apart between ranks."""
-        for name, buffer in self.model.named_buffers():
-            if buffer.is_floating_point():
-                self.communicator.all_reduce(buffer, f"buffer.{name}").wait().div_(self.communicator.world_size)
 
     def _measure_memory(self) -> dict[str, Any]:
         """Measure memory in one more step, whose batch is not kept afterwards."""
@@ -163,7 +175,9 @@ class Trainer:
         """Return this rank's measurements. Raises Diverged if the last step left values that are not finite."""
         self.phase = "measuring"
         self.probe.meter.stop()
-        check_parameters(self.model, self.schedule.steps)
+        for name, parameter in self.model.named_parameters():  # no loss has shown the effect of the last step
+            if not parameter.isfinite().all():
+                raise Diverged(f"{name} held NaN or infinity after the last of {self.schedule.steps} steps")
         self.probe.meter.at_boundary(held_tensors(self.optimizer), self.model.buffers())
         # Before memory is measured, which takes one more step.
         observations = {name: watch.end() for name, watch in self.watches.items()}
@@ -172,18 +186,19 @@ class Trainer:
                 observations[name] = load(OBSERVATIONS[name])(self.model, self.optimizer)
         memory = self._measure_memory()
         units_per_step = self.schedule.batch_per_rank * self.communicator.world_size * self.task.units_per_sample
+        pace = steps_per_second(self.step_seconds)
         return Outcome(
             status="ok",
             **self.partial_result(),
             metric=self.metrics[self.task.metric],
             metrics=self.metrics,
-            steps_per_second=self.clock.steps_per_second,
+            steps_per_second=pace,
             memory=memory | self.probe.result(self.optimizer),
             observations=observations,
             messages=[] if self.cell.merge == "none" else self.optimizer.messages,
             baseline_bytes=baseline_total(self.model, measure_states(self.optimizer)),
             unit=self.task.unit,
-            units_per_second=self.clock.steps_per_second * units_per_step,
+            units_per_second=pace * units_per_step,
             data_hash=self.task.data_hash,
             threads=torch.get_num_threads(),
         )
@@ -194,6 +209,6 @@ class Trainer:
             "metric_name": self.task.metric,
             "higher_is_better": self.task.higher_is_better,
             "metric_history": self.history,
-            "steps": len(self.clock.step_seconds),
-            "step_seconds": self.clock.step_seconds,
+            "steps": len(self.step_seconds),
+            "step_seconds": self.step_seconds,
         }

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import resireduce
-from benchmarks.training.horovod import join, shut_down
+from benchmarks.training.place import join, shut_down
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError

@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from benchmarks.core.cell import Cell
 from benchmarks.training import deadline
-from benchmarks.training.horovod import horovod_facts
-from benchmarks.training.place import choose_place
+from benchmarks.training.place import choose_place, horovod_facts
 from benchmarks.training.rank import connect, disconnect
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator

@@ -72,7 +72,7 @@ def check_that_stops_change_nothing(root: Path, communicator: Communicator) -> N
         whole = train(cell, communicator, root / f"whole{number}", ())
         stopped = train(cell, communicator, root / f"stopped{number}", STOPS)
         assert stopped.watch.resumed_at == [stop + 1 for stop in STOPS]
-        assert len(stopped.clock.step_seconds) == STEPS
+        assert len(stopped.step_seconds) == STEPS
         assert whole.history == stopped.history and len(whole.history) == 3
         expected, found = whole.model.state_dict(), stopped.model.state_dict()
         assert all(torch.equal(expected[name], found[name]) for name in expected)

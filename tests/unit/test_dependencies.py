@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 ONLY_IN = {
     "horovod": (
         "resireduce/comm/horovod.py",
-        "benchmarks/training/horovod.py",
+        "benchmarks/training/place.py",
         "benchmarks/doctor/in_child.py",
         "benchmarks/images/image_facts.py",
     )

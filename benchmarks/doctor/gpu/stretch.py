@@ -197,7 +197,7 @@ def line(record: dict[str, Any]) -> str:
     return f"{head}: {said}" if said else head
 
 
-TIMING = tuple(f"benchmarks/micro/{name}.py" for name in ("micro_command", "pace", "train_on_nodes"))
+TIMING = tuple(f"benchmarks/micro/{name}.py" for name in ("micro_command", "pace"))
 LIMIT_SECONDS = 540.0
 FINISHED = ("ok", "oom", "diverged")
 """Statuses that say something about the step; others are worth another try."""

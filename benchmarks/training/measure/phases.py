@@ -1,16 +1,14 @@
-"""Time of training steps and of their phases: on the CPU by the clock, on a GPU by events in its stream."""
+"""Time of the phases of training steps: on the CPU by the clock, on a GPU by events in its stream."""
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.core.sample_counts import steps_per_second
 from resireduce.core.optimizer import DistributedOptimizer
 
 OTHER = "other"
@@ -110,22 +108,3 @@ class PhaseClock:
         """Return the median of each phase, and of the step, over the steps observed; nothing without any."""
         steps = self.seconds()
         return {name: median(step[name] for step in steps) for name in (steps[0] if steps else ())}
-
-
-@dataclass
-class StepClock:
-    """Wall time of each step, of one rank."""
-
-    step_seconds: list[float] = field(default_factory=list)
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Time the block as one step."""
-        start = time.perf_counter()
-        yield
-        self.step_seconds.append(time.perf_counter() - start)
-
-    @property
-    def steps_per_second(self) -> float:
-        """Return the rate of the median step after warm-up."""
-        return steps_per_second(self.step_seconds)

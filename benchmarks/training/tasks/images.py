@@ -28,16 +28,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.core.files import load_json
 from benchmarks.core.prepared import Prepared, open_prepared
 from benchmarks.core.provenance import cores
-from benchmarks.training.tasks.task import (
-    Batch,
-    Setting,
-    Source,
-    Synthetic,
-    Task,
-    draws,
-    installed,
-    sha256,
-)
+from benchmarks.training.tasks.task import Batch, InMemory, Setting, Source, Synthetic, Task, draws, installed, sha256
 from resireduce.errors import ConfigError, choose
 
 if TYPE_CHECKING:
@@ -95,42 +86,20 @@ HELD_OUT_EVERY = 4
 """Every fourth sample is held out; the file's order mixes digits and writers."""
 
 
-def parse_digits(text: bytes) -> tuple[Tensor, Tensor]:
-    """Read rows of 64 grey values (0 to 16) and a digit: images (n, 1, 8, 8), float32 in [-1, 1], and labels (n,)."""
-    table = np.loadtxt(io.BytesIO(text), delimiter=",", ndmin=2)
-    pixels, labels = table[:, :PIXELS], table[:, PIXELS]
-    images = torch.from_numpy(pixels).float().div(BRIGHTEST / 2).sub(1).view(-1, 1, 8, 8)
-    return images, torch.from_numpy(labels).long()
-
-
 class Digits(ImageClassification):
-    """Which digit is it? Both phases train on the same samples."""
+    """Which digit is it? Both phases train on the same samples: images (n, 1, 8, 8) from -1 to 1."""
 
     metric = "accuracy"
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(DigitImages(), setting.released)
-
-
-class DigitImages(Source):
-    """The images that scikit-learn has, (n, 1, 8, 8), as they are."""
-
-    def __init__(self) -> None:
         with gzip.open(str(installed("scikit-learn").locate_file(FILE))) as file:
             content = file.read()
-        self.data_hash = sha256([content])
-        images, labels = parse_digits(content)
+        table = torch.from_numpy(np.loadtxt(io.BytesIO(content), delimiter=","))  # rows of 64 grey values and a digit
+        images = table[:, :PIXELS].float().div(BRIGHTEST / 2).sub(1).view(-1, 1, 8, 8)
+        labels = table[:, PIXELS].long()
         is_test = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-        self.images, self.labels = images[~is_test], labels[~is_test]
-        self.test_images, self.test_labels = images[is_test], labels[is_test]
-        self.samples, self.held_out = len(self.labels), len(self.test_labels)
-
-    def batch(self, indices: Tensor, step: int) -> Batch:
-        return {"images": self.images[indices], "labels": self.labels[indices]}
-
-    def held_out_batch(self, indices: range) -> Batch:
-        rows = torch.tensor(indices)
-        return {"images": self.test_images[rows], "labels": self.test_labels[rows]}
+        train, test = ({"images": images[part], "labels": labels[part]} for part in (~is_test, is_test))
+        super().__init__(InMemory(train, test, sha256([content])), setting.released)
 
 
 def normalised(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

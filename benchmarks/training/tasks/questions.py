@@ -110,7 +110,9 @@ class SpanAnswering(Task):
         for question, context, features in asked:
             own = [part[: len(features)] for part in logits]
             logits = [part[len(features) :] for part in logits]
-            yield scores(question, answer_text(question, context, self.best_span(features, *own)))
+            span = self.best_span(features, *own)
+            place = slice(0) if span is None else slice(context.spans[span[0], 0], context.spans[span[1], 1])
+            yield scores(question, question.context[place])
 
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the mean F1 and the share of exact matches, in percent, from the sums of `scores`."""
@@ -127,13 +129,6 @@ def scores(question: Question, answer: str) -> tuple[float, float, float]:
     """Return an answer's F1 and exact match, each the best over the right answers, and 1, for the question itself."""
     right = question.answers
     return max(f1(answer, one) for one in right), max(exact_match(answer, one) for one in right), 1.0
-
-
-def answer_text(question: Question, context: Text, span: tuple[int, int] | None) -> str:
-    """Return the context's characters from the first to the last token, nothing without a span."""
-    if span is None:
-        return ""
-    return question.context[context.spans[span[0], 0] : context.spans[span[1], 1]]
 
 
 SYLLABLES = {

@@ -17,14 +17,7 @@ from benchmarks.core.progress import to_stderr
 from benchmarks.data.squad import Question, read_squad
 from benchmarks.training.models.bert import WORDS
 from benchmarks.training.tasks.questions import Asked, Feature, Logits, SpanAnswering, Text, Tokens
-from benchmarks.training.tasks.task import (
-    SYNTHETIC_HELD_OUT,
-    SYNTHETIC_SAMPLES,
-    Setting,
-    draws,
-    sha256,
-    synthetic_hash,
-)
+from benchmarks.training.tasks.task import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, Setting, draws, sha256, synthetic_hash
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

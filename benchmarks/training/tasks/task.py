@@ -58,6 +58,20 @@ class Source(ABC):
         """Gather held-out samples, without augmentation."""
 
 
+class InMemory(Source):
+    """Samples that are all held as tensors, as they are: training ones and held-out ones."""
+
+    def __init__(self, train: Batch, test: Batch, data_hash: str) -> None:
+        self.train, self.test, self.data_hash = train, test, data_hash
+        self.samples, self.held_out = (len(next(iter(part.values()))) for part in (train, test))
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        return {name: values[indices] for name, values in self.train.items()}
+
+    def held_out_batch(self, indices: range) -> Batch:
+        return {name: values[torch.tensor(indices)] for name, values in self.test.items()}
+
+
 class Task(ABC):
     """Data, loss and metric of one kind of problem. It is made with a `Setting`, and does all its loading there."""
 

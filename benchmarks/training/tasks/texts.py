@@ -18,16 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.core.prepared import Prepared, open_prepared
-from benchmarks.training.tasks.task import (
-    Batch,
-    Phase,
-    Setting,
-    Source,
-    Synthetic,
-    Task,
-    installed,
-    sha256,
-)
+from benchmarks.training.tasks.task import Batch, InMemory, Phase, Setting, Source, Synthetic, Task, installed, sha256
 from resireduce.errors import choose
 
 
@@ -132,33 +123,19 @@ class BytePairs(NextToken):
     evaluated_together = 32
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(Text(setting.phase))
-
-    def predicted(self, batch: Batch) -> Tensor:
-        return batch["targets"]
-
-
-class Text(Source):
-    """The text of a phase, and training windows and held-out ones of it."""
-
-    def __init__(self, phase: Phase) -> None:
         pairs = frequent_pairs(b"".join(package_files(PACKAGES["pretrain"])), SYMBOLS - 256)
-        files = package_files(PACKAGES[phase])
+        files = package_files(PACKAGES[setting.phase])
         self.texts = [
             b"".join(file for place, file in enumerate(files) if (place % HELD_OUT_EVERY == 0) == held_out)
             for held_out in (False, True)
         ]
-        self.train, test = (blocks(encode(text, pairs)) for text in self.texts)
-        self.test = test[:: max(1, len(test) // TEST_BLOCKS)][:TEST_BLOCKS]
-        self.samples, self.held_out = len(self.train), len(self.test)
-        self.data_hash = sha256([pairs.astype("<i8").tobytes(), *self.texts])
+        train, test = (blocks(encode(text, pairs)) for text in self.texts)
+        test = test[:: max(1, len(test) // TEST_BLOCKS)][:TEST_BLOCKS]
+        inputs, asked = ({"input_ids": rows[:, :-1], "targets": rows[:, 1:]} for rows in (train, test))
+        super().__init__(InMemory(inputs, asked, sha256([pairs.astype("<i8").tobytes(), *self.texts])))
 
-    def batch(self, indices: Tensor, step: int) -> Batch:
-        return {"input_ids": self.train[indices, :-1], "targets": self.train[indices, 1:]}
-
-    def held_out_batch(self, indices: range) -> Batch:
-        rows = self.test[torch.tensor(indices)]
-        return {"input_ids": rows[:, :-1], "targets": rows[:, 1:]}
+    def predicted(self, batch: Batch) -> Tensor:
+        return batch["targets"]
 
 
 # --- WikiText ---
@@ -204,7 +181,10 @@ class Blocks(Source):
             for kind in ("tokens", "row_batches")
         )
         self.tokens, self.test_tokens = tokens
-        self.starts, self.test_starts = (block_starts(of_split, length) for of_split in edges)
+        self.starts, self.test_starts = (  # as many blocks as fit between two neighbouring edges
+            np.concatenate([np.arange(first, last - length + 1, length) for first, last in pairwise(of_split)])
+            for of_split in edges
+        )
         self.samples, self.held_out = len(self.starts), len(self.test_starts)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
@@ -216,8 +196,3 @@ class Blocks(Source):
     def _gather(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> Batch:
         ids = tokens[starts[:, None] + np.arange(self.length)].astype(np.int64)
         return {"input_ids": torch.from_numpy(ids)}
-
-
-def block_starts(row_batches: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Return where blocks of `length` tokens begin: as many as fit between two neighbours of `row_batches`."""
-    return np.concatenate([np.arange(first, last - length + 1, length) for first, last in pairwise(row_batches)])

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.core.devices import NO_PROCESS, Idle, Nvml, NvmlUnavailable
 from benchmarks.core.rank_memory import EVALUATION, METHODS, STEADY, Rung, rung_problem
-from benchmarks.training.measure.meter import Meter
+from benchmarks.training.measure.probe import Meter
 from tests.gpus import MIB, FakeCuda, FakeGpu, FakeNvml
 
 UUID = "11111111-2222-3333-4444-555555555555"
@@ -166,7 +166,7 @@ def test_a_slice_is_found_and_its_whole_is_not_taken_for_it() -> None:
 
 
 def test_a_meter_looks_often_and_once_more_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.training.measure.meter.INTERVAL_SECONDS", 30.0)
+    monkeypatch.setattr("benchmarks.training.measure.probe.INTERVAL_SECONDS", 30.0)
     gpu = FakeGpu(f"GPU-{UUID}", used_bytes=MIB)
     nvml = FakeNvml(gpu)
     meter = Meter(GPU, Nvml(nvml).device(UUID), cuda=FakeCuda())

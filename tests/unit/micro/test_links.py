@@ -13,7 +13,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.paths import ROOT
 from benchmarks.micro import links_command
 from benchmarks.micro.links_command import UNSLOWED, slow_nodes
-from benchmarks.micro.train_on_nodes import make_cells
+from benchmarks.micro.pace import make_cells
 from resireduce.scheme import MERGES
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"

@@ -17,9 +17,8 @@ from benchmarks.__main__ import main
 from benchmarks.core import devices
 from benchmarks.core.cell import Cell
 from benchmarks.core.rank_memory import METHODS
-from benchmarks.training.horovod import make_slots
 from benchmarks.training.measure.calibration import measure_known
-from benchmarks.training.place import STORE, choose_place, meet, settle_arithmetic
+from benchmarks.training.place import STORE, choose_place, make_slots, meet, settle_arithmetic
 from resireduce.errors import ConfigError
 
 

@@ -11,8 +11,7 @@ from benchmarks.core.files import load_json
 from benchmarks.core.matrix import expand
 from benchmarks.core.paths import ROOT
 from benchmarks.training.build import build
-from benchmarks.training.horovod import _sets
-from benchmarks.training.place import nodes_of
+from benchmarks.training.place import _sets, nodes_of
 from benchmarks.training.plan_of_cell import OF_FIGURE, WAYS, plan_of, saved
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator

@@ -108,10 +108,12 @@ def test_digits_are_those_of_scikit_learn(tasks):
 
     images, labels = load_digits(return_X_y=True)
     task = tasks["digits"].source
-    assert task.samples + len(task.test_labels) == len(labels)
-    assert torch.equal(task.images[:3, 0], torch.tensor(images[:3].reshape(3, 8, 8) / 8 - 1, dtype=torch.float32))
-    assert task.test_labels.tolist() == labels[3::4].tolist()
-    assert set(task.test_labels.tolist()) == set(range(10))
+    assert task.samples + len(task.test["labels"]) == len(labels)
+    assert torch.equal(
+        task.train["images"][:3, 0], torch.tensor(images[:3].reshape(3, 8, 8) / 8 - 1, dtype=torch.float32)
+    )
+    assert task.test["labels"].tolist() == labels[3::4].tolist()
+    assert set(task.test["labels"].tolist()) == set(range(10))
 
 
 # Byte pairs
@@ -133,7 +135,7 @@ def test_blocks_predict_every_symbol_once_and_held_out_files_are_not_trained_on(
     assert rows[:, 1:].flatten().tolist() == list(range(1, 2 * CONTEXT + 1))
     assert torch.equal(rows[:, :-1] + 1, rows[:, 1:])
     files = package_files(PACKAGES["train"])
-    train, test = BytePairs(Setting()).source.texts
+    train, test = BytePairs(Setting()).texts
     assert len(train) + len(test) == sum(map(len, files))
     assert files[0] in test and files[1] in train
 
