@@ -47,6 +47,17 @@ def test_what_is_sent_and_what_is_kept_are_all_velocities(nesterov: bool) -> Non
         torch.testing.assert_close(optimizer.residual_state_dict()[f"momentum.{name}"], velocity)
 
 
+def test_a_velocity_is_zero_where_it_was_sent_by_default() -> None:
+    model = Given(**SHAPES)
+    optimizer = distributed(model, lr=1.0, compressor=DGC(0.05, momentum_factor=0.9))
+    velocity = torch.zeros(SHAPES["matrix"], dtype=torch.float64)
+    for grads in draws(4):
+        sent = averages(model, optimizer, grads)["matrix"] != 0
+        velocity = (0.9 * velocity + grads["matrix"]).masked_fill(sent, 0.0)
+        assert sent.any()
+        torch.testing.assert_close(optimizer.residual_state_dict()["momentum.matrix"], velocity)
+
+
 def test_the_density_warms_up_in_stages() -> None:
     compressor = DGC(0.001, warmup=PAPER_WARMUP, warmup_steps=10)
     assert [compressor.density_at(step) for step in (0, 9, 10, 25, 39, 40, 999)] == [
