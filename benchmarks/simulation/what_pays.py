@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.analysis.labels import TIMES
+from benchmarks.core.progress import counted
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.results import Result, Settings, fastest_dense, fastest_first, name_of, simulate
 from benchmarks.simulation.wire import LOSSLESS, Case, Layers, grid, payload_of
+from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS, load
 
 # --- Where compression's step equals the best without it ---
@@ -127,8 +129,11 @@ def _states(layers: Layers, gradients: str, compressor: str, density: float, sch
 
 def fastest_that_fits(results: Sequence[Result], needed: Callable[[Result], int]) -> tuple[Result, int] | None:
     """Return the fastest of `results` whose `needed` bytes the device has, and these bytes; None if none fits."""
-    for result in fastest_first(results):
-        count = needed(result)
+    for result in counted("candidates planned for the device's memory", fastest_first(results), len(results)):
+        try:
+            count = needed(result)
+        except ConfigError:  # a compressor that does not go with the model's optimizer
+            continue
         if count <= result.case.cluster.device.memory_bytes:
             return result, count
     return None

@@ -58,6 +58,8 @@ def test_it_says_that_it_is_simulated_and_what_fits(capsys: pytest.CaptureFixtur
     assert "Simulated, not measured" in shown and "paper-local, 8 ranks: fastest that fits" in shown
     small = write(tmp_path / "small.yaml", device=DEVICE.replace("16.0e9", "1e6"))
     assert main([*SMALL, "--cluster", str(small)]) == 0
+    adam = ["--model", "gpt2-bytes", "--compressors", "none", "dgc-momentum", "--rules", "none"]
+    assert main(["simulate", *adam, "--cluster", str(small)]) == 0, "also where a compressor does not go with AdamW"
     assert "nothing fits in 0 GB; give a smaller --batch" in capsys.readouterr().out
 
 
