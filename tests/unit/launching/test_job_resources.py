@@ -26,7 +26,14 @@ BAD_SITES = [
     ("partitions: {}\nsite: {runtime: dokcer}", r"runtime: 'dokcer' is not known \(did you mean 'docker'\?\)"),
     ("partitions: {}\nsite: {account: ", r"line 2, column .*; mend that place, as in slurm/partitions.default.yaml"),
     ("partitions: {}\nsite: {minutes: 10, minutes: 20}", r"key 'minutes' is there twice"),
+    ("partitions: {}\nsite: {network: none}", r"'network' is not known"),
 ]
+
+
+def test_a_site_file_from_before_that_said_what_is_always_so_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "partitions.yaml"
+    file.write_text("partitions: {}\nsite: {network: host, modules: [], scratch: null, minutes: 7}")
+    assert Site.load(file).minutes == 7
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_SITES)
