@@ -254,7 +254,7 @@ def test_the_planned_peak_is_near_the_measured_one(
     options: dict[str, Any],
     within: float,
 ) -> None:
-    """Of several passes, of updates in the backward pass, and of optimizers that need no temporaries."""
+    """The peak is followed through several passes, updates in the backward pass, and optimizers without temporaries."""
     planned = plan(build, optimizer=make, world_size=1, **options)
     model = seeded(build)
     optimizer = resireduce.distribute(model, make(list(model.parameters())), backend="local", **options)

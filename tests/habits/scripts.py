@@ -121,7 +121,7 @@ def a_hook_before_the_step_that_clips(script: Script) -> nn.Module:
 
 @habit()
 def hooks_after_the_step_only(script: Script) -> list[object]:
-    """Of the distributed optimizer and of the wrapped one: once a step each, with all parameters updated."""
+    """Hooks of the distributed and of the wrapped optimizer run once a step, when all parameters are updated."""
     seen: list[object] = []
     model = script.net()
     plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -252,7 +252,7 @@ def the_optimizer_is_dropped_and_another_made(script: Script) -> nn.Module:
 
 @habit(streamed=Refused(r"step\(\) was called by itself"), kept=Refused(r"step\(\) was called by itself"))
 def the_wrapped_optimizer_steps(script: Script) -> nn.Module:
-    """Its step() is called by its old name: gradients of this rank alone would be applied."""
+    """A script calls step() of the optimizer that it gave away, which would apply gradients of this rank alone."""
     model = script.net()
     plain = torch.optim.SGD(model.parameters(), 0.1)
     optimizer = script.distribute(model, plain)
@@ -328,7 +328,7 @@ def a_hook_is_registered_when_the_backward_pass_has_updated(
 
 @before_the_step(kept=NOT_KEPT, settings=IN_BACKWARD, streamed=Refused(r"state_dict\(\) between backward\(\) and"))
 def a_state_is_saved_when_the_backward_pass_has_updated(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Of half a step."""
+    """Some parameters have taken the step by then and others have not, so the state would be of no step."""
     optimizer.state_dict()
 
 

@@ -49,7 +49,7 @@ def gradients_are_replaced_after_backward(script: Script, model: Any, optimizer:
 
 @with_optimizer(both=Refused(r"holds NaN or infinity", NonFiniteGradient))
 def a_gradient_of_one_rank_is_nan(script: Script, model: Any, optimizer: Any) -> None:
-    """Of the last rank: no rank takes the step."""
+    """The last rank has a gradient that is NaN, and no rank takes the step."""
     script.train(model, optimizer, 1)
     if script.rank == script.ranks - 1:
         model.blocks[1].wide.weight.register_hook(lambda grad: grad * torch.nan)
@@ -83,7 +83,7 @@ def hooks_after_accumulation_from_before(script: Script) -> nn.Module:
 
 @with_optimizer(streamed=STREAMED)
 def hooks_after_accumulation_from_later(script: Script, model: Any, optimizer: Any) -> None:
-    """The same after it: streamed, the gradient has gone by then."""
+    """A hook is registered after the model is distributed: a streamed gradient has gone when it runs."""
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(halve)
     script.train(model, optimizer)
@@ -264,7 +264,7 @@ def the_state_is_reset(script: Script, model: Any, optimizer: Any) -> None:
 
 @before_the_step(steps=4)
 def a_layer_is_frozen_between_backward_and_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Its gradient is there already: in plain torch it is still updated in this step."""
+    """A layer that is frozen once it has a gradient is still updated in that step, as in plain torch."""
     model.blocks[0].requires_grad_(step >= 2)
 
 
@@ -466,7 +466,7 @@ def a_pass_is_left_over_at_the_end_of_an_epoch(script: Script, model: Any, optim
 
 @with_optimizer(streamed=Refused(r"'\S+' was dropped between two backward passes"))
 def gradients_are_dropped_between_two_passes(script: Script, model: Any, optimizer: Any) -> None:
-    """Of a layer that the second pass does not use."""
+    """model.zero_grad() drops the gradient of a layer that the second pass does not use."""
     with optimizer.no_sync():
         script.loss(model, 0).backward()
     model.zero_grad()

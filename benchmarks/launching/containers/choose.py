@@ -28,7 +28,7 @@ def find_runtime(name: str, image: str) -> Runtime:
     entry, beside = _find_entry(image)
     build = f"python -m benchmarks image build {entry.name}{_own_file(image)}"
     here = image_content(entry.name)
-    if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
+    if entry.content != here:
         raise ConfigError(
             f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
             f"this checkout ({here}); build it again: {build}"

@@ -167,7 +167,7 @@ def check_locks(name: str, root: Path = ROOT) -> None:
         read_lock(lock)
 
 
-def image_content(name: str, base: str | None = None, root: Path = ROOT) -> str:
+def image_content(name: str, root: Path = ROOT) -> str:
     """Return 12 hex digits over everything that an image is built from, such as Containerfile, locks and code.
 
     README and code that only the host runs are left out. Raises ConfigError for an unknown name or missing files.
@@ -177,7 +177,7 @@ def image_content(name: str, base: str | None = None, root: Path = ROOT) -> str:
     own = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
     files = [*sorted(own), *(root / "containers" / it for it in SHARED)]
     texts = [f"{file.relative_to(root)}\0{_text(file)}" for file in files]
-    texts += [*(_text(root / name) for name in PROJECTS), content_hash(RUN_INSIDE, root), base or ""]
+    texts += [*(_text(root / name) for name in PROJECTS), content_hash(RUN_INSIDE, root)]
     return text_hash("\0".join(texts))
 
 

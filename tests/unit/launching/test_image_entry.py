@@ -88,8 +88,7 @@ def test_what_an_image_is_built_from_changes_its_content_and_nothing_else_does(p
         assert changed(path) == before, path
     built_from = ("containers/cpu/Containerfile", "containers/cpu/requirements.lock", "resireduce/core/optimizer.py")
     assert len({before, *map(changed, (*built_from, "benchmarks/training/rank.py"))}) == 5
-    contents = {image_content(name, base) for name in IMAGES for base in (None, "debian:bookworm-slim")}
-    assert len(contents) == 2 * len(IMAGES), "of each base and each image"
+    assert len({*map(image_content, IMAGES)}) == len(IMAGES)
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -29,7 +29,7 @@ print("{digest}")
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(choose, "image_content", lambda name, base=None: ENTRY.content)
+    monkeypatch.setattr(choose, "image_content", lambda name: ENTRY.content)
     monkeypatch.setattr(choose, "command", lambda name: [str(tmp_path / name)])
     monkeypatch.setattr(choose, "has_nvidia", lambda: False)
     ENTRY.save(tmp_path / "cpu.json")
