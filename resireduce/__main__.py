@@ -122,7 +122,10 @@ def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
 
 def patterns_in(path: str | None) -> str | dict[str, object]:
     """Return the groups that the file at `path` describes; "auto" without one."""
-    return "auto" if path is None else json.loads(Path(path).read_text())
+    try:
+        return "auto" if path is None else json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}") from error
 
 
 # --- Lines in which a plan, and groups of tensors, are shown ---

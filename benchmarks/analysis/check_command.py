@@ -100,8 +100,8 @@ class Reference:
         """Read a reference. Raises ConfigError, one line, for what is none, and if less would be compared with it."""
         try:
             values = load_json(path)
-            if values["made_by"] != MADE_BY or values["format"] != FORMAT:
-                raise ValueError(f"it is none of format {FORMAT}")
+            if (values.get("made_by"), values.get("format")) != (MADE_BY, FORMAT):
+                raise ValueError(f"check --accept has not written it, in format {FORMAT}")
             rows = {Cell.from_dict(row["cell"]): row for row in values["rows"]}
             wrong = [row["name"] for cell, row in rows.items() if not _is_whole(cell, row)]
             if wrong or not rows or len(rows) < len(values["rows"]):

@@ -22,6 +22,8 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
     It is the first of the file's "architectures", or without one what transformers' AutoModel makes of its
     "model_type"; in the precision that its "dtype" names. `values` take the place of the file's own.
     """
+    if not os.path.exists(path):  # transformers would ask its hub for a model of that name
+        raise ConfigError(f"model: {path!r} is not there; give the config.json of a Hugging Face model, or its folder")
     import transformers
 
     config, unknown = transformers.AutoConfig.from_pretrained(path, return_unused_kwargs=True, **values)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from resireduce import private
-from resireduce.errors import choose
+from resireduce.errors import ConfigError, choose
 from resireduce.optim import SecondMomentAdamW
 from resireduce.scheme import COMPRESSORS, load
 from resireduce.settings import Settings
@@ -45,7 +45,10 @@ def make_optimizer(
         arguments = {"momentum": 0.0, **arguments}  # the compressor has it
     make: Any = optimizer
     if isinstance(optimizer, str):
-        make = load(optimizer) if ":" in optimizer else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+        try:
+            make = load(optimizer) if ":" in optimizer else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"optimizer: {optimizer!r} cannot be loaded: {error}; give module:callable") from error
     made = make(parameters, **arguments)
     if callable(train := getattr(made, "train", None)):  # schedule-free ones refuse to step before
         train()

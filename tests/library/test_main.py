@@ -137,6 +137,15 @@ REFUSED = [(("plan", "--model", model), told) for model, told in BAD_MODELS]
 REFUSED += [(("plan", "--model", "vgg-digits", *options), told) for options, told in BAD_OPTIONS]
 REFUSED += [
     (
+        ("plan", "--model", "no/such/config.json"),
+        "model: 'no/such/config.json' is not there; give the config.json of a ",
+    ),
+    (("plan", "--model", "vgg-digits", "--groups", "no.json"), "groups: 'no.json' cannot be read as JSON: "),
+    (
+        ("plan", "--model", "vgg-digits", "--optimizer", "torch.optim:Adm"),
+        "optimizer: 'torch.optim:Adm' cannot be load",
+    ),
+    (
         ("plan", "--model", f"{HERE}:stack", "--arg", "layers"),
         "arg: 'layers' is not allowed; give NAME=VALUE, such as ",
     ),
