@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -38,6 +38,8 @@ class Sum:
     """Contiguous; in its memory the error is left."""
     added: Tensor | None = None
     """What is to be added to `dense` first, of its shape and dtype: only for a compressor that `adds`."""
+    state: State = field(default_factory=dict)
+    """What the compressor remembers of the tensor, which it may change."""
     is_kept: bool = True
     """Whether the error is kept; otherwise `dense` may hold anything afterwards."""
 
@@ -116,7 +118,7 @@ class Compressor(ABC):
     @property
     def adds(self) -> bool:
         """Whether `take_from_sums_` replaces an addition, `compress` and `error_` for the tensors of a bucket: there is
-        no state, and nothing is drawn."""
+        no state and no momentum, and nothing is drawn."""
         return False
 
     def looks_at(self, *gradients: Tensor) -> bool:

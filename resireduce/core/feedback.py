@@ -62,23 +62,21 @@ class Finiteness:
 
     def check_(self, grad: Tensor, name: str) -> None:
         """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it and fill it with 0."""
-        if not self.checks_at_once(grad):
-            self.check_each_({name: grad})
-        elif not is_finite(grad):
+        if self.check_each_({name: grad}):
             raise refusal(name)
 
-    def check_each_(self, gradients: Mapping[str, Tensor], packed: Tensor | None = None) -> None:
-        """Note which of `gradients`, by the names of their tensors, are not finite, and fill each of these with 0; or
-        all of `packed`, a copy of all of them in one tensor, instead."""
+    def check_each_(self, gradients: Mapping[str, Tensor], packed: Tensor | None = None) -> list[str]:
+        """Return which of a bucket's `gradients`, by the names of their tensors, are not finite; or note this, and fill
+        these with 0, or all of `packed`, a copy of all of them in one tensor."""
         names = [name for name, grad in gradients.items() if grad.numel()]
         there = [gradients[name] for name in names]
-        if not there:
-            return
+        if not there or self.checks_at_once(there[0]):
+            return [name for name, grad in zip(names, there, strict=True) if not is_finite(grad)]
         if packed is None and in_one_launch(there):
             from resireduce.kernels.gpu import bucket
 
             self.note(names, bucket.blank_spoilt_(there))
-            return
+            return []
         if len(there) > 1:
             norms = torch.stack(private.norm_of_each(there, torch.inf))
         else:
@@ -87,13 +85,16 @@ class Finiteness:
         self.note(names, spoilt)
         if packed is not None:
             packed.masked_fill_(spoilt.any(), 0.0)
-            return
-        for grad, is_spoilt in zip(there, spoilt, strict=True):
-            grad.masked_fill_(is_spoilt, 0.0)
+        else:
+            for grad, is_spoilt in zip(there, spoilt, strict=True):
+                grad.masked_fill_(is_spoilt, 0.0)
+        return []
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
-        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0."""
-        self._noted.append((names, spoilt))
+        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0.
+        Where each is checked when it comes, all were finite, and nobody asks later."""
+        if not self.at_once:
+            self._noted.append((names, spoilt))
 
     def checks_at_once(self, grad: Tensor) -> bool:
         """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
@@ -330,15 +331,13 @@ class ErrorFeedback:
         is_late = not all(map(self.finiteness.checks_at_once, there.values()))
         # Dense ones that share a message are looked at there, unless they change velocities before.
         in_message = is_late and len(names) > 1 and type(compressor) is NoCompression and self.momentum is None
-        if not is_late:
-            for name in [name for name, one in there.items() if not is_finite(one)]:
+        if not in_message:
+            looked_at = self._looked_at(there) if is_late and len(there) == len(names) else ()
+            for name in self.finiteness.check_each_({k: one for k, one in there.items() if k not in looked_at}):
                 if refused is None:
                     raise refusal(name)
                 refused[name] = refusal(name)
                 del there[name]
-        elif not in_message:
-            looked_at = self._looked_at(there) if len(there) == len(names) else ()
-            self.finiteness.check_each_({name: one for name, one in there.items() if name not in looked_at})
         if agree := getattr(compressor, "agree", None):
             each = [self._made_in_rounds(agree, name, there.get(name), name in absorbed, step) for name in names]
             return self._message(names, continue_rounds(names, joined(each)))
@@ -355,27 +354,25 @@ class ErrorFeedback:
         if not self.compressor_of(next(iter(there))).looks_at(*there.values()):
             return ()
         pairs = {name: self.residual.of(name).addends(one, name) for name, one in there.items()}
-        return {name for name, pair in pairs.items() if pair is not None and pair[1] is there[name]}
+        return [name for name, pair in pairs.items() if pair is not None and pair[1] is there[name]]
 
     def _made(self, name: str, gradient: Tensor | None, is_absorbed: bool, step: int) -> Payload:
         """Return the payload of tensor `name`, from its `gradient`, which is finite; without one from what the residual
         has absorbed, or from zeros. Update the residual, unless these were zeros."""
-        compressor = self.compressor_of(name)
-        dense, drawn_from, step, state = given = self._given(name, gradient, is_absorbed, step)
-        payload = compressor.compress_with(*given) if state else compressor.compress(dense, drawn_from, step)
-        if gradient is not None or is_absorbed:
-            self._keep(name, payload, lambda: compressor.error_(dense, payload), step)
+        compressor, one = self.compressor_of(name), self._sum(name, gradient, is_absorbed)
+        given = one.dense, self._drawn_from(name), step
+        payload = compressor.compress_with(*given, one.state) if one.state else compressor.compress(*given)
+        self._keep(name, one, payload, step)
         return payload
 
     def _made_in_rounds(
         self, agree: Callable[..., Rounds], name: str, gradient: Tensor | None, is_absorbed: bool, step: int
     ) -> Rounds:
         """Do as `_made`, in rounds."""
-        given, is_there = self._given(name, gradient, is_absorbed, step), gradient is not None or is_absorbed
+        one = self._sum(name, gradient, is_absorbed)
         del gradient  # it is free where the sum is in the residual's memory, while other ranks are waited for
-        payload = yield from agree(*given)
-        if is_there:
-            self._keep(name, payload, lambda: self.compressor_of(name).error_(given[0], payload), step)
+        payload = yield from agree(one.dense, self._drawn_from(name), step, one.state)
+        self._keep(name, one, payload, step)
         return payload
 
     def _made_together(
@@ -389,49 +386,41 @@ class ErrorFeedback:
             self.finiteness.note(names, spoilt)
         for name, one, payload in zip(names, sums, payloads, strict=True):
             one.added = None  # an update may free it before it stores anew
-            if name in there or name in absorbed:
-                self._keep(name, payload, partial(getattr, one, "dense"), step)
+            self._keep(name, one, payload, step)
         return Message(names, compressor, payloads, buffer)
 
-    def _given(
-        self, name: str, gradient: Tensor | None, is_absorbed: bool, step: int
-    ) -> tuple[Tensor, str, int, State]:
-        """Return what is to be compressed of tensor `name`, what its random choices are drawn from, and its state."""
-        compressor = self.compressor_of(name)
-        drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
-        dense = self._sum(name, gradient, is_absorbed).dense
-        if compressor.lossless:
-            return dense, drawn_from, step, {}
-        is_there = gradient is not None or is_absorbed
-        return dense, drawn_from, step, self.states.working(name) if is_there else self.states.copied(name)
+    def _drawn_from(self, name: str) -> str:
+        """Return what random choices for tensor `name` are drawn from, with the step."""
+        return name if self.compressor_of(name).same_draw else f"{name}/{self.place['rank']}"
 
     def _sum(self, name: str, gradient: Tensor | None, is_absorbed: bool) -> Sum:
         """Return gradient + residual of tensor `name`, or the two for a compressor that adds them up."""
         compressor, residual = self.compressor_of(name), self.residual.of(name)
-        if gradient is None and not is_absorbed:
+        if is_absorbed:
+            dense, added = residual.memory(name), None
+            assert dense is not None
+        elif gradient is None:
             shape, dtype, device = self._kinds[name]
-            return Sum(torch.zeros(shape, dtype=dtype, device=device), is_kept=False)
-        is_kept = type(residual).update is not NoResidual.update
-        if gradient is None:
-            memory = residual.memory(name)
-            assert memory is not None
-            return Sum(memory, is_kept=is_kept)
-        if self.momentum is not None:
-            gradient = self.momentum.accumulate_(gradient, name)
-        if compressor.lossless:
-            return Sum(gradient)
-        pair = residual.addends(gradient, name) if compressor.adds else None
-        dense, added = pair or (residual.compensate_(gradient, name), None)
-        return Sum(dense, added, is_kept)
+            zeros = torch.zeros(shape, dtype=dtype, device=device)
+            return Sum(zeros, state=self.states.copied(name), is_kept=False)
+        else:
+            if self.momentum is not None:
+                gradient = self.momentum.accumulate_(gradient, name)
+            if compressor.lossless:
+                return Sum(gradient, is_kept=False)
+            pair = residual.addends(gradient, name) if compressor.adds else None
+            dense, added = pair or (residual.compensate_(gradient, name), None)
+        is_kept = not compressor.adds or type(residual).update is not NoResidual.update
+        return Sum(dense, added, self.states.working(name), is_kept)
 
-    def _keep(self, name: str, payload: Payload, error: Callable[[], Tensor], step: int) -> None:
-        """Update the residual of tensor `name` by the `error` that its `payload` leaves."""
+    def _keep(self, name: str, one: Sum, payload: Payload, step: int) -> None:
+        """Update the residual of tensor `name` by what its `payload` leaves of the sum, if that is kept."""
         compressor = self.compressor_of(name)
-        if compressor.lossless:
-            return
-        if self.momentum is not None:
-            self.momentum.mask_(name, compressor.sent_indices(payload))
-        self.residual.of(name).update(name, error, step)
+        if one.is_kept:
+            if self.momentum is not None:
+                self.momentum.mask_(name, compressor.sent_indices(payload))
+            left = partial(getattr, one, "dense") if compressor.adds else partial(compressor.error_, one.dense, payload)
+            self.residual.of(name).update(name, left, step)
 
     @exactly
     def end_round(self, under_way: Round) -> Message | Round:

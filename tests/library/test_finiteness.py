@@ -120,6 +120,14 @@ def test_gradients_that_are_refused_leave_no_trace(
     library.cache_clear()
 
 
+def test_nothing_is_noted_where_each_is_checked_when_it_comes() -> None:
+    """A wrapper's hook, whose steps have no end, would hold all notes."""
+    for at_once, error in ((True, type(None)), (False, NonFiniteGradient)):
+        finiteness = feedback.Finiteness(at_once)
+        finiteness.note(["a", "b"], torch.tensor([0, 1]))
+        assert isinstance(finiteness.failure(), error)
+
+
 @pytest.mark.parametrize("gradients", LIFETIMES)
 @pytest.mark.parametrize("compressor", ["none", "fp16", "topk", "block8", "block8-two-phase"])
 @pytest.mark.parametrize("spoilt", ["0.weight", "0.bias"])
