@@ -134,7 +134,8 @@ class Gather:
         """Return the averages of `slots` of a `bucket`, dense and whole: all of the bucket are gathered at once."""
         if any(slot.average is None for slot in slots):
             assert isinstance(bucket.message, Message)
-            received = self.feedback.receive(bucket.message)
+            count = len(bucket.slots)
+            received = self.feedback.receive(bucket.message, range(count), [None] * count)
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
             rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.name)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.training.measure_rank import in_turn, now
-from resireduce.compressors.base import Sum
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.gpu import bucket, one_pass, self_check
 from resireduce.kernels.ops import by_keys
@@ -53,7 +52,7 @@ def _of_bucket(x: Tensor) -> tuple[Tensor, ...]:
 
 def _of_bucket_plainly(x: Tensor) -> tuple[Tensor, ...]:
     """Do so by plain torch."""
-    message, _, _ = TopK(DENSITY).take_from_sums_([Sum(*two) for two in zip(*reversed(_parts(x)), strict=True)])
+    message, _, _ = TopK(DENSITY).take_from_sums_(*reversed(_parts(x)))
     return message, x
 
 

@@ -2,15 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.core.messages import Payload, Rounds
+from resireduce.core.messages import MESSAGES, Dense, Message, Payload, Round, Rounds, joined
 from resireduce.errors import check_share
+
+if TYPE_CHECKING:
+    from resireduce.core.feedback import Finiteness, Sum
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]
 """How payloads of several ranks are combined: summed elementwise, gathered, or in the rounds that made them."""
@@ -30,23 +34,9 @@ State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
 
 
-@dataclass
-class Sum:
-    """What a compressor is to compress of one tensor: its gradient + residual."""
-
-    dense: Tensor
-    """Contiguous; in its memory the error is left."""
-    added: Tensor | None = None
-    """What is to be added to `dense` first, of its shape and dtype: only for a compressor that `adds`."""
-    state: State = field(default_factory=dict)
-    """What the compressor remembers of the tensor, which it may change."""
-    is_kept: bool = True
-    """Whether the error is kept; otherwise `dense` may hold anything afterwards."""
-
-
-def form_each_(sums: Sequence[Sum]) -> None:
-    """Add to each `dense` what is to be added to it."""
-    if there := [(one.dense, one.added) for one in sums if one.added is not None]:
+def add_where_(dense: Sequence[Tensor], added: Sequence[Tensor | None]) -> None:
+    """Add to each of `dense`, in place, what is to be `added`, if anything."""
+    if there := [pair for pair in zip(dense, added, strict=True) if pair[1] is not None]:
         private.add_each_(*map(list, zip(*there, strict=True)))
 
 
@@ -114,28 +104,6 @@ class Compressor(ABC):
         return f"{type(self).__name__} with {self.momentum or 'no momentum'}"
 
     # --- what it does ---
-
-    @property
-    def adds(self) -> bool:
-        """Whether `take_from_sums_` replaces an addition, `compress` and `error_` for the tensors of a bucket: there is
-        no state and no momentum, and nothing is drawn."""
-        return False
-
-    def looks_at(self, *gradients: Tensor) -> bool:
-        """Whether `take_from_sums_` looks for NaN in these `gradients`, as `added`, without the host's waiting."""
-        return False
-
-    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], Tensor | None]:
-        """Form the `sums` of a bucket, compress them, and leave what `error_` leaves in each that is kept.
-
-        Returns:
-            the buffer that holds all payloads one behind the other, 1-D; the payloads, each as `compress` makes it; and
-            None or, where it `looks_at` gradients on a device, 1 for each that holds NaN or infinity, in place of which
-            it has added zeros, and 0 for each other.
-
-        Raises NotImplementedError unless the compressor `adds`.
-        """
-        raise NotImplementedError
 
     @classmethod
     def from_density(cls, density: float) -> Self:
@@ -210,6 +178,28 @@ class Compressor(ABC):
         """Return the dense tensor that a payload stands for: a new one, of the gradient's shape and dtype."""
         return self.add_(torch.zeros(payload.shape, dtype=payload.dtype, device=payload.buffer.device), payload)
 
+    # --- what it does with a bucket: others than the first of these only where that is faster ---
+
+    def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        """Return the message of a bucket: form its `sums` of gradients and residuals, compress each, and have what is
+        left kept. On a GPU gradients have yet to be looked at by `finiteness`."""
+        finiteness.look_later_(sums)
+        return self.message([one.name for one in sums], [self._sent(one) for one in sums])
+
+    def _sent(self, one: "Sum") -> Payload:
+        drawn_from = one.drawn_from(self)
+        if self.lossless:
+            return self.compress(one.velocity_(), drawn_from, one.step)
+        dense, state = one.form_(), one.state
+        given = dense, drawn_from, one.step
+        payload = self.compress_with(*given, state) if state else self.compress(*given)
+        one.keep_(payload, partial(self.error_, dense, payload))
+        return payload
+
+    def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
+        """Return the message of `payloads`, one for each of `names`, by the collective that combines them."""
+        return MESSAGES[self.collective].of(names, self, payloads)
+
 
 @dataclass(frozen=True)
 class Selecting(Compressor):
@@ -254,6 +244,18 @@ class Agreeing(Compressor):
         all ranks have equally many rounds in a step, of equal shapes; those without a gradient take part with zeros.
         """
 
+    def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        """Return the first of the rounds in which the payloads of a bucket are made, and then its message."""
+        finiteness.look_later_(sums)
+        rest = joined([self._in_rounds(one) for one in sums])
+        return Round([one.name for one in sums], self, rest).go_on()
+
+    def _in_rounds(self, one: "Sum") -> Rounds:
+        dense = one.form_()
+        payload = yield from self.agree(dense, one.drawn_from(self), one.step, one.state)
+        one.keep_(payload, partial(self.error_, dense, payload))
+        return payload
+
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return what one rank alone sends of `grad` in its first step; `name` and `step` seed random choices."""
         return self.compress_with(grad, name, step, self.state(grad.shape, grad))
@@ -290,3 +292,16 @@ class NoCompression(Compressor):
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Set `grad` to zero and return it. The payload may share its memory, and then cannot be used any more."""
         return grad.zero_()
+
+    def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        """Return the message of a bucket. On a GPU gradients are looked at together in it, if there are several, unless
+        they change velocities before."""
+        if len(sums) == 1 or sums[0].feedback.momentum is not None:
+            return super().send(sums, finiteness)
+        message = self.message([one.name for one in sums], [self._sent(one) for one in sums])
+        finiteness.look_later_(sums, message.buffer)
+        return message
+
+    def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
+        """Return the message of gradients, `payloads`, whose sums are averages, since they are divided before."""
+        return Dense.of(names, self, payloads)

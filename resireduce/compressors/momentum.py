@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Momentum
+from resireduce.compressors.base import Compressor, Momentum
+from resireduce.core.messages import Payload
 
 
 def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:
@@ -35,9 +36,10 @@ class MomentumCorrection:
             return grad.add_(velocity, alpha=self.settings.factor)
         return grad.copy_(velocity)
 
-    def mask_(self, name: str, indices: Tensor | None) -> None:
-        """With masking, zero tensor `name`'s velocity at the flat `indices` that were sent; None: all were sent."""
-        if self.settings.masking and indices is not None:
+    def mask_(self, name: str, compressor: Compressor, payload: Payload) -> None:
+        """With masking, zero tensor `name`'s velocity where its `payload` has sent elements, unless it has sent all."""
+        indices = compressor.sent_indices(payload) if self.settings.masking else None
+        if indices is not None:
             self._velocities[name].view(-1).index_fill_(0, indices, 0.0)
 
     def tensors(self) -> dict[str, Tensor]:

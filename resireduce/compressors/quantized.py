@@ -3,18 +3,22 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.compressors.base import Collective, Inexact, Sum, form_each_
-from resireduce.core.messages import Payload
+from resireduce.compressors.base import Collective, Inexact, add_where_
+from resireduce.core.messages import Message, Payload, Round, Summed
 from resireduce.errors import ConfigError, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.ops import infinity_norm, norms_of_blocks
 from resireduce.pieces import generator, is_host, pieces, spread, worth_a_piece
+from resireduce.residuals.base import NoResidual
+
+if TYPE_CHECKING:
+    from resireduce.core.feedback import Finiteness, Sum
 
 FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 """Floats of 8 bits, by name."""
@@ -45,27 +49,29 @@ class Fp16(Inexact):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
 
-    @property
-    def adds(self) -> bool:
-        """Whether `compress` is the one here: False for subclasses."""
-        return type(self) is Fp16
-
-    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], None]:
-        """Form all `sums`, round them, and leave what that takes away; return as `Compressor` says.
+    def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        """Return the message of a bucket, whose `sums` are all formed and rounded at once.
 
         On a GPU the number of launches does not depend on how many there are.
         """
-        form_each_(sums)
-        dense = [one.dense for one in sums]
+        if type(self) is not Fp16:
+            return super().send(sums, finiteness)
+        finiteness.look_later_(sums)
+        dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
+        add_where_(dense, added)
+        del added  # an update may free it before it stores anew
         buffer, halves = _joined(dense, torch.float16)
         private.copy_each_(halves, dense)
         buffer.clamp_(-self.largest, self.largest)
-        if any(one.is_kept for one in sums):
+        if any(type(one.residual).update is not NoResidual.update for one in sums):
             _add_each_(dense, halves, -1.0)
-        return buffer, [Payload.pack(half.view(-1), like=one) for half, one in zip(halves, dense, strict=True)], None
+        payloads = [Payload.pack(half.view(-1), like=one) for half, one in zip(halves, dense, strict=True)]
+        for one, payload, left in zip(sums, payloads, dense, strict=True):
+            one.keep_rest_(payload, left)
+        return Summed([one.name for one in sums], self, payloads, buffer)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        if not self.adds:
+        if type(self) is not Fp16:
             return super().combine_each_(targets, payloads, scale)
         private.zero_each_([*targets])
         _add_each_(targets, [summed.buffer.view(summed.shape) for (summed,) in payloads], scale)

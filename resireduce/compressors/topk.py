@@ -3,15 +3,18 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor, Selecting, Sum, form_each_
-from resireduce.core.messages import Payload, unfilled
+from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
+from resireduce.core.messages import Message, Payload, Ragged, Round, unfilled
 from resireduce.kernels.ops import add_sent_each_, in_one_launch, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
+
+if TYPE_CHECKING:
+    from resireduce.core.feedback import Finiteness, Sum
 
 # --- The common base of compressors that send some elements as values and indices ---
 
@@ -48,7 +51,8 @@ class SparseCompressor(Compressor):
             if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
                 kept = values.nonzero().view(-1)
                 values, indices = values[kept], indices[kept]
-        return Payload.pack(values, narrowed(indices, grad), like=grad, ragged=not self.equal_sizes)
+        kind = Payload if self.equal_sizes else Ragged
+        return kind.pack(values, narrowed(indices, grad), like=grad)
 
     def sent_indices(self, payload: Payload) -> Tensor:
         return payload.parts()[1].long()
@@ -81,37 +85,63 @@ class TopK(Selecting, SparseCompressor):
     Source: Top-k sparsification: Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017.
     """
 
-    @property
-    def adds(self) -> bool:
-        """Whether `select` is the one here: False for subclasses."""
-        return type(self) is TopK
-
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
-    def looks_at(self, *gradients: Tensor) -> bool:
-        """Whether these are on a GPU where kernels look for NaN in what they add."""
-        return not self.half and in_one_launch(gradients)
+    def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        """Return the message of a bucket, whose `sums` are all formed and compressed at once.
 
-    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], Tensor | None]:
-        """Form all `sums`, take out their largest magnitudes, and return these as `Compressor` says.
+        On a GPU the kernels that add gradients to residuals look for NaN.
+        """
+        if type(self) is not TopK:  # a subclass may select others
+            return super().send(sums, finiteness)
+        finiteness.look_later_([one for one in sums if not self._looks_at(one, sums)])
+        dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
+        buffer, payloads, spoilt = self.take_from_sums_(dense, added)
+        names = [one.name for one in sums]
+        if spoilt is not None:
+            finiteness.note(names, spoilt)
+        del added  # an update may free it before it stores anew
+        for one, payload, left in zip(sums, payloads, dense, strict=True):
+            one.keep_rest_(payload, left)
+        return Message(names, self, payloads, buffer)
+
+    def _looks_at(self, one: "Sum", sums: "Sequence[Sum]") -> bool:
+        """Whether kernels look at what is added of `one` of a bucket's `sums`, its gradient: if all are there."""
+        gradients = [each.gradient for each in sums if each.gradient is not None]
+        if one.gradient is None or len(gradients) < len(sums) or not self._in_kernels(gradients):
+            return False
+        addends = one.residual.addends(one.gradient, one.name)
+        return addends is not None and addends[1] is one.gradient
+
+    def _in_kernels(self, tensors: Sequence[Tensor]) -> bool:
+        return not self.half and in_one_launch(tensors)
+
+    def take_from_sums_(
+        self, dense: Sequence[Tensor], added: Sequence[Tensor | None]
+    ) -> tuple[Tensor, list[Payload], Tensor | None]:
+        """Add to each of `dense` what is to be `added`, and take out the largest magnitudes.
 
         For float32 on a CPU one call of compiled code does all, and reads each element once. On a GPU the number of
         launches does not depend on how many there are.
+
+        Returns:
+            the buffer that holds all payloads one behind the other, 1-D; the payloads; and None or, from kernels, 1 for
+            each tensor of which what was to be added holds NaN or infinity, in place of which zeros were, and 0 for
+            each other.
         """
-        dense, added = [one.dense for one in sums], [one.added for one in sums]
         ks = [share(self.density, one.numel()) for one in dense]
         layouts = [self._layout(one, k) for one, k in zip(dense, ks, strict=True)]
         buffer, parts = unfilled(layouts, dense[0].device)
         payloads = [
             Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
         ]
-        if self.looks_at(*dense):
+        if self._in_kernels(dense):
             from resireduce.kernels.gpu import bucket
 
             return buffer, payloads, bucket.compress_topk_(added, dense, ks, buffer)
         if self.half or not largest_each([*zip(dense, ks, added, parts, strict=True)]):
-            form_each_(sums)
+            add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
                 payload.buffer.copy_(self.compress(one, "", 0).buffer)
                 self.error_(one, payload)
@@ -126,7 +156,7 @@ class TopK(Selecting, SparseCompressor):
             (dense, [(payload.buffer, payload.layout[0][1]) for payload in own])
             for dense, own in zip(targets, payloads, strict=True)
         ]
-        if not self.adds or self.half or not add_sent_each_(sent, scale, zero=True):
+        if type(self) is not TopK or self.half or not add_sent_each_(sent, scale, zero=True):
             super().combine_each_(targets, payloads, scale)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from resireduce.compressors.base import Agreeing, Collective, Selecting, State
 from resireduce.compressors.thresholds import few_reaching, not_above, planned
 from resireduce.compressors.topk import SparseCompressor, largest_without_zeros, narrowed
-from resireduce.core.messages import AllGather, AllToAll, Payload, Rounds
+from resireduce.core.messages import AllGather, AllToAll, Payload, Ragged, Rounds
 from resireduce.errors import ConfigError, is_count, is_number
 from resireduce.pieces import share
 
@@ -201,7 +201,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         values, indices = payload.parts()  # scaled in float32 at least: a sum may exceed the range of float16
-        scaled = Payload.pack(values * scale, indices, like=values, ragged=True)
+        scaled = Ragged.pack(values * scale, indices, like=values)
         return super().add_(dense, replace(payload, buffer=scaled.buffer, layout=scaled.layout))
 
     def _selected(self, flat: Tensor, k: int, step: int, memory: Tensor) -> Tensor:
@@ -261,4 +261,4 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
 
 
 def _packed(values: Tensor, places: Tensor, like: Tensor) -> Payload:
-    return Payload.pack(values, narrowed(places, like), like=like, ragged=True)
+    return Ragged.pack(values, narrowed(places, like), like=like)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from functools import partial, wraps
+from functools import lru_cache, wraps
 from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.base import Compressor, NoCompression, State, Sum
+from resireduce.compressors.base import Compressor, NoCompression, State
 from resireduce.compressors.momentum import MomentumCorrection
-from resireduce.core.messages import Message, Payload, Round, Rounds, continue_rounds, joined
+from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite
-from resireduce.residuals.base import NoResidual, Residuals
+from resireduce.residuals.base import Residuals
 from resireduce.resume import check_place, check_state, origin
 
 # --- Arithmetic that an autocast around `backward()` or `step()` does not change ---
@@ -62,21 +62,29 @@ class Finiteness:
 
     def check_(self, grad: Tensor, name: str) -> None:
         """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it and fill it with 0."""
-        if self.check_each_({name: grad}):
+        if self.spoilt({name: grad}):
             raise refusal(name)
+        self._look_later_({name: grad})
 
-    def check_each_(self, gradients: Mapping[str, Tensor], packed: Tensor | None = None) -> list[str]:
-        """Return which of a bucket's `gradients`, by the names of their tensors, are not finite; or note this, and fill
-        these with 0, or all of `packed`, a copy of all of them in one tensor."""
-        names = [name for name, grad in gradients.items() if grad.numel()]
+    def spoilt(self, gradients: Mapping[str, Tensor]) -> list[str]:
+        """Return which of `gradients`, by the names of their tensors, are not finite, of those that are checked now."""
+        return [name for name, grad in gradients.items() if self.checks_at_once(grad) and not is_finite(grad)]
+
+    def look_later_(self, sums: Sequence["Sum"], packed: Tensor | None = None) -> None:
+        """Note which gradients of a bucket's `sums` are not finite, of those that have not been checked, and fill these
+        with 0; or all of `packed`, a copy of all of them in one tensor."""
+        self._look_later_({one.name: one.gradient for one in sums if one.gradient is not None}, packed)
+
+    def _look_later_(self, gradients: Mapping[str, Tensor], packed: Tensor | None = None) -> None:
+        names = [name for name, grad in gradients.items() if grad.numel() and not self.checks_at_once(grad)]
         there = [gradients[name] for name in names]
-        if not there or self.checks_at_once(there[0]):
-            return [name for name, grad in zip(names, there, strict=True) if not is_finite(grad)]
+        if not there:
+            return
         if packed is None and in_one_launch(there):
             from resireduce.kernels.gpu import bucket
 
             self.note(names, bucket.blank_spoilt_(there))
-            return []
+            return
         if len(there) > 1:
             norms = torch.stack(private.norm_of_each(there, torch.inf))
         else:
@@ -85,10 +93,9 @@ class Finiteness:
         self.note(names, spoilt)
         if packed is not None:
             packed.masked_fill_(spoilt.any(), 0.0)
-        else:
-            for grad, is_spoilt in zip(there, spoilt, strict=True):
-                grad.masked_fill_(is_spoilt, 0.0)
-        return []
+            return
+        for grad, is_spoilt in zip(there, spoilt, strict=True):
+            grad.masked_fill_(is_spoilt, 0.0)
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
         """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0.
@@ -183,6 +190,72 @@ class CompressorStates:
             tensor.copy_(state[name])
 
 
+# --- What is compressed of each tensor ---
+
+
+class NoMomentum:
+    """In place of velocities, where a compressor corrects no momentum."""
+
+    def accumulate_(self, grad: Tensor, name: str) -> Tensor:
+        """Return `grad`."""
+        return grad
+
+    def mask_(self, name: str, compressor: Compressor, payload: Payload) -> None:
+        """Do nothing."""
+
+
+class Sum:
+    """Gradient + residual of tensor `name` in step number `step`, and what is kept of it (paper, section 2.2).
+
+    gradient: None if the residual has absorbed it or, unless it `is_there`, zeros are sent, of which nothing is kept.
+    """
+
+    def __init__(self, feedback: "ErrorFeedback", name: str, step: int, gradient: Tensor | None, is_there: bool):
+        self.feedback, self.residual = feedback, feedback.residual.of(name)
+        self.name, self.step, self.gradient, self.is_there = name, step, gradient, is_there
+
+    def drawn_from(self, compressor: Compressor) -> str:
+        """Return what random choices are drawn from, with the step."""
+        return self.name if compressor.same_draw else f"{self.name}/{self.feedback.place['rank']}"
+
+    @property
+    def state(self) -> State:
+        """What the compressor remembers of the tensor, which it may change; or a copy, whose changes are lost."""
+        return self.feedback.states.working(self.name) if self.is_there else self.feedback.states.copied(self.name)
+
+    def velocity_(self) -> Tensor:
+        """Return the gradient, or the velocity in its place; or zeros."""
+        if self.gradient is None:
+            shape, dtype, device = self.feedback.kinds[self.name]
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return self.feedback.velocities.accumulate_(self.gradient, self.name)
+
+    def addends_(self) -> tuple[Tensor, Tensor | None]:
+        """Return the sum, which lies in the first tensor's memory, once the second, if any, has been added."""
+        if self.gradient is None:
+            dense = self.residual.memory(self.name) if self.is_there else self.velocity_()
+            assert dense is not None
+            return dense, None
+        gradient, self.gradient = self.velocity_(), None  # free, where the sum is in the residual's memory
+        addends = self.residual.addends(gradient, self.name)
+        return addends or (self.residual.compensate_(gradient, self.name), None)
+
+    def form_(self) -> Tensor:
+        """Return the sum."""
+        dense, added = self.addends_()
+        return dense if added is None else dense.add_(added)
+
+    def keep_(self, payload: Payload, error: Callable[[], Tensor]) -> None:
+        """Update the residual by the `error` that the `payload` leaves, in the memory of the sum."""
+        if self.is_there:
+            self.feedback.velocities.mask_(self.name, self.feedback.compressor_of(self.name), payload)
+            self.residual.update(self.name, error, self.step)
+
+    def keep_rest_(self, payload: Payload, rest: Tensor) -> None:
+        """Do as `keep_`, where the error is there: the `rest` of the sum."""
+        self.keep_(payload, lambda: rest)
+
+
 class ErrorFeedback:
     """Compresses gradients and keeps in residuals what is not sent; sends payloads, and receives their averages.
 
@@ -225,8 +298,7 @@ class ErrorFeedback:
                 "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"
             )
         self.compressor, self.communicator = compressor.for_world(communicator.world_size), communicator
-        self._schedule = schedule
-        self._dense, self._dense_compressor = dense, NoCompression()
+        self._schedule, self._dense = schedule, dense
         self.states = CompressorStates(self.compressor)
         self.residual = residual
         self._blank = deepcopy(residual)  # nothing is registered yet
@@ -234,10 +306,21 @@ class ErrorFeedback:
         """Which rank of how many this is, for saved states and random seeds; by default the communicator's."""
         settings = self.compressor.momentum
         self.momentum = None if settings is None else MomentumCorrection(settings)
+        self.velocities = self.momentum or NoMomentum()
         self.finiteness = Finiteness()
         """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
-        self._kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        self.kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         """Shape, dtype and device of each tensor's gradient."""
+        dense_compressor, present, world_size = NoCompression(), self.compressor, communicator.world_size
+        if schedule is None:
+            at: Callable[[int], Compressor] = lambda _: present  # noqa: E731
+        else:
+            at = lambda step: schedule(step).for_world(world_size)  # noqa: E731
+        self.compressor_at = at
+        """Returns the compressor of all tensors that are not dense in a step after warm-up."""
+        self._chosen = lru_cache(1)(
+            lambda step: (dense_compressor if step < warm_up_steps else at(step), dense_compressor)
+        )
         self.begin_step(0)
 
     # --- which compressor each tensor has in this step ---
@@ -246,21 +329,10 @@ class ErrorFeedback:
         """Choose compressors for step number `step`, counted from 0, which begins; undo one that was not finished."""
         self.states.drop()
         self.warms_up, self._step = step < self.warm_up_steps, step
-        self._present = self.compressor if self._schedule is None else None
 
     def compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
-        if self.warms_up or name in self._dense:
-            return self._dense_compressor
-        if self._present is None:
-            self._present = self.compressor_at(self._step)
-        return self._present
-
-    def compressor_at(self, step: int) -> Compressor:
-        """Return the compressor of all tensors that are not dense in `step`."""
-        if self._schedule is None:
-            return self.compressor
-        return self._schedule(step).for_world(self.communicator.world_size)
+        return self._chosen(self._step)[name in self._dense]
 
     @property
     def varies(self) -> bool:
@@ -283,7 +355,7 @@ class ErrorFeedback:
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
-        self._kinds[name] = parameter.shape, parameter.dtype, parameter.device
+        self.kinds[name] = parameter.shape, parameter.dtype, parameter.device
         if self.momentum is not None:
             self.momentum.register(name, parameter)
         if name not in self._dense:
@@ -315,117 +387,26 @@ class ErrorFeedback:
                 sends zeros, which leave its residual as it is, and its compressor's state but for what it learns of
                 other ranks.
             step: number of the step, counted from 0; it seeds random choices.
-            absorbed: names of those whose whole gradient the residual has absorbed; what `gradients` has is ignored.
+            absorbed: names of those whose whole gradient the residual has absorbed; `gradients` has None for them.
             refused: receives the error of each gradient that holds NaN or infinity, in place of which zeros are sent.
                 Without it, the error is raised, and nothing has changed. The tensor's residual is not touched; where
                 `finiteness` does not answer at once, zeros replace such a gradient.
         """
-        names = [*gradients]
-        compressor = self.compressor_of(names[0])
-        there = {name: one for name, one in gradients.items() if one is not None and name not in absorbed}
-        is_late = not all(map(self.finiteness.checks_at_once, there.values()))
-        # Dense ones that share a message are looked at there, unless they change velocities before.
-        in_message = is_late and len(names) > 1 and type(compressor) is NoCompression and self.momentum is None
-        if not in_message:
-            looked_at = self._looked_at(there) if is_late and len(there) == len(names) else ()
-            for name in self.finiteness.check_each_({k: one for k, one in there.items() if k not in looked_at}):
-                if refused is None:
-                    raise refusal(name)
-                refused[name] = refusal(name)
-                del there[name]
-        if agree := getattr(compressor, "agree", None):
-            each = [self._made_in_rounds(agree, name, there.get(name), name in absorbed, step) for name in names]
-            return self._message(names, continue_rounds(names, joined(each)))
-        if compressor.adds:
-            return self._made_together(names, there, absorbed, step)
-        payloads = [self._made(name, there.get(name), name in absorbed, step) for name in names]
-        message = Message.of(names, compressor, payloads)
-        if in_message:
-            self.finiteness.check_each_(there, message.buffer)
-        return message
-
-    def _looked_at(self, there: Mapping[str, Tensor]) -> Collection[str]:
-        """Return the names of those of a bucket's gradients, `there`, that the compressor looks at on their device."""
-        if not self.compressor_of(next(iter(there))).looks_at(*there.values()):
-            return ()
-        pairs = {name: self.residual.of(name).addends(one, name) for name, one in there.items()}
-        return [name for name, pair in pairs.items() if pair is not None and pair[1] is there[name]]
-
-    def _made(self, name: str, gradient: Tensor | None, is_absorbed: bool, step: int) -> Payload:
-        """Return the payload of tensor `name`, from its `gradient`, which is finite; without one from what the residual
-        has absorbed, or from zeros. Update the residual, unless these were zeros."""
-        compressor, one = self.compressor_of(name), self._sum(name, gradient, is_absorbed)
-        given = one.dense, self._drawn_from(name), step
-        payload = compressor.compress_with(*given, one.state) if one.state else compressor.compress(*given)
-        self._keep(name, one, payload, step)
-        return payload
-
-    def _made_in_rounds(
-        self, agree: Callable[..., Rounds], name: str, gradient: Tensor | None, is_absorbed: bool, step: int
-    ) -> Rounds:
-        """Do as `_made`, in rounds."""
-        one = self._sum(name, gradient, is_absorbed)
-        del gradient  # it is free where the sum is in the residual's memory, while other ranks are waited for
-        payload = yield from agree(one.dense, self._drawn_from(name), step, one.state)
-        self._keep(name, one, payload, step)
-        return payload
-
-    def _made_together(
-        self, names: Sequence[str], there: Mapping[str, Tensor], absorbed: Collection[str], step: int
-    ) -> Message:
-        """Do as `_made` for all tensors of a bucket, whose gradients are `there`; return their message."""
-        compressor = self.compressor_of(names[0])
-        sums = [self._sum(name, there.get(name), name in absorbed) for name in names]
-        buffer, payloads, spoilt = compressor.take_from_sums_(sums)
-        if spoilt is not None:
-            self.finiteness.note(names, spoilt)
-        for name, one, payload in zip(names, sums, payloads, strict=True):
-            one.added = None  # an update may free it before it stores anew
-            self._keep(name, one, payload, step)
-        return Message(names, compressor, payloads, buffer)
-
-    def _drawn_from(self, name: str) -> str:
-        """Return what random choices for tensor `name` are drawn from, with the step."""
-        return name if self.compressor_of(name).same_draw else f"{name}/{self.place['rank']}"
-
-    def _sum(self, name: str, gradient: Tensor | None, is_absorbed: bool) -> Sum:
-        """Return gradient + residual of tensor `name`, or the two for a compressor that adds them up."""
-        compressor, residual = self.compressor_of(name), self.residual.of(name)
-        if is_absorbed:
-            dense, added = residual.memory(name), None
-            assert dense is not None
-        elif gradient is None:
-            shape, dtype, device = self._kinds[name]
-            zeros = torch.zeros(shape, dtype=dtype, device=device)
-            return Sum(zeros, state=self.states.copied(name), is_kept=False)
-        else:
-            if self.momentum is not None:
-                gradient = self.momentum.accumulate_(gradient, name)
-            if compressor.lossless:
-                return Sum(gradient, is_kept=False)
-            pair = residual.addends(gradient, name) if compressor.adds else None
-            dense, added = pair or (residual.compensate_(gradient, name), None)
-        is_kept = not compressor.adds or type(residual).update is not NoResidual.update
-        return Sum(dense, added, self.states.working(name), is_kept)
-
-    def _keep(self, name: str, one: Sum, payload: Payload, step: int) -> None:
-        """Update the residual of tensor `name` by what its `payload` leaves of the sum, if that is kept."""
-        compressor = self.compressor_of(name)
-        if one.is_kept:
-            if self.momentum is not None:
-                self.momentum.mask_(name, compressor.sent_indices(payload))
-            left = partial(getattr, one, "dense") if compressor.adds else partial(compressor.error_, one.dense, payload)
-            self.residual.of(name).update(name, left, step)
+        there = {name: one for name, one in gradients.items() if one is not None}
+        for name in self.finiteness.spoilt(there):
+            error, _ = refusal(name), there.pop(name)
+            if refused is None:
+                raise error
+            refused[name] = error
+        held = {*there, *absorbed}
+        sums = [Sum(self, name, step, there.get(name), name in held) for name in gradients]
+        return self.compressor_of(sums[0].name).send(sums, self.finiteness)
 
     @exactly
     def end_round(self, under_way: Round) -> Message | Round:
         """Wait for the result of a round; return the message that follows, or the next round, neither launched yet."""
         assert under_way.handle is not None
-        names, result = under_way.names, self.wait(under_way.handle)
-        return self._message(names, continue_rounds(names, under_way.rest, under_way.number, result))
-
-    def _message(self, names: Sequence[str], made: list[Payload] | Round) -> Message | Round:
-        return made if isinstance(made, Round) else Message.of(names, self.compressor_of(names[0]), made)
+        return under_way.go_on(self.wait(under_way.handle))
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
@@ -460,37 +441,14 @@ class ErrorFeedback:
         return launched.wait()
 
     @exactly
-    def receive(
-        self, message: Message, places: Sequence[int] | None = None, into: Sequence[Tensor | None] | None = None
-    ) -> list[Tensor]:
+    def receive(self, message: Message, places: Sequence[int], into: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the dense averages of what all ranks sent in `message`, as often as it is asked.
 
-        places: of which of its tensors, counted from 0; None: of all. into: for each, the contiguous tensor that
-        receives it; None: it comes in new memory, or in that of the message.
+        places: of which of its tensors, counted from 0. into: for each, the contiguous tensor that receives it; None:
+        it comes in new memory, or in that of the message.
         """
         self.wait(message)
-        received = message.received()
-        chosen = [*range(len(received))] if places is None else [*places]
-        targets = [None] * len(chosen) if into is None else [*into]
-        for place in chosen:
-            name, payload = message.names[place], message.payloads[place]
-            if self.learns(name):
-                known = payload if message.handle is None else payload.received(received[place][0])
-                message.compressor.learn_(self.states.working(name), known)
-        if message.compressor.lossless:
-            found = [received[place][0].view(message.payloads[place].shape) for place in chosen]
-            pairs = [(to, one) for to, one in zip(targets, found, strict=True) if to is not None]
-            pairs = [(to, one) for to, one in pairs if to.data_ptr() != one.data_ptr()]
-            if pairs:
-                private.copy_each_([to for to, _ in pairs], [one for _, one in pairs])
-            return [one if to is None else to for to, one in zip(targets, found, strict=True)]
-        payloads = [[*map(message.payloads[place].received, received[place])] for place in chosen]
-        averages = [
-            torch.empty(own[0].shape, dtype=own[0].dtype, device=own[0].buffer.device) if to is None else to
-            for to, own in zip(targets, payloads, strict=True)
-        ]
-        message.compressor.combine_each_(averages, payloads, 1 / self.communicator.world_size)
-        return averages
+        return message.averages(places, into, 1 / self.communicator.world_size, self.states)
 
     # --- saved states ---
 

@@ -4,7 +4,7 @@ some payloads."""
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from resireduce.comm.base import Communicator, Handle
 
 if TYPE_CHECKING:
     from resireduce.compressors.base import Compressor
+    from resireduce.core.feedback import CompressorStates
 
 ALIGNMENT = 8
 """A packed message is a multiple of this many bytes, so each rank's share of a gathered buffer suits any dtype."""
@@ -34,35 +35,26 @@ class Payload:
     """Dtype of the dense gradient."""
     source: tuple[str, int] | None = None
     """The name and step that seeded a random choice."""
-    ragged: bool = False
-    """Whether other ranks may have sent another number of elements."""
     known: Tensor | None = None
     """What all ranks know from earlier rounds, and is not sent again."""
     rounds_bytes: int = 0
     """Bytes that these rounds have sent, besides the buffer."""
     learnt: Mapping[str, Tensor] = field(default_factory=dict)
     """Values for the compressor's state that all ranks have found in these rounds, by their names there."""
+    alignment: ClassVar[int] = ALIGNMENT
+    """Bytes of which the buffer has a multiple."""
 
     @classmethod
-    def pack(
-        cls,
-        *parts: Tensor,
-        like: Tensor,
-        source: tuple[str, int] | None = None,
-        ragged: bool = False,
-        known: Tensor | None = None,
-        rounds_bytes: int = 0,
-    ) -> "Payload":
+    def pack(cls, *parts: Tensor, like: Tensor, **fields: Any) -> Self:
         """Copy 1-D `parts` of gradient `like` into one buffer; a single part is taken as it is, without a copy.
 
-        The other arguments are the payload's fields. One that is `ragged`, with as many elements in each part, is not
-        padded, so that their number follows from its size.
+        fields: the payload's, from `source` on.
         """
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
-            return cls(parts[0], layout, like.shape, like.dtype, source, known=known, rounds_bytes=rounds_bytes)
-        buffer, _ = unfilled([layout], parts[0].device, ragged)
-        payload = cls(buffer, layout, like.shape, like.dtype, source, ragged, known, rounds_bytes)
+            return cls(parts[0], layout, like.shape, like.dtype, **fields)
+        buffer, _ = unfilled([layout], parts[0].device, cls.alignment)
+        payload = cls(buffer, layout, like.shape, like.dtype, **fields)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
         return payload
@@ -83,23 +75,13 @@ class Payload:
             start = stop
         return tuple(views[index] for index in range(len(views)))
 
-    def received(self, buffer: Tensor) -> "Payload":
-        """Return the payload that another rank sent as `buffer`, in this layout except for the number of elements.
+    def received(self, buffer: Tensor) -> Self:
+        """Return the payload that another rank sent as `buffer`, in this layout."""
+        return self if buffer is self.buffer else self.holding(buffer)
 
-        It is copied if it is not aligned, after a payload of an uneven size.
-        """
-        if buffer is self.buffer:
-            return self
-        if len(self.layout) > 1 and buffer.storage_offset() % ALIGNMENT:
-            buffer = buffer.clone()
-        if not self.ragged:
-            return self.holding(buffer)
-        count = buffer.numel() // sum(dtype.itemsize for dtype, _ in self.layout)
-        return replace(self, buffer=buffer, layout=tuple((dtype, count) for dtype, _ in self.layout))
-
-    def holding(self, buffer: Tensor) -> "Payload":
+    def holding(self, buffer: Tensor) -> Self:
         """Return `replace(self, buffer=buffer)`, which takes as long as a small addition, once for each tensor."""
-        other = object.__new__(Payload)
+        other = object.__new__(type(self))
         held = other.__dict__
         held.update(self.__dict__, buffer=buffer)
         held.pop("_views", None)
@@ -111,12 +93,28 @@ class Payload:
         return self.buffer.nbytes + self.rounds_bytes
 
 
+class Ragged(Payload):
+    """The payload of a tensor of which other ranks may have sent another number of elements.
+
+    It has as many elements in each part, and is not padded, so that their number follows from its size.
+    """
+
+    alignment: ClassVar[int] = 1
+
+    def received(self, buffer: Tensor) -> Self:
+        """Return the payload that another rank sent as `buffer`: a copy, if it is not aligned behind another one."""
+        buffer = buffer.clone() if buffer.storage_offset() % ALIGNMENT else buffer
+        count = buffer.numel() // sum(dtype.itemsize for dtype, _ in self.layout)
+        return replace(self, buffer=buffer, layout=tuple((dtype, count) for dtype, _ in self.layout))
+
+
 def unfilled(
-    layouts: Sequence[tuple[tuple[torch.dtype, int], ...]], device: torch.device, ragged: bool = False
+    layouts: Sequence[tuple[tuple[torch.dtype, int], ...]], device: torch.device, alignment: int = ALIGNMENT
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return a buffer on `device` for payloads of several parts, padded by zeros, and its part for each layout."""
+    """Return a buffer on `device` for payloads of several parts, padded by zeros to multiples of `alignment` bytes, and
+    its part for each layout."""
     sizes = [sum(dtype.itemsize * numel for dtype, numel in layout) for layout in layouts]
-    padded = [size if ragged else -(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    padded = [-(-size // alignment) * alignment for size in sizes]
     buffer = torch.empty(sum(padded), dtype=torch.uint8, device=device)
     parts = buffer.split(padded) if len(padded) > 1 else [buffer]
     for part, size, whole in zip(parts, sizes, padded, strict=True):
@@ -134,7 +132,7 @@ SIZE_BYTES = 8
 
 @dataclass(eq=False)
 class Message:
-    """This rank's payloads of the tensors of a bucket on their way to all ranks, by one collective."""
+    """This rank's payloads of the tensors of a bucket on their way to all ranks, by one collective: an all-gather."""
 
     names: Sequence[str]
     """Names of the tensors."""
@@ -144,75 +142,75 @@ class Message:
     buffer: Tensor
     """What travels, 1-D: the buffer of a single payload, or those of several one behind the other. With rounds, nothing
     more does, and this is the first payload's."""
-    handle: Handle[Tensor] | Handle[Sequence[Tensor]] | None = None
-    """The collective under way, once it has been launched; None with rounds, which have brought everything."""
-    _result: Tensor | Sequence[Tensor] | None = None
+    handle: Handle[Any] | None = None
+    """The collective under way, once it has been launched."""
+    received: Sequence[Sequence[Tensor]] = ()
+    """For each tensor, once they have come, the buffers of all ranks, or their sum alone."""
+    is_gathered: ClassVar[bool] = True
+    """Whether every rank receives all ranks' messages, rather than their sum."""
 
     @classmethod
-    def of(cls, names: Sequence[str], compressor: "Compressor", payloads: Sequence[Payload]) -> "Message":
+    def of(cls, names: Sequence[str], compressor: "Compressor", payloads: Sequence[Payload]) -> Self:
         """Return the message of `payloads`, one for each of `names`, made by `compressor`; several are copied.
 
         Gathered ones are aligned and, unless the compressor has `equal_sizes`, preceded by their sizes.
         """
-        if len(payloads) == 1 or compressor.collective == "rounds":
+        if len(payloads) == 1:
             return cls(names, compressor, payloads, payloads[0].buffer)
-        if compressor.collective == "all_reduce":
-            buffer = torch.cat([payload.buffer for payload in payloads])
-            parts: Sequence[Tensor] = buffer.split([payload.buffer.numel() for payload in payloads])
-        else:
-            sizes = [payload.buffer.nbytes for payload in payloads]
-            nbytes = sum(map(_aligned, sizes)) + (0 if compressor.equal_sizes else SIZE_BYTES * len(sizes))
-            buffer = torch.zeros(nbytes, dtype=torch.uint8, device=payloads[0].buffer.device)
-            if not compressor.equal_sizes:
-                _header(buffer, len(sizes)).copy_(torch.tensor(sizes, device=buffer.device))
-            parts = _cut(buffer, sizes, payloads, compressor.equal_sizes)
-            private.copy_each_([*parts], [payload.buffer for payload in payloads])
+        buffer, parts = cls._joined(compressor, payloads)
         own = [payload.holding(part) for payload, part in zip(payloads, parts, strict=True)]
         return cls(names, compressor, own, buffer)
 
-    @property
-    def is_gathered(self) -> bool:
-        """Whether every rank receives all ranks' messages, rather than their sum."""
-        return self.compressor.collective == "all_gather"
+    @staticmethod
+    def _joined(compressor: "Compressor", payloads: Sequence[Payload]) -> tuple[Tensor, Sequence[Tensor]]:
+        sizes = [payload.buffer.nbytes for payload in payloads]
+        nbytes = sum(map(_aligned, sizes)) + (0 if compressor.equal_sizes else SIZE_BYTES * len(sizes))
+        buffer = torch.zeros(nbytes, dtype=torch.uint8, device=payloads[0].buffer.device)
+        if not compressor.equal_sizes:
+            _header(buffer, len(sizes)).copy_(torch.tensor(sizes, device=buffer.device))
+        parts = _cut(buffer, sizes, payloads, compressor.equal_sizes)
+        private.copy_each_([*parts], [payload.buffer for payload in payloads])
+        return buffer, parts
 
     @property
     def nbytes(self) -> int:
         """Bytes that this rank sends, in all rounds."""
-        if self.compressor.collective == "rounds":
-            return sum(payload.nbytes for payload in self.payloads)
         return self.buffer.nbytes + sum(payload.rounds_bytes for payload in self.payloads)
 
     def gathered_nbytes(self, ranks: int) -> int:
         """Return the bytes of the messages of all `ranks`, if they are gathered; 0 if they are summed in place."""
-        return ranks * self.nbytes if self.is_gathered else 0
+        return self.is_gathered * ranks * self.nbytes
 
     def launch(self, communicator: Communicator) -> None:
-        """Launch the collective, but with rounds; what is lossless is divided by the number of ranks first."""
-        if self.is_gathered:
-            self.handle = communicator.all_gather(self.buffer, self.names[0], self.compressor.equal_sizes)
-        elif self.compressor.collective == "all_reduce":
-            if self.compressor.lossless and communicator.world_size > 1:
-                self.buffer.mul_(1 / communicator.world_size)
-            self.handle = communicator.all_reduce(self.buffer, self.names[0])
+        """Launch the collective, if any."""
+        self.handle = communicator.all_gather(self.buffer, self.names[0], self.compressor.equal_sizes)
 
     def wait(self) -> None:
         """Wait for the collective."""
-        if self._result is None and self.handle is not None:
-            self._result = self.handle.wait()
+        if not self.received:
+            assert self.handle is not None
+            self.received = self._cut(self.handle.wait())
 
-    def received(self) -> list[Sequence[Tensor]]:
-        """Return, for each tensor, the buffers that have come: one of each rank, or the sum alone."""
-        if self.handle is None:  # rounds have found the sums
-            return [[payload.known] for payload in self.payloads if payload.known is not None]
-        self.wait()
-        if isinstance(self._result, Tensor):
-            whole = self._result
-            parts = whole.split([one.buffer.numel() for one in self.payloads]) if len(self.payloads) > 1 else [whole]
-            return [[part] for part in parts]
-        assert self._result is not None
-        if len(self.payloads) == 1:
-            return [self._result]
-        return [*zip(*map(self._of_rank, self._result), strict=True)]
+    def averages(
+        self, places: Sequence[int], into: Sequence[Tensor | None], scale: float, states: "CompressorStates"
+    ) -> list[Tensor]:
+        """Return the dense averages of some tensors, once their payloads have come; change the `states` that learn.
+
+        places: which of the tensors, counted from 0. into: for each, the contiguous tensor that receives it; None: it
+        comes in new memory, or in that of the message. scale: 1 / number of ranks.
+        """
+        self._learn(places, states)
+        payloads = [[*map(self.payloads[place].received, self.received[place])] for place in places]
+        averages = [
+            torch.empty(own[0].shape, dtype=own[0].dtype, device=own[0].buffer.device) if to is None else to
+            for to, own in zip(into, payloads, strict=True)
+        ]
+        self.compressor.combine_each_(averages, payloads, scale)
+        return averages
+
+    def _cut(self, result: Any) -> Sequence[Sequence[Tensor]]:
+        """Return, for each tensor, the buffers that have come."""
+        return [result] if len(self.payloads) == 1 else [*zip(*map(self._of_rank, result), strict=True)]
 
     def _of_rank(self, message: Tensor) -> list[Tensor]:
         """Return the payloads' buffers in the `message` of a rank: views of it."""
@@ -220,6 +218,76 @@ class Message:
         known = equal or message.is_meta
         sizes = [payload.buffer.nbytes for payload in self.payloads]
         return _cut(message, sizes if known else _header(message, len(sizes)).tolist(), self.payloads, equal)
+
+    def _learn(self, places: Sequence[int], states: "CompressorStates") -> None:
+        """Do nothing: only sums over all ranks are learnt from."""
+
+
+class Summed(Message):
+    """Payloads that are summed over all ranks, in their own memory, by an all-reduce."""
+
+    is_gathered: ClassVar[bool] = False
+
+    @staticmethod
+    def _joined(compressor: "Compressor", payloads: Sequence[Payload]) -> tuple[Tensor, Sequence[Tensor]]:
+        buffer = torch.cat([payload.buffer for payload in payloads])
+        return buffer, buffer.split([payload.buffer.numel() for payload in payloads])
+
+    def launch(self, communicator: Communicator) -> None:
+        """Launch the all-reduce."""
+        self.handle = communicator.all_reduce(self.buffer, self.names[0])
+
+    def _cut(self, result: Any) -> Sequence[Sequence[Tensor]]:
+        sizes = [one.buffer.numel() for one in self.payloads]
+        return [[part] for part in (result.split(sizes) if len(sizes) > 1 else [result])]
+
+    def _learn(self, places: Sequence[int], states: "CompressorStates") -> None:
+        for place in places:
+            name, payload = self.names[place], self.payloads[place]
+            if name in states.held:
+                self.compressor.learn_(states.working(name), payload.received(self.received[place][0]))
+
+
+class Dense(Summed):
+    """Gradients, which are divided by the number of ranks before they are summed, as DistributedDataParallel does."""
+
+    def launch(self, communicator: Communicator) -> None:
+        """Divide, and launch the all-reduce."""
+        if communicator.world_size > 1:
+            self.buffer.mul_(1 / communicator.world_size)
+        super().launch(communicator)
+
+    def averages(
+        self, places: Sequence[int], into: Sequence[Tensor | None], scale: float, states: "CompressorStates"
+    ) -> list[Tensor]:
+        """Return the sums of some gradients, which are averages: `into` these tensors, or in the message's memory."""
+        found = [self.received[place][0].view(self.payloads[place].shape) for place in places]
+        pairs = [(to, one) for to, one in zip(into, found, strict=True) if to is not None]
+        if pairs := [(to, one) for to, one in pairs if to.data_ptr() != one.data_ptr()]:
+            private.copy_each_([to for to, _ in pairs], [one for _, one in pairs])
+        return [one if to is None else to for to, one in zip(into, found, strict=True)]
+
+
+class Found(Summed):
+    """Payloads whose sum the rounds in which they were made have found: nothing more travels."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], compressor: "Compressor", payloads: Sequence[Payload]) -> Self:
+        """Return the message of `payloads`, without copying them."""
+        sums = [[one.known] for one in payloads if one.known is not None]
+        return cls(names, compressor, payloads, payloads[0].buffer, None, sums)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank has sent in the rounds."""
+        return sum(payload.nbytes for payload in self.payloads)
+
+    def launch(self, communicator: Communicator) -> None:
+        """Launch nothing."""
+
+
+MESSAGES = {"all_gather": Message, "all_reduce": Summed, "rounds": Found}
+"""By how a compressor's payloads are combined, what they travel in."""
 
 
 def _header(message: Tensor, count: int) -> Tensor:
@@ -273,18 +341,26 @@ in the tensor's own memory, and returns the payload. `AllGather` and `AllToAll` 
 
 @dataclass
 class Round:
-    """This rank's input to a sum or exchange over all ranks, whose result gives its payloads, or the next round."""
+    """This rank's input to a sum or exchange over all ranks, whose result gives its message, or the next round."""
 
     names: Sequence[str]
     """Names of the tensors."""
-    number: int
-    """Which of their rounds in this step it is, from 1."""
-    asked: Asked
-    """What is summed, in its own memory, or exchanged."""
+    compressor: "Compressor"
     rest: Generator[Asked, Any, list[Payload]]
     """Continues with the sum, or with what has come from each rank."""
+    number: int = 0
+    """Which of their rounds in this step it is, from 1; 0: none has begun."""
+    asked: Any = None
+    """What is summed, in its own memory, or exchanged."""
     handle: Handle[Any] | None = None
     """The collective under way, once it has been launched."""
+
+    def go_on(self, result: Any = None) -> "Message | Round":
+        """Return what follows once the `result` has come: the next round, or the message."""
+        try:
+            return Round(self.names, self.compressor, self.rest, self.number + 1, self.rest.send(result))
+        except StopIteration as made:
+            return self.compressor.message(self.names, made.value)
 
     def gathered_nbytes(self, ranks: int) -> int:
         """Return 0, whatever the number of `ranks`: a round is received before the message is launched."""
@@ -299,18 +375,6 @@ class Round:
             self.handle = communicator.all_gather(asked.tensor, called, asked.equal_sizes)
         else:
             self.handle = communicator.all_reduce(asked, called)
-
-
-def continue_rounds(
-    names: Sequence[str], rest: Generator[Asked, Any, list[Payload]], number: int = 0, result: Any = None
-) -> list[Payload] | Round:
-    """Begin or continue rounds, with the `result` of round `number`; return the payloads or the next round."""
-    try:
-        asked = rest.send(result)
-    except StopIteration as made:
-        payloads: list[Payload] = made.value
-        return payloads
-    return Round(names, number + 1, asked, rest)
 
 
 def joined(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:

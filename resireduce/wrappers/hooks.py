@@ -114,7 +114,7 @@ class Messages:
             for slot in slots:  # looks for NaN, and corrects momentum, in the memory of `whole`
                 self._feedback.compress({slot.name: take(slot, views[slot])}, step)
             dense = self._feedback.compressor_of(slots[0].name)
-            message = Message.of([slots[0].name], dense, [Payload.pack(whole, like=whole)])
+            message = dense.message([slots[0].name], [Payload.pack(whole, like=whole)])
             self._launch(Bucket(slots, message), [whole])
             return
         for bucket in in_buckets(slots, None, self._feedback):
@@ -141,7 +141,8 @@ class Messages:
         bucket, targets = self._under_way.pop(), self._targets.popleft()
         assert isinstance(bucket.message, Message)
         into = [target if target.is_contiguous() else None for target in targets]
-        for target, average in zip(targets, self._feedback.receive(bucket.message, None, into), strict=True):
+        averages = self._feedback.receive(bucket.message, range(len(into)), into)
+        for target, average in zip(targets, averages, strict=True):
             if average is not target:
                 target.copy_(average)
 
