@@ -50,6 +50,10 @@ class Compressor(ABC):
     `error_(g, payload)` = g - decompress(payload) is what they do not.
     """
 
+    def __init_subclass__(cls) -> None:
+        if hasattr(cls, "agree") and not hasattr(cls, "_in_rounds"):
+            raise TypeError(f"{cls.__name__}: a compressor whose ranks agree in rounds is to be an Agreeing")
+
     # --- what a compressor declares before there is any gradient ---
 
     collective: ClassVar[Collective] = "all_gather"

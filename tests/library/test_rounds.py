@@ -18,6 +18,7 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.chunked import L1Chunks
 from resireduce.compressors.powersgd import PowerSGD
+from resireduce.compressors.topk import TopK
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import NonFiniteGradient
@@ -249,3 +250,8 @@ class Joined(PowerSGD):
 def test_rounds_that_are_sums_are_not_joined() -> None:
     with pytest.raises(TypeError, match="rounds_merge: rounds of several tensors must ask for the same exchanges"):
         train(LocalCommunicator(), seeded(Net), compressor=Joined(), merge="one", scheme="baseline")
+
+
+def test_a_compressor_with_rounds_begins_with_agreeing() -> None:
+    with pytest.raises(TypeError, match="Alone: a compressor whose ranks agree in rounds is to be an Agreeing"):
+        type("Alone", (TopK,), {"agree": PowerSGD.agree})
