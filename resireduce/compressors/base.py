@@ -51,6 +51,7 @@ class Compressor(ABC):
     """
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if hasattr(cls, "agree") and not hasattr(cls, "_in_rounds"):
             raise TypeError(f"{cls.__name__}: a compressor whose ranks agree in rounds is to be an Agreeing")
 

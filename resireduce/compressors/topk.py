@@ -95,7 +95,9 @@ class TopK(Selecting, SparseCompressor):
         """
         if type(self) is not TopK:  # a subclass may select others
             return super().send(sums, finiteness)
-        finiteness.look_later_([one for one in sums if not self._looks_at(one, sums)])
+        gradients = [one.gradient for one in sums if one.gradient is not None]
+        looks = len(gradients) == len(sums) and self._in_kernels(gradients)
+        finiteness.look_later_([one for one in sums if not (looks and one.is_added)])
         dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
         buffer, payloads, spoilt = self.take_from_sums_(dense, added)
         names = [one.name for one in sums]
@@ -105,14 +107,6 @@ class TopK(Selecting, SparseCompressor):
         for one, payload, left in zip(sums, payloads, dense, strict=True):
             one.keep_rest_(payload, left)
         return Message(names, self, payloads, buffer)
-
-    def _looks_at(self, one: "Sum", sums: "Sequence[Sum]") -> bool:
-        """Whether kernels look at what is added of `one` of a bucket's `sums`, its gradient: if all are there."""
-        gradients = [each.gradient for each in sums if each.gradient is not None]
-        if one.gradient is None or len(gradients) < len(sums) or not self._in_kernels(gradients):
-            return False
-        addends = one.residual.addends(one.gradient, one.name)
-        return addends is not None and addends[1] is one.gradient
 
     def _in_kernels(self, tensors: Sequence[Tensor]) -> bool:
         return not self.half and in_one_launch(tensors)
@@ -126,9 +120,8 @@ class TopK(Selecting, SparseCompressor):
         launches does not depend on how many there are.
 
         Returns:
-            the buffer that holds all payloads one behind the other, 1-D; the payloads; and None or, from kernels, 1 for
-            each tensor of which what was to be added holds NaN or infinity, in place of which zeros were, and 0 for
-            each other.
+            the buffer that holds all payloads, 1-D; the payloads; and None or, on a GPU, 1 for each tensor to which
+            zeros were added, in place of NaN or infinity, and 0 for each other.
         """
         ks = [share(self.density, one.numel()) for one in dense]
         layouts = [self._layout(one, k) for one, k in zip(dense, ks, strict=True)]

@@ -223,6 +223,12 @@ class Sum:
         """What the compressor remembers of the tensor, which it may change; or a copy, whose changes are lost."""
         return self.feedback.states.working(self.name) if self.is_there else self.feedback.states.copied(self.name)
 
+    @property
+    def is_added(self) -> bool:
+        """Whether all that is done with the gradient is to add it to the residual, in the residual's memory."""
+        addends = None if self.gradient is None else self.residual.addends(self.gradient, self.name)
+        return addends is not None and addends[1] is self.gradient
+
     def velocity_(self) -> Tensor:
         """Return the gradient, or the velocity in its place; or zeros."""
         if self.gradient is None:
@@ -311,16 +317,14 @@ class ErrorFeedback:
         """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
         self.kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         """Shape, dtype and device of each tensor's gradient."""
-        dense_compressor, present, world_size = NoCompression(), self.compressor, communicator.world_size
-        if schedule is None:
-            at: Callable[[int], Compressor] = lambda _: present  # noqa: E731
-        else:
-            at = lambda step: schedule(step).for_world(world_size)  # noqa: E731
-        self.compressor_at = at
+        fixed, plain = self.compressor, NoCompression()
+        self.compressor_at: Callable[[int], Compressor] = lambda _: fixed
         """Returns the compressor of all tensors that are not dense in a step after warm-up."""
-        self._chosen = lru_cache(1)(
-            lambda step: (dense_compressor if step < warm_up_steps else at(step), dense_compressor)
-        )
+        if schedule is not None:
+            self.compressor_at = lambda step: schedule(step).for_world(communicator.world_size)
+        at = self.compressor_at
+        self._chosen = lru_cache(1)(lambda step: (plain if step < warm_up_steps else at(step), plain))
+        """Returns the compressors of a step: of tensors that are not dense, and of those that are."""
         self.begin_step(0)
 
     # --- which compressor each tensor has in this step ---
