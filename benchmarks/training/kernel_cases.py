@@ -65,7 +65,7 @@ def _added(indices: Tensor) -> dict[str, tuple[Way, Way]]:
         return (compressor.add_(x, compressor.packed(x, indices), 1 / 3),)
 
     def kernel(x: Tensor) -> tuple[Tensor, ...]:
-        bucket.add_topk_([x], [count], compressor.packed(x, indices).buffer[: 8 * count], 1 / 3)
+        bucket.add_topk_([x], [[(compressor.packed(x, indices).buffer[: 8 * count], count)]], 1 / 3, False)
         return (x,)
 
     return {"pack, and add": (plain, kernel)}

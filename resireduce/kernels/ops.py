@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce import private
 from resireduce.pieces import coprime_step, slices
 
 # --- C on a CPU ---
@@ -349,7 +348,9 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], 
     if any(packed.nbytes < BYTES * count for packed, count in parts):
         return False
     if targets[0].dtype == torch.float32 and all(count for _, count in parts) and in_one_launch(targets):
-        _add_on_gpu(targets, [own for _, own in sent], scale, zero)
+        from resireduce.kernels.gpu import bucket
+
+        bucket.add_topk_(targets, [own for _, own in sent], scale, zero)
         return True
     compiled, known = library(), all(packed.is_cpu and packed.is_contiguous() for packed, _ in parts)
     if compiled is None or not known or not suits(*targets):
@@ -362,22 +363,6 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], 
             zeroes = zero and not number
             structures.append(SENT.pack(to, size, values, values + BYTES // 2 * count, count, scale, zeroes))
     return bool(compiled.resireduce_add_sent_each(b"".join(structures), len(structures)))
-
-
-def _add_on_gpu(targets: list[Tensor], sent: list[Sequence[tuple[Tensor, int]]], scale: float, zero: bool) -> None:
-    """Do so by a launch for each rank, or for each rank and tensor where a rank's parts are not one message."""
-    from resireduce.kernels.gpu import bucket
-
-    if zero:
-        private.zero_each_(targets)
-    for parts in zip(*sent, strict=True):  # one rank after the other
-        ends = [packed.data_ptr() + packed.nbytes for packed, _ in parts]
-        if all(end == packed.data_ptr() for end, (packed, _) in zip(ends, parts[1:], strict=False)):
-            whole = parts[0][0].as_strided((sum(packed.nbytes for packed, _ in parts),), (1,))
-            bucket.add_topk_(targets, [count for _, count in parts], whole, scale)
-        else:
-            for target, (packed, count) in zip(targets, parts, strict=True):
-                bucket.add_topk_([target], [count], packed, scale)
 
 
 # --- Norms of tensors, of their rows, columns and blocks ---

@@ -12,6 +12,8 @@ from resireduce.kernels.gpu import bucket
 from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, message_places, select
 
 FLOATS = [torch.float32, torch.float16]
+ROOM = torch.empty(1 << 16, dtype=torch.uint8)
+"""Memory for the messages of all ranks."""
 
 
 def drawn(n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -99,14 +101,26 @@ def test_gradients_that_are_not_finite_are_zeros(dtype: torch.dtype) -> None:
     assert all(map(same_bits, residuals, left))
 
 
-def test_what_has_come_is_added_to_its_places() -> None:
-    sizes, ks = [1000, 5, 200], [300, 5, 1]
-    _, message = compressed([None] * 3, [drawn(n) for n in sizes], ks)
+@pytest.mark.parametrize("apart", [0, 8])
+@pytest.mark.parametrize("zero", [False, True])
+def test_what_has_come_is_added_to_its_places_rank_by_rank(zero: bool, apart: int) -> None:
+    """Three ranks, whose messages lie equally far apart, or not; several tiles, and more entries than one load has."""
+    sizes, ks = [1000, 5, 700, 200], [300, 5, 699, 1]
     targets, sums = ([drawn(n, seed=3) for n in sizes] for _ in range(2))
-    for one, n, k in zip(sums, sizes, ks, strict=True):
-        chosen = last_of_a_stable_sort(drawn(n), k)
-        one.numpy()[chosen] += drawn(n).numpy()[chosen] * np.float32(1 / 3)
-    add_topk_(targets, ks, message, 1 / 3)
+    if zero:
+        sums = [torch.zeros(n) for n in sizes]
+    sent: list[list[tuple[Tensor, int]]] = [[] for _ in sizes]
+    for rank in range(3):
+        _, message = compressed([None] * 4, [drawn(n, seed=rank) for n in sizes], ks)
+        where = rank * (len(message) + apart * rank)
+        room = ROOM[where : where + len(message)].copy_(message)
+        places, _ = message_places(tuple(ks), torch.float32)
+        for number, (k, (at, _)) in enumerate(zip(ks, places, strict=True)):
+            sent[number].append((room[at : at + 8 * k], k))
+        for one, n, k in zip(sums, sizes, ks, strict=True):
+            chosen = last_of_a_stable_sort(drawn(n, seed=rank), k)
+            one.numpy()[chosen] += drawn(n, seed=rank).numpy()[chosen] * np.float32(1 / 3)
+    add_topk_(targets, sent, 1 / 3, zero)
     assert all(map(same_bits, targets, sums))
 
 

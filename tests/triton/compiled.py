@@ -17,6 +17,7 @@ BUCKET = {"table": "*i64", "spoilt": "*i32", "answers": "*i32", "counts": "*i32"
 KEYS = BUCKET | {"like": "*fp32", "bits": "*i32", "indices": "*i32", "values": "*fp32", "scale": "fp32"}
 HALF_KEYS = KEYS | {"like": "*fp16", "bits": "*i16"}
 BRAIN_KEYS = HALF_KEYS | {"like": "*bf16"}
+SENT = KEYS | {"ranks": "i32", "apart": "i32"}
 SIZES = {"n": "i32", "width": "i32", "tensors": "i32", "chunks": "i32"}
 LOOK = {"TILE": bucket.TILE, "TILES": bucket.TILES}
 WHOLE = LOOK | {"BITS": 31}
@@ -50,7 +51,8 @@ KERNELS = {
     "write": (bucket._write_selected, KEYS, WHOLE | {"TAKE": True}),
     "write float16": (bucket._write_selected, HALF_KEYS, HALF | {"TAKE": True}),
     "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False}),
-    "add what was sent": (bucket._add_sent, KEYS, {"TILE": bucket.SENT_TILE}),
+    "add what was sent": (bucket._add_sent, SENT, {"ZERO": True, "RANKS": 8, "TILE": bucket.SENT_TILE}),
+    "add what one has sent": (bucket._add_sent, SENT, {"ZERO": False, "RANKS": 1, "TILE": bucket.SENT_TILE}),
     "add a crossing": (one_pass._add_crossing, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, TILED),
     "cut a crossing": (one_pass._cut_crossing, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, TILED),
     "mean norm": (one_pass._mean_norm, NORM | {"flat": "*fp32"}, NORMED),

@@ -10,6 +10,7 @@ A histogram of eight bits costs a warp some 40 instructions for 32 elements; of 
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from resireduce.kernels.gpu.one_pass import EXACT, jit, on_device, tl
 
 TILE, TILES = 4096, 2
 """Elements that a program processes at once, a power of two of 2^14 at most; and how many times, for its chunk."""
-SENT_TILE = 1024
-"""Elements of a message that a program adds to their places, a power of two."""
+SENT_TILE = 4096
+"""Elements of a tensor to which a program adds what was sent, a power of two."""
 DIGIT, BINS = 8, 256
 """Bits that a launch settles, and how many values they have."""
 COLUMNS = 7
@@ -228,15 +229,45 @@ def _write_selected(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _add_sent(table, values, indices, tensors, scale, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Add `scale` x each value to its place in its tensor, if it lies there."""
+def _add_sent(  # type: ignore[no-untyped-def]
+    table, values, indices, tensors, ranks, apart, scale, ZERO: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr
+):
+    """Add `scale` x what each of `ranks` has sent, one rank after the other, to the elements of this program's tile.
+
+    values, indices: the first rank's message; that of each other begins `apart` numbers later. Indices ascend, so that
+    a tile's are found by halving, for all ranks side by side: RANKS is their number or more, a power of two. ZERO: the
+    elements are set to zeros before.
+    """
+    PART: tl.constexpr = 256
     _, row, first = _chunk_of(table, tensors, TILE)
-    target, n, k = tl.load(row).to(values.dtype), tl.load(row + 2), tl.load(row + 3)
-    at = first + tl.arange(0, TILE)
-    place = tl.load(indices + tl.load(row + 5) + at, mask=at < k, other=-1).to(tl.int64)
-    here = (at < k) & (place >= 0) & (place < n)
-    added = tl.load(values + tl.load(row + 4) + at, mask=here, other=0.0) * scale
-    tl.store(target + place, tl.load(target + place, mask=here, other=0.0) + added, mask=here)
+    target, n, k = tl.load(row).to(values.dtype), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    mine, own = values + tl.load(row + 4), indices + tl.load(row + 5)
+    end = tl.minimum(first + TILE, n)
+    if ZERO:
+        at = first + tl.arange(0, TILE)
+        tl.store(target + at, tl.zeros([TILE], tl.float32), mask=at < n)
+    lanes = tl.arange(0, RANKS)
+    theirs, begin, left = own + lanes.to(tl.int64) * apart, tl.zeros([RANKS], tl.int32), k
+    while left > 0:
+        half = (left + 1) // 2
+        before = tl.load(theirs + begin + half - 1, mask=(lanes < ranks) & (begin + half <= k), other=end) < first
+        begin += tl.where(before, half, 0)
+        left -= half
+    rank = 0
+    while rank < ranks:
+        tl.debug_barrier()  # what the rank before has added, or the zeros, are there
+        entry = tl.sum(tl.where(lanes == rank, begin, 0)) + tl.arange(0, PART)
+        last = first
+        while last < end:
+            place = tl.load(own + entry, mask=entry < k, other=end)
+            here = (place >= first) & (place < end)
+            added = tl.load(mine + entry, mask=here, other=0.0) * scale
+            tl.store(target + place, tl.load(target + place, mask=here, other=0.0) + added, mask=here)
+            entry += PART
+            last = tl.max(place)
+        mine += apart
+        own += apart
+        rank += 1
 
 
 @lru_cache(maxsize=512)
@@ -306,15 +337,35 @@ def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
     return spoilt
 
 
-def add_topk_(targets: Sequence[Tensor], ks: Sequence[int], message: Tensor, scale: float) -> None:
-    """Add `scale` x what `message` holds, as `compress_topk_` has left it, to its places in float32 `targets`.
+Sent = Sequence[tuple[Tensor, int]]
+"""What each rank has sent of a tensor: values and their int32 indices, as 1-D uint8, and how many."""
 
-    ks: how many elements it has of each. A product is rounded before it is added.
+
+def add_topk_(targets: Sequence[Tensor], sent: Sequence[Sent], scale: float, zero: bool) -> None:
+    """Add `scale` x what ranks have `sent` to its places in each of the float32 `targets`, one rank after the other.
+
+    Indices ascend, and are those of the tensor. A product is rounded before it is added. It takes one launch where all
+    ranks have sent as much, and their messages lie equally far apart; otherwise one for each tensor and rank.
+
+    zero: whether the targets are set to zeros before.
     """
-    values = message.view(torch.float32)
-    with on_device(message):
-        table, chunks = _table(_rows(targets, [None] * len(ks), ks, values), 3, SENT_TILE, *_where(message))
-        _add_sent[(chunks,)](table, values, message.view(torch.int32), len(ks), scale, SENT_TILE, **EXACT)
+    places = [[packed.data_ptr() for packed, _ in own] for own in sent]
+    first, counts = sent[0][0][0], [[count for _, count in own] for own in sent]
+    steps = {(after - before) for own in places for before, after in pairwise(own)}
+    if len(steps) > 1 or any(len({*own}) > 1 for own in counts):
+        for target, own in zip(targets, sent, strict=True):
+            for number, one in enumerate(own):
+                add_topk_([target], [[one]], scale, zero and not number)
+        return
+    ranks, width, rows = len(sent[0]), INDEX_BYTES, []
+    for target, (at, *_), (count, *_) in zip(targets, places, counts, strict=True):
+        value_at = (at - first.data_ptr()) // width
+        rows.append((target.data_ptr(), 0, target.numel(), count, value_at, value_at + count))
+    values, apart = first.view(torch.float32), steps.pop() // width if steps else 0
+    with on_device(first):
+        table, chunks = _table(tuple(rows), 2, SENT_TILE, *_where(first))
+        numbers = len(rows), ranks, apart, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
+        _add_sent[(chunks,)](table, values, first.view(torch.int32), *numbers, **EXACT)
 
 
 def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tensor, takes: bool) -> Tensor:

@@ -81,13 +81,21 @@ def _blanks(flat: Tensor) -> bool:
 
 
 def _adds_sent(flat: Tensor) -> bool:
-    values, scale = flat.float(), 1 / 3
-    indices = torch.arange(1, values.numel(), 3, device=flat.device)
-    packed = torch.cat((values[indices].view(torch.uint8), indices.to(torch.int32).view(torch.uint8)))
-    added, sums = torch.ones_like(values), torch.ones_like(values)
-    add_topk_([added], [indices.numel()], packed, scale)
-    sums[indices] += values[indices] * scale
-    return same_bits(added, sums)
+    """Return whether what three ranks sent of two tensors is added, one rank after the other, as by torch."""
+    values, scale, k = flat.float(), 1 / 3, flat.numel() // 3
+    messages, sums = [], [torch.zeros_like(values) for _ in range(2)]
+    for rank in range(3):
+        parts = []
+        for total in sums:
+            indices = torch.arange(rank, rank + 2 * k, 2, device=flat.device)
+            sent = values.roll(rank)[indices]
+            parts += [sent.view(torch.uint8), indices.to(torch.int32).view(torch.uint8)]
+            total[indices] += sent * scale
+        messages.append(torch.cat(parts))
+    rows = torch.stack(messages)
+    targets = [torch.full_like(values, 7.0) for _ in sums]
+    add_topk_(targets, [[(row[at : at + 8 * k], k) for row in rows] for at in (0, 8 * k)], scale, True)
+    return all(map(same_bits, targets, sums))
 
 
 def _weighs(flat: Tensor) -> bool:
