@@ -99,6 +99,24 @@ def test_views_of_one_buffer_stay_that() -> None:
     assert all(map(all, LocalWorld(2).run(rank)))
 
 
+def test_no_more_is_sent_at_once_than_the_state_of_one_parameter() -> None:
+    sizes: list[int] = []
+
+    def rank(communicator: Communicator) -> None:
+        model = seeded(Net)
+        plain = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if communicator.rank == 0:
+            loss_of(model, torch.Generator()).backward()
+            plain.step()
+            sends = communicator.broadcast_
+            communicator.broadcast_ = lambda one, name: sizes.append(one.nbytes) or sends(one, name)  # type: ignore
+        resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
+
+    LocalWorld(2).run(rank)
+    largest = max(one.nbytes for one in seeded(Net).parameters())
+    assert 2 * largest < max(sizes) < 2 * largest + 5000
+
+
 def _plain(state: Any) -> Any:
     """Return `state` with the parts of tensors that wrap others in the place of these."""
     return tree_map(lambda one: [one.a, one.b] if isinstance(one, TwoTensor) else one, state)
