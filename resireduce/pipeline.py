@@ -15,7 +15,7 @@ from resireduce.errors import ConfigError, choose, warn
 from resireduce.grouping import FORM, Grouping, compressible, find_groups, is_small, match_groups
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
-from resireduce.start import check_agreement
+from resireduce.start import agree, kinds
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -55,7 +55,8 @@ def build_feedback(
     warn_if_nothing_is_reduced(settings.scheme, grouping)
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))
-    check_agreement(settings.agreed(compressor=compressor, groups=grouping, dense=named), parameters, communicator)
+    agreed = settings.agreed(compressor=compressor, groups=grouping, dense=named)
+    agree(kinds(parameters.items()) | agreed, communicator)
     levels = Levels.of(communicator, settings.hierarchy)
     density: Any = settings.density
     schedule = (lambda step: compressor.from_density(density(step))) if settings.changes_density else None

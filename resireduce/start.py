@@ -1,7 +1,7 @@
 """What ranks agree on at the start, and what they are given by rank 0."""
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from inspect import signature
 from numbers import Number
@@ -20,68 +20,76 @@ from resireduce.pieces import is_host
 
 STEP = "number of the step, as load_residual_state_dict() or start_at() has set it"
 """A field for `agree`: random choices that ranks share follow from it."""
+HELD = (
+    "optimizer: ranks hold the state of different parameters, and all are given that of rank 0 (load the same "
+    "checkpoint on all ranks, or on rank 0 alone; or, if each rank is to hold the state of other parameters, set "
+    "optimizer.state_differs_by_rank = True, so that each keeps its own); that of "
+)
+"""Begins a field for each parameter whose state is held."""
 VALUES = (Number, str, bytes, set, frozenset, Tensor, torch.dtype, type(None))
 """What an optimizer's options and states may hold, also in dicts, lists and tuples, to be sent to other ranks."""
 
 
-def check_agreement(
-    settings: Mapping[str, object],
-    tensors: Mapping[str, Tensor],
-    communicator: Communicator,
-    beside: Communicator | None = None,
-) -> None:
-    """Raise ConfigError on all ranks, also those `beside`, if any has other `settings`, or trains other `tensors`, than
-    rank 0."""
-    if communicator.world_size == 1:
-        return
-    mine = {f"parameter {name}": _kind(tensor) for name, tensor in tensors.items()}
-    agree(mine | {key: as_text(value) for key, value in settings.items()}, communicator, beside=beside)
+def agree(table: Mapping[str, object], communicator: Communicator, beside: Communicator | None = None) -> None:
+    """Raise ConfigError on all ranks, also those `beside`, if any value that one has in `table`, by field, differs from
+    rank 0's."""
+    mine = {field: as_text(value) for field, value in table.items()}
+    first = broadcast_object(mine, communicator)
+    different = [field for field in first | mine if mine.get(field) != first.get(field)]
+    count = torch.tensor([len(different)], device=communicator.control_device)
+    for ranks in (communicator,) if beside is None else (communicator, beside):
+        ranks.all_reduce(count, "resireduce.start.agreement").wait()
+    if different:
+        here, there = (texts.get(different[0]) for texts in (mine, first))
+        raise ConfigError(
+            f"{different[0]}: {here} on rank {communicator.rank}, {there} on rank 0; give all ranks the same"
+        )
+    if int(count):
+        raise ConfigError("settings or model differ between ranks: another rank says which; give all ranks the same")
+
+
+def as_text(value: object) -> str:
+    """Return `value` as text that is equal in every process, without the address or the device that a `repr` may
+    contain."""
+    text = str(private.tree_map(lambda one: one.tolist() if isinstance(one, Tensor) else one, value))
+    return f"a {getattr(value, '__qualname__', type(value).__qualname__)}" if " at 0x" in text else text
+
+
+def kinds(tensors: Iterable[tuple[str, Tensor]], of: str = "parameter") -> dict[str, str]:
+    """Return a table for `agree`: what each of the named `tensors` is, in their order."""
+    return {f"{of} number {number}": f"{name} {_kind(tensor)}" for number, (name, tensor) in enumerate(tensors)}
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Raise ConfigError on all ranks if optimizers, torch's options of them, or tensors or their order differ.
+    """Raise ConfigError on all ranks if models or optimizers differ: in their tensors or the order of these, in torch's
+    options, or in which parameters they hold the state of.
 
-    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options may differ if this rank's
-    optimizer has no state and rank 0's has one: then a checkpoint was loaded there, and not here. What torch's
-    optimizers do not have, as the number of a rank, may differ too. Raises it also if a rank holds state of other
-    parameters than rank 0, unless the optimizer says `state_differs_by_rank = True`.
+    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options and states may if this rank
+    has no state and rank 0 has one: then a checkpoint was loaded there, and not here. So may what torch's optimizers do
+    not have, as the number of a rank, and states where the optimizer says `state_differs_by_rank = True`.
     """
-    if communicator.world_size == 1:
-        return
     module = type(optimizer).__module__.replace("__mp_main__", "__main__")  # the script, where multiprocessing runs it
-    mine = {"class of the optimizer": f"{module}.{type(optimizer).__qualname__}"}
+    table: dict[str, object] = {"class of the optimizer": f"{module}.{type(optimizer).__qualname__}"}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    options = {}
+    loaded: dict[str, str] = {}
     for number, group in enumerate(optimizer.param_groups):
         for option in sorted(group.keys() & torchs_options()):
-            options[f"option {option} of parameter group {number}"] = as_text(group[option])
+            loaded[f"option {option} of parameter group {number}"] = as_text(group[option])
         held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
-        mine[f"parameters of group {number}"] = ", ".join(held)
-    mine["the optimizer's state_differs_by_rank"] = str(state_differs_by_rank(optimizer))
-    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-        for place, (name, tensor) in enumerate(tensors):
-            mine[f"{kind} number {place}"] = f"{name} {_kind(tensor)}"
-    is_shared = not state_differs_by_rank(optimizer)
-    was_loaded = broadcast_object(bool(optimizer.state), communicator) and not optimizer.state and is_shared
-    agree(mine | options, communicator, options if was_loaded else ())
-    if is_shared:
-        _check_state([names.get(id(one), "") for one in optimizer.state if isinstance(one, Tensor)], communicator)
-
-
-def _check_state(held: Sequence[str], communicator: Communicator) -> None:
-    """Raise ConfigError on all ranks if one holds state of other parameters, named `held`, than rank 0; it may hold
-    none, as where a checkpoint was loaded on rank 0 alone."""
-    theirs = broadcast_object(list(held), communicator)
-    different = set(held) ^ set(theirs) if held else set()
-    count = torch.tensor([len(different)], device=communicator.control_device)
-    communicator.all_reduce(count, "resireduce.start.state").wait()
-    if int(count):
-        here = f"only one of ranks 0 and {communicator.rank} has it of {min(different)!r}" if different else "not here"
-        raise ConfigError(
-            f"optimizer: ranks hold the state of different parameters ({here}), and all are given that of rank 0: "
-            "load the same checkpoint on all ranks, or on rank 0 alone; or, if each rank is to hold the state of other "
-            "parameters, set optimizer.state_differs_by_rank = True, so that each keeps its own"
-        )
+        table[f"parameters of group {number}"] = ", ".join(held)
+    table["the optimizer's state_differs_by_rank"] = differs = state_differs_by_rank(optimizer)
+    for key in () if differs else optimizer.state:
+        name = names.get(id(key), "no parameter of the model") if isinstance(key, Tensor) else as_text(key)
+        loaded[HELD + name] = "there"
+    theirs = broadcast_object(loaded if optimizer.state and not differs else None, communicator)
+    if theirs is not None and not optimizer.state:
+        loaded = theirs
+    table |= kinds(model.named_parameters()) | kinds(model.named_buffers(), "buffer")
+    agree(table | loaded, communicator)
 
 
 def state_differs_by_rank(optimizer: torch.optim.Optimizer) -> bool:
@@ -92,9 +100,9 @@ def state_differs_by_rank(optimizer: torch.optim.Optimizer) -> bool:
 @cache
 def torchs_options() -> frozenset[str]:
     """Return the names of the options of torch's own optimizers, and of what its schedulers add."""
-    kinds = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
-    kinds = [kind for kind in kinds if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer]
-    names = {name for kind in kinds for name in signature(kind).parameters} - {"params"}
+    classes = [one for one in vars(torch.optim).values() if isinstance(one, type)]
+    optimizers = [one for one in classes if issubclass(one, torch.optim.Optimizer)]
+    names = {name for one in optimizers for name in signature(one).parameters} - {"params", "defaults"}
     return frozenset(names | {"initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum"})
 
 
@@ -102,40 +110,6 @@ def is_value(one: object) -> bool:
     """Whether `one` is a value, or made of values and tensors: other objects, as locks or process groups, refer to
     something of this process."""
     return all(isinstance(leaf, VALUES) for leaf in private.tree_leaves(one))
-
-
-def agree(
-    mine: Mapping[str, str],
-    communicator: Communicator,
-    except_for: Iterable[str] = (),
-    beside: Communicator | None = None,
-) -> None:
-    """Raise ConfigError on all ranks, also those `beside`, if any value that one has in `mine`, by field, differs from
-    rank 0's."""
-    first = broadcast_object(dict(mine), communicator)
-    different = [key for key in first | mine if mine.get(key) != first.get(key) and key not in except_for]
-    count = torch.tensor([len(different)], device=communicator.control_device)
-    for ranks in (communicator,) if beside is None else (communicator, beside):
-        ranks.all_reduce(count, "resireduce.start.agreement").wait()
-    if different:
-        key = different[0]
-        raise ConfigError(
-            f"{key}: {mine.get(key)} on rank {communicator.rank}, {first.get(key)} on rank 0; give all ranks the same"
-        )
-    if int(count):
-        raise ConfigError("settings or model differ between ranks: another rank says which; give all ranks the same")
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
-
-
-def as_text(value: object) -> str:
-    """Return `value` as text that is equal in every process, without the address that a `repr` may contain."""
-    if isinstance(value, Tensor):
-        return f"{value.tolist()}" if value.numel() <= 16 else _kind(value)
-    text = repr(value)
-    return f"a {getattr(value, '__qualname__', type(value).__qualname__)}" if " at 0x" in text else text
 
 
 def broadcast_object(value: Any, communicator: Communicator) -> Any:

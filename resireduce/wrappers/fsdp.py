@@ -30,7 +30,7 @@ from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.residuals.base import DecayedResidual
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.start import STEP, agree, check_agreement
+from resireduce.start import STEP, agree, kinds
 from resireduce.watchers import Outside, digest, refuse_capture, refuse_compiled_autograd
 from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
 
@@ -527,7 +527,7 @@ def compress_fsdp(
     agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
     found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
     for own, others in ((shards, replicas), (replicas, shards)):
-        check_agreement(found | settings.agreed(compressor=lossy), parameters, own, beside=others)
+        agree(kinds(parameters.items()) | found | settings.agreed(compressor=lossy), own, beside=others)
     feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
     return ShardedCompressionHook(model, units, feedback, shards)
 

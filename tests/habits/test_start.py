@@ -45,7 +45,8 @@ def test_states_that_differ_stay_where_that_is_said_and_are_not_overwritten_with
             plain.state[one]["momentum_buffer"] = torch.full_like(one, 3.0 + communicator.rank)
         plain.state_differs_by_rank = own  # type: ignore[attr-defined]
         before = copy.deepcopy(plain.state_dict()["state"])
-        said = r"ranks hold the state of different parameters.*state_differs_by_rank = True"
+        said = r"ranks hold the state of different parameters.*_by_rank = True.*that of (first|blocks\.\d\.up)\.weight"
+        said = said if communicator.rank else "another rank says which"
         with nullcontext() if own else pytest.raises(ConfigError, match=said):
             resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
         after = plain.state_dict()["state"]
