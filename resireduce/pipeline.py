@@ -1,8 +1,6 @@
 """Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -15,7 +13,7 @@ from resireduce.errors import ConfigError, choose, warn
 from resireduce.grouping import FORM, Grouping, compressible, find_groups, is_small, match_groups
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
-from resireduce.start import check_agreement
+from resireduce.start import agree, kinds
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -33,17 +31,20 @@ def build_feedback(
     compressor: Compressor,
     communicator: Communicator,
     settings: Settings,
+    slices: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[ErrorFeedback, Levels]:
     """Return the error feedback that `settings` ask for, and the one or two levels of the ranks of `communicator`.
 
     parameters: the trained parameters of `model`, by name. With two levels, payloads of `compressor` travel between
-    nodes.
+    nodes. slices: what this rank compresses in the place of its parameters, if it has slices of them, by name.
 
     Raises ConfigError for a setting that cannot be used, and on all ranks if any has other settings than rank 0.
     """
-    large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
-    compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
+    large = compressible(model, settings.dense)
+    compressed = {name: p for name, p in large.items() if name in parameters and compressor.compresses(p.shape)}
     grouping = find_grouping(model, settings.groups, compressed)
+    if slices is not None:
+        grouping.check(slices)
     residual = build_residual(
         settings.scheme,
         grouping,
@@ -55,29 +56,13 @@ def build_feedback(
     warn_if_nothing_is_reduced(settings.scheme, grouping)
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))
-    check_agreement(settings.agreed(compressor=compressor, groups=grouping, dense=named), parameters, communicator)
+    agreed = settings.agreed(compressor=compressor, groups=grouping, dense=named)
+    agree(kinds(parameters.items()) | agreed, communicator)
     levels = Levels.of(communicator, settings.hierarchy)
     density: Any = settings.density
     schedule = (lambda step: compressor.from_density(density(step))) if settings.changes_density else None
     settled = dense, settings.warm_up_steps, levels.place, schedule
     return ErrorFeedback(compressor, residual, levels.between, *settled), levels
-
-
-def settle_slices(
-    settings: Settings,
-    compressor: Compressor,
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    slices: Mapping[str, nn.Parameter],
-) -> Settings:
-    """Return `settings` of `resireduce.compress_fsdp` with groups and dense tensors by name, as the whole `parameters`
-    of `model` decide them; `slices` are those of this rank."""
-    large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
-    compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
-    grouping = find_grouping(model, settings.groups, compressed)
-    grouping.check(dict(slices))
-    dense = [escape(name) for name, one in parameters.items() if name not in large and not is_small(one)]
-    return replace(settings, groups=grouping, dense=dense)
 
 
 def find_grouping(

@@ -14,7 +14,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, choose, is_count
 from resireduce.grouping import compressible
 from resireduce.merging.rules import TIMED
-from resireduce.pipeline import build_feedback, find_compressor, settle_slices
+from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
 from resireduce.planning.item import Item, sums
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, tied_parameters, track_states
@@ -280,8 +280,7 @@ def shard_states(
     slices = {name: one for name, one in sliced.items() if one.requires_grad}
     parameters = {name: one for name, one in model.named_parameters() if name in slices}
     replicas, lossy = PretendCommunicator(given.backend.world_size // shards), find_compressor(given)  # type: ignore[union-attr]
-    settings = settle_slices(replace(given, gradients="kept"), lossy, model, parameters, slices)
-    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
+    feedback, _ = build_feedback(model, parameters, lossy, replicas, replace(given, gradients="kept"), slices)
     for name, one in slices.items():
         feedback.register(name, one)
         one.grad = torch.empty_like(one)

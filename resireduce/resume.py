@@ -57,7 +57,7 @@ def check_state(held: State, state: State) -> None:
     """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin, with finite values."""
     common = sorted(held.keys() & state.keys())
     wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
-    wrong = wrong or [name for name in common if not _alike(held[name], state[name])]
+    wrong = wrong or [name for name in common if _kind(held[name]) != _kind(state[name])]
     if wrong:
         raise ConfigError(
             f"residual state: {wrong[0]!r} does not fit this model, scheme, compressor and residual_dtype; load what "
@@ -79,8 +79,8 @@ def _is_of_origin(name: str) -> bool:
     return name == MADE_BY or name.startswith((MEMBERS, PLACES))
 
 
-def _alike(first: Tensor, second: object) -> bool:
-    return isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
+def _kind(one: object) -> object:
+    return (one.shape, one.dtype) if isinstance(one, Tensor) else None
 
 
 def _is_sound(tensor: Tensor) -> bool:
@@ -131,7 +131,7 @@ def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
         states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
     number, count = feedback.communicator.rank, feedback.communicator.world_size
-    nodes = _by_node(held, states)
+    nodes = _by_node(states)
     readers = [_reader(optimizer, state) for state in nodes[0]]
     levels = len(nodes), len(readers)
     if feedback.compressor.state_of_ranks and levels != (count, feedback.place.get(RANKS_PER_NODE, 1)):
@@ -149,18 +149,16 @@ def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
     for name, dense in left.items():
         feedback.add_to_residual(dense, name, step)
     feedback.end_step(step)
-    for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
-        velocity.copy_(velocities[name])
+    for name, velocity in velocities.items():
+        held[name].copy_(velocity)
     feedback.states.load(first)
     optimizer.start_at(step)
 
 
-def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
-    """Return the states of each node, ordered by place, all of one job and step; with one level, a rank is a node.
-    `held`: what a state of this model looks like."""
-    for state in states:
-        if not {"rank", "world_size", "steps"} <= state.keys():
-            check_state(held, state)
+def _by_node(states: Sequence[State]) -> list[list[State]]:
+    """Return the states of each node, ordered by place, all of one job and step; with one level, a rank is a node."""
+    if any(not {"rank", "world_size", "steps"} <= state.keys() for state in states):
+        raise ConfigError("states: one is no residual_state_dict(); give what each rank of the job saved by that")
     ordered = sorted(states, key=lambda state: (int(state.get("node", state["rank"])), int(state.get("place", 0))))
     kinds = {(int(one["world_size"]), int(one["steps"]), int(one.get(RANKS_PER_NODE, 1))) for one in ordered}
     ranks = sorted(int(state["rank"]) for state in ordered)
@@ -208,10 +206,6 @@ def _left_over(
     """Return this rank's part of residuals, dense, and of velocities, summed over the nodes that it has `shares` of."""
     left: dict[str, Tensor] = {}
     velocities: dict[str, Tensor] = {}
-
-    def add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-        sums[name] = value if name not in sums else sums[name].add_(value)
-
     for source, share in shares.items():
         for reader, state in zip(readers, nodes[source], strict=True):
             reader.place = _place_of(state)
@@ -221,10 +215,10 @@ def _left_over(
             if optimizer.feedback.keeps_residual(name):
                 zeros = [torch.zeros_like(_like(slot, one), memory_format=torch.contiguous_format) for one in readers]
                 parts = [one.residual.of(name).compensate_(z, name) for one, z in zip(readers, zeros, strict=True)]
-                add(left, name, _own(slot, parts) * share)
+                left[name] = _own(slot, parts).mul(share).add_(left.get(name, 0))
             if optimizer.feedback.momentum is not None:
-                parts = [one.momentum.tensors()[key] for one in readers if one.momentum is not None]
-                add(velocities, key, _own(slot, parts) * share)
+                parts = [state[key].to(slot.parameter.device) for state in nodes[source]]
+                velocities[key] = _own(slot, parts).mul(share).add_(velocities.get(key, 0))
     return left, velocities
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,20 +56,19 @@ class HorovodCommunicator(Communicator):
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum; bfloat16, which Horovod does not know, is summed in float32."""
-        how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
-        if tensor.dtype != torch.bfloat16:
-            return self._deferred(self._hvd.allreduce_async_(tensor, **how))
-        return self._deferred(self._hvd.allreduce_async(tensor.float(), **how), tensor.copy_)
+        handle = self._hvd.allreduce_async_(_wide(tensor), op=self._hvd.Sum, **self._named(name))
+        return Handle(lambda: tensor.copy_(self._wait(handle)), lambda: self._hvd.poll(handle))
 
     def reduce_scatter(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum of which this rank gets its part; bfloat16 is summed in float32."""
-        how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
-        if tensor.dtype != torch.bfloat16:
-            return self._deferred(self._hvd.reducescatter_async(tensor, **how))
-        return self._deferred(self._hvd.reducescatter_async(tensor.float(), **how), lambda wide: wide.to(tensor.dtype))
+        handle, dtype = (
+            self._hvd.reducescatter_async(_wide(tensor), op=self._hvd.Sum, **self._named(name)),
+            tensor.dtype,
+        )
+        return Handle(lambda: self._wait(handle).to(dtype), lambda: self._hvd.poll(handle))
 
-    def _deferred(self, handle: int, finish: Callable[[Tensor], Tensor] = lambda result: result) -> Handle[Tensor]:
-        return Handle(lambda: finish(self._wait(handle)), lambda: self._hvd.poll(handle))
+    def _named(self, name: str) -> dict[str, Any]:
+        return {"name": self._prefix + name, "process_set": self._set}
 
     def _wait(self, handle: int) -> Any:
         """Sleep until the result of `handle` has come, and return it.
@@ -81,32 +80,22 @@ class HorovodCommunicator(Communicator):
         return self._hvd.synchronize(handle)
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Launch a gather of bytes, of whatever dtype. Unequal sizes cost a second, small message."""
-        data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
-        numels = None
-        if not equal_sizes:
-            sizes_name = f"{self._prefix}{name}.sizes"
-            numels = self._hvd.allgather_async(
-                torch.tensor([tensor.nbytes], device="cpu"), name=sizes_name, process_set=self._set
-            )
-
-        def finish() -> Sequence[Tensor]:
-            whole = self._wait(data)
-            each = whole.numel() // self.world_size
-            sizes = [each] * self.world_size if numels is None else self._wait(numels).tolist()
-            return [row.view(tensor.dtype) for row in whole.split(sizes)]
-
-        return Handle(finish)
+        """Launch a gather. Unequal sizes cost a second, small message."""
+        whole = self.gather(tensor, name)
+        if equal_sizes:
+            return Handle(lambda: whole.wait().tensor_split(self.world_size))
+        numels = self.gather(torch.tensor([tensor.numel()], device="cpu"), f"{name}.sizes")
+        return Handle(lambda: whole.wait().split(numels.wait().tolist()))
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
-        return Handle(lambda: self._wait(whole).view(tensor.dtype))
+        """Launch a gather of bytes, of whatever dtype."""
+        handle = self._hvd.allgather_async(tensor.view(torch.uint8), **self._named(name))
+        return Handle(lambda: self._wait(handle).view(tensor.dtype))
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange of bytes, of whatever dtype; Horovod itself tells ranks how many come."""
         splits = torch.tensor([size * tensor.itemsize for size in sizes], dtype=torch.int32, device="cpu")
-        data = tensor.view(torch.uint8)
-        handle = self._hvd.alltoall_async(data, splits, name=self._prefix + name, process_set=self._set)
+        handle = self._hvd.alltoall_async(tensor.view(torch.uint8), splits, **self._named(name))
 
         def finish() -> Sequence[Tensor]:
             whole, counts = self._wait(handle)
@@ -115,9 +104,13 @@ class HorovodCommunicator(Communicator):
         return Handle(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}
-        self._wait(self._hvd.broadcast_async_(tensor.view(-1).view(torch.uint8), **how))
+        data = tensor.view(-1).view(torch.uint8)
+        self._wait(self._hvd.broadcast_async_(data, root_rank=self._first, **self._named(name)))
         return tensor
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def import_horovod() -> Any:

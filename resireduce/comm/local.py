@@ -21,9 +21,6 @@ class LocalCommunicator(Communicator):
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         return Handle(lambda: [tensor])
 
-    def split(self, *partitions: Partition) -> list[Communicator]:
-        return [LocalCommunicator() for _ in partitions]
-
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         return tensor
 
@@ -31,10 +28,8 @@ class LocalCommunicator(Communicator):
 # --- Ranks that are only pretended, of which one is here: for planning ---
 
 
-class PretendCommunicator(Communicator):
+class PretendCommunicator(LocalCommunicator):
     """Rank 0 of `world_size` ranks, of which the others send the same. Nothing is sent."""
-
-    rank = 0
 
     def __init__(self, world_size: int):
         self.world_size = world_size
@@ -59,6 +54,3 @@ class PretendCommunicator(Communicator):
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         return [PretendCommunicator(next(len(part) for part in parts if 0 in part)) for parts in partitions]
-
-    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        return tensor

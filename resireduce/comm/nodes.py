@@ -33,14 +33,10 @@ def find_nodes(
     if isinstance(hierarchy, list | tuple):
         nodes = _listed(hierarchy, communicator.world_size)
     else:
-        task = _task(os.environ if environment is None else environment, communicator)
-        started = Path("/proc/sys/kernel/random/boot_id")
-        boot = started.read_text().strip() if started.exists() else ""  # tells machines of one name apart
-        said = _gathered(f"{task}/{host or f'{socket.gethostname()} {boot}'}", communicator)
-        known = [one.split("/", 2) for one in said]
-        steps = {step for step, _, _ in known}
-        is_one_step = len(steps) == 1 and "" not in steps
-        nodes = _alike([node if is_one_step else machine for _, node, machine in known])
+        known = _told(communicator, os.environ if environment is None else environment, host)
+        is_one_step = len({step for step, _, _ in known}) == 1 and known[0][0]
+        said = [node if is_one_step else machine for _, node, machine in known]
+        nodes = tuple(tuple(rank for rank, one in enumerate(said) if one == word) for word in dict.fromkeys(said))
     sizes = {len(node) for node in nodes}
     if len(sizes) > 1:
         told = "; ".join(f"ranks {', '.join(map(str, node))}" for node in nodes)
@@ -62,31 +58,20 @@ def _listed(given: Sequence[Any], world_size: int) -> Partition:
     return tuple(sorted(tuple(sorted(node)) for node in given))
 
 
-def _task(environment: Mapping[str, str], communicator: Communicator) -> str:
-    """Return "step/node" if this rank is a task of a Slurm step with the same number there; otherwise "/".
+def _told(communicator: Communicator, slurm: Mapping[str, str], host: str | None) -> list[list[str]]:
+    """Return of each rank the step of Slurm of which it is the task of its own number (or ""), its node, its machine.
 
-    A program started within one task of a step, like torchrun, has other numbers than the step, and is found by the
-    name of its machine.
+    A program started within one task of a step, like torchrun, has other numbers than the step.
     """
-    numbers = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NUM_TASKS")
-    if numbers != (str(communicator.rank), str(communicator.world_size)):
-        return "/"
-    step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
-    return f"{step}/{environment.get('SLURM_NODEID', '')}"
-
-
-def _alike(said: Sequence[str]) -> Partition:
-    """Return a partition of the ranks by what they have said."""
-    parts: dict[str, list[int]] = {}
-    for rank, word in enumerate(said):
-        parts.setdefault(word, []).append(rank)
-    return tuple(tuple(part) for part in parts.values())
-
-
-def _gathered(word: str, communicator: Communicator) -> list[str]:
-    mine = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8).to(communicator.control_device)
+    numbers = slurm.get("SLURM_PROCID"), slurm.get("SLURM_STEP_NUM_TASKS")
+    is_task = numbers == (str(communicator.rank), str(communicator.world_size))
+    step = f"{slurm.get('SLURM_JOB_ID')}.{slurm.get('SLURM_STEP_ID')}" if is_task else ""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
+    machine = host or f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
+    word = bytearray(f"{step}/{slurm.get('SLURM_NODEID', '')}/{machine}".encode())
+    mine = torch.frombuffer(word, dtype=torch.uint8).to(communicator.control_device)
     rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()
-    return [bytes(row.tolist()).decode() for row in rows]
+    return [bytes(row.tolist()).decode().split("/", 2) for row in rows]
 
 
 # --- The ranks of a job as one level, or as two: within a node, and between nodes ---
@@ -139,7 +124,7 @@ class Levels:
 
     def close(self) -> None:
         """Release the channels of the collectives to other communicators."""
-        for communicator in {id(one): one for one in (self.between, self.node, self.world) if one is not None}.values():
+        for communicator in {self.between, self.node or self.world, self.world}:
             communicator.close()
 
 

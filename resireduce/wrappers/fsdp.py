@@ -25,12 +25,12 @@ from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, UsageError, check_count, warn
-from resireduce.grouping import Grouping
-from resireduce.pipeline import build_feedback, find_compressor, settle_slices
+from resireduce.grouping import Grouping, compressible
+from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.residuals.base import DecayedResidual
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.start import STEP, agree, check_agreement
+from resireduce.start import STEP, agree, kinds
 from resireduce.watchers import Outside, digest, refuse_capture, refuse_compiled_autograd
 from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
 
@@ -520,15 +520,15 @@ def compress_fsdp(
     check_count("warm_up_steps", warm_up_steps, of="steps")
     units = find_units(model)
     parameters, lossy = _parameters(model, units), find_compressor(settings)
-    settings = settle_slices(settings, lossy, model, parameters, likes(units))
     ranks = _shard_group(units)
     across = _replicas(replicate, ranks)
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
     agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
+    agreed = settings.agreed(compressor=lossy, dense=sorted(parameters.keys() - compressible(model, settings.dense)))
     found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
     for own, others in ((shards, replicas), (replicas, shards)):
-        check_agreement(found | settings.agreed(compressor=lossy), parameters, own, beside=others)
-    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
+        agree(kinds(parameters.items()) | found | agreed, own, beside=others)
+    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings, likes(units))
     return ShardedCompressionHook(model, units, feedback, shards)
 
 
