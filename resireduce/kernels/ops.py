@@ -405,7 +405,7 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type not in ("cpu", "meta"):
         l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
         return l1, l2
-    lanes = _sums(x.detach().reshape(-1)).sum(0)
+    lanes = _sums(x.detach().reshape(-1)).cumsum(0)[-1]  # one piece after the other
     while lanes.shape[1] > 1:  # pairwise
         first, second = lanes.chunk(2, 1)
         lanes = first + second
@@ -414,20 +414,17 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(flat: Tensor) -> Tensor:
-    """Return sums of magnitudes and of squares of `flat`, on a CPU or without storage: (2, 2, 16), float64.
+    """Return sums of magnitudes and of squares of each 65,536 elements of `flat`: (pieces, 2, 16), float64.
 
-    The first half has the sums of all complete pieces of 65,536 elements, the second those of the incomplete piece:
-    sixteen sums of magnitudes and sixteen of squares each, where element i is added to sum i % 16. The sums of a piece
-    begin with zero, so that threads can share pieces.
+    `flat` is on a CPU or without storage. Element i of a piece is added to its sum i % 16.
     """
-    sums = torch.zeros(2, 2, LANES, dtype=torch.float64, device=flat.device)
+    sums = torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
     compiled = library() if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is None:
-        for part in flat.split(PIECE):
+        for own, part in zip(sums, flat.split(PIECE), strict=False):
             values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
-            into = sums[0 if part.numel() == PIECE else 1]
-            into[0] += values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
-            into[1] += values.square_().cumsum(0)[-1]
+            own[0] = values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
+            own[1] = values.square_().cumsum(0)[-1]
     elif not flat.is_meta:
         compiled.resireduce_sums(flat.data_ptr(), flat.numel(), threads(flat.numel()), sums.data_ptr())
     return sums
