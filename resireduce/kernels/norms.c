@@ -70,7 +70,7 @@ struct norms {
 
 /* Add the magnitudes of `count` rows to their sums, element by element: rows side by side keep the processor busy, as one
  * alone would wait for each addition. */
-static inline __attribute__((always_inline)) void add_side_by_side(const struct norms *norms, int64_t first, int count)
+INLINE void add_side_by_side(const struct norms *norms, int64_t first, int count)
 {
     float sums[ROWS] = {0};
     for (int64_t c = 0; c < norms->columns; c++)
