@@ -33,10 +33,7 @@ from resireduce.pieces import coprime_step, slices
 
 SWITCH = "RESIREDUCE_NATIVE"
 """Environment variable: with 0 nothing is compiled."""
-FLAGS = (
-    *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
-    *("-shared", "-fPIC"),
-)
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 """Sums keep the order and precision in which they are written, so that results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
 """FOR_EACH_PROCESSOR in C, where the compiler knows it: code for each processor, chosen when it is loaded."""
@@ -67,7 +64,8 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        found = ctypes.CDLL(str(HERE / _name() if (HERE / _name()).is_file() else build(_cache())))
+        cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        found = ctypes.CDLL(str(build(HERE if (HERE / _name()).is_file() else cache_home / "resireduce")))
         for name, kinds in FUNCTIONS.items():
             function = getattr(found, f"resireduce_{name}")
             function.argtypes, function.restype = [KINDS[kind] for kind in kinds], ctypes.c_int
@@ -94,10 +92,6 @@ def _name() -> str:
     texts = [one.read_text() for one in sorted(HERE.glob("*.[ch]"))]
     told = [*_command(), os.uname().machine, os.uname().sysname, *texts]
     return f"kernels-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "resireduce"
 
 
 def build(folder: Path) -> Path:
@@ -299,7 +293,8 @@ def _scan(n: int, k: int) -> tuple[int, int, int, int]:
     step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (2 * room) + 1))
     while n // step > max(2048, 4 * (k * step) ** 0.5):
         sparser = coprime_step(n, step + step // 4)
-        if _most_reaching(k, sparser) > room:
+        rank = _rank(k / sparser)
+        if sparser * (rank + 4 * rank**0.5) > room:  # as many reach the border at most
             break
         step = sparser
     size = -(-n // step)
@@ -310,13 +305,6 @@ def _scan(n: int, k: int) -> tuple[int, int, int, int]:
 def _rank(expected: float) -> int:
     """Return the rank of the border in a sample that has `expected` of the largest elements."""
     return int(expected + 4 * expected**0.5 + 4)
-
-
-def _most_reaching(k: int, step: int) -> float:
-    """Return an upper bound of how many elements reach the border found in a sample of every `step`-th element."""
-    rank = _rank(k / step)
-    most: float = step * (rank + 4 * rank**0.5)
-    return most
 
 
 # --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---

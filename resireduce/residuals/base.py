@@ -192,9 +192,10 @@ class Residual(ABC):
 
 
 def options_of(residual: type[Residual]) -> set[str]:
-    """Return the names of the options of a `residual`: the keyword arguments that it adds to those of all residuals."""
-    keywords = {name for name, p in signature(residual).parameters.items() if p.kind is Parameter.KEYWORD_ONLY}
-    return keywords - signature(Residual).parameters.keys()
+    """Return the names of the options of a `residual`: its keyword arguments and those of the classes it is made of,
+    but for those of all residuals."""
+    given = [one for made_of in residual.__mro__ for one in signature(made_of).parameters.values()]
+    return {one.name for one in given if one.kind is Parameter.KEYWORD_ONLY} - signature(Residual).parameters.keys()
 
 
 # --- Residuals of one tensor each: whole, fading, of a random part, and none at all ---
@@ -235,10 +236,8 @@ class FullResidual(Residual):
         return memory is not None and norm_dtype(memory) == memory.dtype
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        """Store the error, unless it is already in the residual's memory, where the sum was formed."""
         left = error()
-        if left is not self.memory(name):
-            self._stored[name].set_(left, self.source(name, left, step))
+        self._stored[name].set_(left, self.source(name, left, step))
 
 
 class DecayedResidual(FullResidual):

@@ -146,16 +146,8 @@ class RowsColumnsResidual(RowsResidual):
 
     kind, KEPT = "rows_columns", ("rows", "columns")
 
-    def __init__(
-        self,
-        *,
-        row_ratio: float = 0.5,
-        column_ratio: float = 0.5,
-        norms: str = "residual",
-        choice: str = "largest",
-        **options: object,
-    ):
-        super().__init__(row_ratio=row_ratio, norms=norms, choice=choice, **options)
+    def __init__(self, *, row_ratio: float = 0.5, column_ratio: float = 0.5, **options: object):
+        super().__init__(row_ratio=row_ratio, **options)  # type: ignore[arg-type]
         self.ratios = (*self.ratios, check_share("column_ratio", column_ratio))
 
     def _add_(self, matrix: Tensor, kept: list[Tensor], values: Tensor) -> None:
