@@ -32,10 +32,7 @@ from resireduce.pieces import coprime_step, slices
 
 SWITCH = "RESIREDUCE_NATIVE"
 """Environment variable: with 0 nothing is compiled."""
-FLAGS = (
-    *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
-    *("-shared", "-fPIC"),
-)
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 """Sums keep the order and precision in which they are written, so that results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
 """FOR_EACH_PROCESSOR in C, where the compiler knows it: code for each processor, chosen when it is loaded."""
@@ -66,7 +63,8 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        found = ctypes.CDLL(str(HERE / _name() if (HERE / _name()).is_file() else build(_cache())))
+        cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        found = ctypes.CDLL(str(build(HERE if (HERE / _name()).is_file() else cache_home / "resireduce")))
         for name, kinds in FUNCTIONS.items():
             function = getattr(found, f"resireduce_{name}")
             function.argtypes, function.restype = [KINDS[kind] for kind in kinds], ctypes.c_int
@@ -93,10 +91,6 @@ def _name() -> str:
     texts = [one.read_text() for one in sorted(HERE.glob("*.[ch]"))]
     told = [*_command(), os.uname().machine, os.uname().sysname, *texts]
     return f"kernels-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "resireduce"
 
 
 def build(folder: Path) -> Path:
@@ -298,7 +292,8 @@ def _scan(n: int, k: int) -> tuple[int, int, int, int]:
     step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (2 * room) + 1))
     while n // step > max(2048, 4 * (k * step) ** 0.5):
         sparser = coprime_step(n, step + step // 4)
-        if _most_reaching(k, sparser) > room:
+        rank = _rank(k / sparser)
+        if sparser * (rank + 4 * rank**0.5) > room:  # as many reach the border at most
             break
         step = sparser
     size = -(-n // step)
@@ -309,13 +304,6 @@ def _scan(n: int, k: int) -> tuple[int, int, int, int]:
 def _rank(expected: float) -> int:
     """Return the rank of the border in a sample that has `expected` of the largest elements."""
     return int(expected + 4 * expected**0.5 + 4)
-
-
-def _most_reaching(k: int, step: int) -> float:
-    """Return an upper bound of how many elements reach the border found in a sample of every `step`-th element."""
-    rank = _rank(k / step)
-    most: float = step * (rank + 4 * rank**0.5)
-    return most
 
 
 # --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
@@ -390,7 +378,7 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type not in ("cpu", "meta"):
         l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
         return l1, l2
-    lanes = _sums(x.detach().reshape(-1)).sum(0)
+    lanes = _sums(x.detach().reshape(-1)).cumsum(0)[-1]  # one piece after the other
     while lanes.shape[1] > 1:  # pairwise
         first, second = lanes.chunk(2, 1)
         lanes = first + second
@@ -399,20 +387,17 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(flat: Tensor) -> Tensor:
-    """Return sums of magnitudes and of squares of `flat`, on a CPU or without storage: (2, 2, 16), float64.
+    """Return sums of magnitudes and of squares of each 65,536 elements of `flat`: (pieces, 2, 16), float64.
 
-    The first half has the sums of all complete pieces of 65,536 elements, the second those of the incomplete piece:
-    sixteen sums of magnitudes and sixteen of squares each, where element i is added to sum i % 16. The sums of a piece
-    begin with zero, so that threads can share pieces.
+    `flat` is on a CPU or without storage. Element i of a piece is added to its sum i % 16.
     """
-    sums = torch.zeros(2, 2, LANES, dtype=torch.float64, device=flat.device)
+    sums = torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
     compiled = library() if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is None:
-        for part in flat.split(PIECE):
+        for own, part in zip(sums, flat.split(PIECE), strict=False):
             values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
-            into = sums[0 if part.numel() == PIECE else 1]
-            into[0] += values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
-            into[1] += values.square_().cumsum(0)[-1]
+            own[0] = values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
+            own[1] = values.square_().cumsum(0)[-1]
     elif not flat.is_meta:
         compiled.resireduce_sums(flat.data_ptr(), flat.numel(), threads(flat.numel()), sums.data_ptr())
     return sums

@@ -86,7 +86,7 @@ def _sharing(feedback: ErrorFeedback, names: Iterable[str]) -> dict[int, tuple[s
     """Return which of the parameters of these `names` read a residual, by the id of each tensor that several read."""
     readers: dict[int, list[str]] = {}
     for name in names:
-        stored = feedback.residual.of(name).stored_for(name) if feedback.keeps_residual(name) else None
+        stored = feedback.residual.of(name)._stored.get(name) if feedback.keeps_residual(name) else None
         for tensor in () if stored is None else stored.tensors().values():
             readers.setdefault(id(tensor), []).append(name)
     return {key: tuple(members) for key, members in readers.items() if len(members) > 1}
