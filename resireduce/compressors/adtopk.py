@@ -13,7 +13,7 @@ from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.thresholds import reaching
 from resireduce.compressors.topk import SparseCompressor, TopK, largest_without_zeros
 from resireduce.core.messages import Payload
-from resireduce.errors import ConfigError, check_count, is_number
+from resireduce.errors import check, check_count, is_number
 from resireduce.pieces import pieces, share
 
 NARROW = (torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -141,8 +141,7 @@ class ADTopKThreshold(Selecting, SparseCompressor):
         super().__post_init__()
         for field, least in (("warm_up", 0), ("every", 1), ("steps", 1)):
             check_count(field, getattr(self, field), least, "steps", or_none=field == "steps")
-        if not is_number(self.stable) or not 0 <= self.stable < math.inf:
-            raise ConfigError(f"stable: {self.stable!r} is not allowed; give a number, 0 or more")
+        check("stable", self.stable, is_number(self.stable) and 0 <= self.stable < math.inf, "a number, 0 or more")
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return the threshold, negative before the first, and its last relative change: float64, [2]."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from resireduce.compressors.base import Momentum, Selecting
 from resireduce.compressors.thresholds import few_reaching, reaching
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.errors import ConfigError, check_count, check_share, is_count, is_number
+from resireduce.errors import ConfigError, check, check_count, check_share, is_count, is_number
 from resireduce.kernels.ops import infinity_norm, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
@@ -50,12 +50,11 @@ class DGC(Selecting, SparseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.warmup, tuple):
-            raise ConfigError(f"warmup: {self.warmup!r} is not allowed; give a tuple of densities")
+        check("warmup", self.warmup, isinstance(self.warmup, tuple), "a tuple of densities")
         for value in self.warmup:
             check_share("density", value)
-        if not is_number(self.momentum_factor) or not 0 <= self.momentum_factor < 1:
-            raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
+        factor = self.momentum_factor
+        check("momentum_factor", factor, is_number(factor) and 0 <= factor < 1, "a number, 0 <= it < 1")
         if not is_count(self.warmup_steps) or bool(self.warmup) != (self.warmup_steps > 0):
             allowed = "a whole number, 1 or more" if self.warmup else "0, or densities as warmup"
             raise ConfigError(

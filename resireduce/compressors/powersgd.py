@@ -9,7 +9,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, Inexact, State
 from resireduce.core.messages import Payload, Rounds
-from resireduce.errors import ConfigError, check_count, is_number
+from resireduce.errors import check, check_count, is_number
 from resireduce.pieces import generator, pieces
 
 # --- Orthonormal vectors, by Gram and Schmidt ---
@@ -56,10 +56,8 @@ class PowerSGD(Agreeing, Inexact):
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank, 1, "columns")
-        if not is_number(self.min_compression_rate) or self.min_compression_rate <= 0:
-            raise ConfigError(
-                f"min_compression_rate: {self.min_compression_rate!r} is not allowed; give a number greater than 0"
-            )
+        rate = self.min_compression_rate
+        check("min_compression_rate", rate, is_number(rate) and rate > 0, "a number greater than 0")
 
     def compresses(self, shape: torch.Size) -> bool:
         rows, columns = _sides(shape)

@@ -13,7 +13,7 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.core.messages import Payload
-from resireduce.errors import ConfigError, check_count, choose, is_number
+from resireduce.errors import check, check_count, choose, is_number
 from resireduce.kernels.ops import infinity_norm
 from resireduce.pieces import pieces, share, slices
 
@@ -186,8 +186,8 @@ class Threshold(SparseCompressor):
     """In the unit of the gradient, 0 or more."""
 
     def __post_init__(self) -> None:
-        if not is_number(self.threshold) or not math.isfinite(self.threshold) or self.threshold < 0:
-            raise ConfigError(f"threshold: {self.threshold!r} is not allowed; give a number, 0 or more")
+        is_allowed = is_number(self.threshold) and 0 <= self.threshold < math.inf
+        check("threshold", self.threshold, is_allowed, "a number, 0 or more")
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         if flat.is_meta:

@@ -13,14 +13,13 @@ from resireduce.compressors.base import Agreeing, Collective, Selecting, State
 from resireduce.compressors.thresholds import few_reaching, not_above, planned
 from resireduce.compressors.topk import SparseCompressor, largest_without_zeros, narrowed
 from resireduce.core.messages import AllGather, AllToAll, Payload, Rounds
-from resireduce.errors import ConfigError, is_count, is_number
+from resireduce.errors import ConfigError, check, check_count, is_number
 from resireduce.pieces import share
 
 RAISES, RAISE = 5, 1.03
 """How often, and by what factor, a threshold is raised within a step while too many magnitudes reach it."""
 Sums = tuple[Tensor, Tensor]
 """Values, in float32 at least, and their flat indices, int64 and ascending."""
-PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
 
 
 def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
@@ -142,9 +141,11 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, is_one in (dict.fromkeys(PERIODS, is_count) | dict.fromkeys(FACTORS, is_number)).items():
-            if not is_one(given := getattr(self, name)) or not 1 <= given < math.inf:
-                raise ConfigError(f"{name}: {given!r} is not allowed; give a number, 1 or more")
+        for name in ("local_every", "global_every", "regions_every"):
+            check_count(name, getattr(self, name), 1)
+        for name in ("local_factor", "global_factor"):
+            factor = getattr(self, name)
+            check(name, factor, is_number(factor) and 1 <= factor < math.inf, "a number, 1 or more")
         if self.half:
             raise ConfigError("half: True is not allowed for Ok-Topk, of which sums travel too; leave it out")
 
