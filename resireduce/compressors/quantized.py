@@ -100,6 +100,8 @@ class Block8(Inexact):
     """
 
     bits: ClassVar[int] = 8
+    most: ClassVar[int] = 127
+    """The greatest whole number that they hold beside a sign."""
 
     block: int = 256
     """Elements that share a scale, a multiple of 8."""
@@ -112,11 +114,11 @@ class Block8(Inexact):
         """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
         flat = grad.view(-1)
         wide = torch.promote_types(flat.dtype, torch.float32)
-        scales, most = norms_of_blocks(flat, self.block, torch.inf).to(wide), self._most
+        scales = norms_of_blocks(flat, self.block, torch.inf).to(wide)
         codes = torch.empty(*self._shape(flat.numel()), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             largest = spread(scales, self.block, piece).clamp(min=torch.finfo(scales.dtype).tiny)
-            levels = (flat[piece] / largest).mul_(most).round_().add_(most).to(torch.uint8)
+            levels = (flat[piece] / largest).mul_(self.most).round_().add_(self.most).to(torch.uint8)
             codes[:, self._columns(piece)] = levels if self.bits == BYTE else pack_codes(levels, self.bits)
         return Payload.pack(codes.view(-1), scales, like=grad)
 
@@ -128,7 +130,7 @@ class Block8(Inexact):
             part = codes[:, self._columns(piece)]
             whole = part[0] if self.bits == BYTE else unpack_codes(part, piece.stop - piece.start, torch.uint8)
             levels = whole.to(scales.dtype)
-            values = levels.sub_(self._most).div_(self._most).mul_(spread(scales, self.block, piece))
+            values = levels.sub_(self.most).div_(self.most).mul_(spread(scales, self.block, piece))
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
 
@@ -139,17 +141,13 @@ class Block8(Inexact):
     def _columns(self, piece: slice) -> slice:
         return piece if self.bits == BYTE else octets(piece)
 
-    @property
-    def _most(self) -> int:
-        """The greatest whole number that the bits of an element hold beside its sign."""
-        return 2 ** (self.bits - 1) - 1
-
 
 @dataclass(frozen=True)
 class Block4(Block8):
     """Sends every element as the nearest of 15 levels, multiples of its block's largest magnitude / 7: 4 bits."""
 
     bits: ClassVar[int] = 4
+    most: ClassVar[int] = 7
 
 
 @dataclass(frozen=True)
