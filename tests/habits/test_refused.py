@@ -153,7 +153,6 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (OkTopK, {"density": 0.1, "global_every": 2.5}, r"global_every: 2\.5 is not allowed"),
     (OkTopK, {"density": 0.1, "local_factor": 0.9}, r"local_factor: 0\.9 is not allowed"),
     (OkTopK, {"density": 0.1, "global_factor": math.inf}, "global_factor: inf is not allowed"),
-    (OkTopK, {"density": 0.1, "half": True}, "half: True is not allowed for Ok-Topk"),
     (PowerSGD, {"rank": 0}, "rank: 0 is not allowed; give a number of columns, 1 or more"),
     (PowerSGD, {"min_compression_rate": 0}, "min_compression_rate: 0 is not allowed; give a number greater than 0"),
     (L1Chunks, {"density": 0.1, "size": 0}, "size: 0 is not allowed; give a number of elements, 1 or more"),
