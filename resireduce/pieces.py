@@ -30,6 +30,11 @@ def pieces(numel: int, block: int = 1, smallest: int = SMALLEST) -> Iterator[sli
     return slices(numel, block * -(-max(smallest, -(-numel // PIECES)) // block))
 
 
+def row_pieces(whole: Tensor) -> Iterator[slice]:
+    """Return slices of the first dimension of `whole`, about a sixteenth of its elements each, as `pieces` does."""
+    return slices(len(whole), -(-max(SMALLEST, -(-whole.numel() // PIECES)) // whole.shape[1:].numel()))
+
+
 def is_host(tensor: Tensor) -> bool:
     """Return whether an operation on `tensor` is no launch on another device."""
     return tensor.device.type in HOSTS

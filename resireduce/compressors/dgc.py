@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Momentum, Selecting
-from resireduce.compressors.thresholds import few_reaching, reaching
+from resireduce.compressors.thresholds import few_reaching, reaching_or_largest
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.errors import ConfigError, check_count, check_share, is_count, is_number
-from resireduce.kernels.ops import infinity_norm, largest_magnitudes
+from resireduce.errors import check, check_count, check_share, is_count, is_number
+from resireduce.kernels.ops import largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
 SAMPLE = 0.01
@@ -50,17 +50,13 @@ class DGC(Selecting, SparseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.warmup, tuple):
-            raise ConfigError(f"warmup: {self.warmup!r} is not allowed; give a tuple of densities")
+        check("warmup", self.warmup, isinstance(self.warmup, tuple), "a tuple of densities")
         for value in self.warmup:
             check_share("density", value)
-        if not is_number(self.momentum_factor) or not 0 <= self.momentum_factor < 1:
-            raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
-        if not is_count(self.warmup_steps) or bool(self.warmup) != (self.warmup_steps > 0):
-            allowed = "a whole number, 1 or more" if self.warmup else "0, or densities as warmup"
-            raise ConfigError(
-                f"warmup_steps: {self.warmup_steps!r} is not allowed with {len(self.warmup)} densities; give {allowed}"
-            )
+        factor = self.momentum_factor
+        check("momentum_factor", factor, is_number(factor) and 0 <= factor < 1, "a number, 0 <= it < 1")
+        is_allowed = is_count(self.warmup_steps) and bool(self.warmup_steps) == bool(self.warmup)
+        check("warmup_steps", self.warmup_steps, is_allowed, "1 or more with densities as warmup, and 0 without")
 
     @property
     def momentum(self) -> Momentum | None:
@@ -77,12 +73,11 @@ class DGC(Selecting, SparseCompressor):
         if flat.is_meta:
             return torch.empty(k, dtype=torch.int64, device=flat.device)
         most = k + int(SURPLUS * n)
-        candidates = few_reaching(flat, threshold, most)
-        for _ in range(ROUNDS):
+        for _ in range(1 + ROUNDS):
+            candidates = few_reaching(flat, threshold, most)
             if candidates is None or len(candidates) >= 0.8 * k or not threshold:
                 break
             threshold = threshold * 0.8
-            candidates = few_reaching(flat, threshold, most)
         if candidates is None:  # the k largest of those that reach it are the k largest of all
             return largest_magnitudes(flat, k)
         return candidates if len(candidates) <= k else candidates[largest_magnitudes(flat[candidates], k)]
@@ -137,8 +132,7 @@ class DGCSimple(Selecting, SparseCompressor):
             if candidates is not None and len(candidates) >= fewest:
                 return candidates
             threshold = threshold * (1.3 if candidates is None else 0.7)
-        found = reaching(flat, threshold)
-        return found if len(found) else reaching(flat, infinity_norm(flat))
+        return reaching_or_largest(flat, threshold, strictly=False)
 
     def _estimate(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the first threshold, 0-D: the smallest of the top share of the sample."""

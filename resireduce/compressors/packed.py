@@ -96,20 +96,17 @@ class Packed(Compressor):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return one buffer of bytes: a header, values, codes of the gaps between indices."""
-        return self._packed(self.of.compress(grad, name, step), grad, (name, step))
+        return self.compress_with(grad, name, step, self.state(grad.shape, grad))
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         return self.of.state(shape, like)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        return self._packed(self.of.compress_with(grad, name, step, state), grad, (name, step))
-
-    def _packed(self, payload: Payload, grad: Tensor, source: tuple[str, int]) -> Payload:
-        values, indices = payload.parts()
+        values, indices = self.of.compress_with(grad, name, step, state).parts()
         width, codes = encode(indices.long(), grad.numel())
         header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=grad.device)
         parts = (header.view(torch.uint8), values.view(torch.uint8), codes)
-        return Payload.pack(torch.cat(parts), like=grad, source=source)
+        return Payload.pack(torch.cat(parts), like=grad, source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
         return self.of.sent_indices(self._unpacked(payload))

@@ -1,7 +1,6 @@
 """PowerSGD: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
 optimization", NeurIPS 2019."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +8,8 @@ from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, Inexact, State
 from resireduce.core.messages import Payload, Rounds
-from resireduce.errors import ConfigError, check_count, is_number
-from resireduce.pieces import generator, pieces
+from resireduce.errors import check, check_count, is_number
+from resireduce.pieces import generator, row_pieces
 
 # --- Orthonormal vectors, by Gram and Schmidt ---
 
@@ -56,10 +55,8 @@ class PowerSGD(Agreeing, Inexact):
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank, 1, "columns")
-        if not is_number(self.min_compression_rate) or self.min_compression_rate <= 0:
-            raise ConfigError(
-                f"min_compression_rate: {self.min_compression_rate!r} is not allowed; give a number greater than 0"
-            )
+        rate = self.min_compression_rate
+        check("min_compression_rate", rate, is_number(rate) and rate > 0, "a number greater than 0")
 
     def compresses(self, shape: torch.Size) -> bool:
         rows, columns = _sides(shape)
@@ -82,12 +79,12 @@ class PowerSGD(Agreeing, Inexact):
         matrix = grad.view(_sides(grad.shape))
         q = orthonormal(state["q"])
         asked = q.new_empty(len(q), len(matrix))
-        for rows in _pieces(matrix):
+        for rows in row_pieces(matrix):
             product = q.new_empty(rows.stop - rows.start, len(q)).addmm_(matrix[rows].to(q.dtype), q.T, beta=0)
             asked[:, rows] = product.T
         p = orthonormal((yield asked))
         own = torch.zeros_like(q)
-        for rows in _pieces(matrix):
+        for rows in row_pieces(matrix):
             own.addmm_(p[:, rows], matrix[rows].to(q.dtype))
         return Payload.pack(_fitting(own, p, grad).view(-1), like=grad, known=p, rounds_bytes=p.nbytes)
 
@@ -99,7 +96,7 @@ class PowerSGD(Agreeing, Inexact):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         p, q = _factors(payload)
         matrix, limit = dense.view(_sides(dense.shape)), torch.finfo(dense.dtype).max
-        for rows in _pieces(matrix):
+        for rows in row_pieces(matrix):
             product = q.new_empty(matrix[rows].shape).addmm_(p[:, rows].T, q, beta=0)
             matrix[rows].add_(product.clamp_(-limit, limit).to(dense.dtype), alpha=scale)
         return dense
@@ -111,13 +108,6 @@ class PowerSGD(Agreeing, Inexact):
 def _sides(shape: torch.Size) -> tuple[int, int]:
     """Return the rows and columns of a tensor of `shape`, taken as a matrix."""
     return shape[:1].numel(), shape[1:].numel()
-
-
-def _pieces(matrix: Tensor) -> Iterator[slice]:
-    """Yield slices of rows, few enough that what is computed of them is small beside the matrix."""
-    columns = matrix.shape[1]
-    for piece in pieces(matrix.numel(), columns):
-        yield slice(piece.start // columns, piece.stop // columns)
 
 
 def _factors(payload: Payload) -> tuple[Tensor, Tensor]:

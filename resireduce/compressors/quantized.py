@@ -11,7 +11,7 @@ from torch import Tensor
 from resireduce import private
 from resireduce.compressors.base import Collective, Inexact, Sum, form_each_
 from resireduce.core.messages import Payload
-from resireduce.errors import ConfigError, check_count, is_count, is_number
+from resireduce.errors import check, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.ops import infinity_norm, norms_of_blocks
 from resireduce.pieces import generator, is_host, pieces, spread, worth_a_piece
@@ -100,23 +100,25 @@ class Block8(Inexact):
     """
 
     bits: ClassVar[int] = 8
+    most: ClassVar[int] = 127
+    """The greatest whole number that they hold beside a sign."""
 
     block: int = 256
     """Elements that share a scale, a multiple of 8."""
 
     def __post_init__(self) -> None:
-        if not is_count(self.block) or self.block < BYTE or self.block % BYTE:
-            raise ConfigError(f"block: {self.block!r} is not allowed; give a number of elements, a multiple of {BYTE}")
+        is_allowed = is_count(self.block) and self.block >= BYTE and not self.block % BYTE
+        check("block", self.block, is_allowed, f"a number of elements, a multiple of {BYTE}")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
         flat = grad.view(-1)
         wide = torch.promote_types(flat.dtype, torch.float32)
-        scales, most = norms_of_blocks(flat, self.block, torch.inf).to(wide), self._most
+        scales = norms_of_blocks(flat, self.block, torch.inf).to(wide)
         codes = torch.empty(*self._shape(flat.numel()), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             largest = spread(scales, self.block, piece).clamp(min=torch.finfo(scales.dtype).tiny)
-            levels = (flat[piece] / largest).mul_(most).round_().add_(most).to(torch.uint8)
+            levels = (flat[piece] / largest).mul_(self.most).round_().add_(self.most).to(torch.uint8)
             codes[:, self._columns(piece)] = levels if self.bits == BYTE else pack_codes(levels, self.bits)
         return Payload.pack(codes.view(-1), scales, like=grad)
 
@@ -128,7 +130,7 @@ class Block8(Inexact):
             part = codes[:, self._columns(piece)]
             whole = part[0] if self.bits == BYTE else unpack_codes(part, piece.stop - piece.start, torch.uint8)
             levels = whole.to(scales.dtype)
-            values = levels.sub_(self._most).div_(self._most).mul_(spread(scales, self.block, piece))
+            values = levels.sub_(self.most).div_(self.most).mul_(spread(scales, self.block, piece))
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
 
@@ -139,17 +141,13 @@ class Block8(Inexact):
     def _columns(self, piece: slice) -> slice:
         return piece if self.bits == BYTE else octets(piece)
 
-    @property
-    def _most(self) -> int:
-        """The greatest whole number that the bits of an element hold beside its sign."""
-        return 2 ** (self.bits - 1) - 1
-
 
 @dataclass(frozen=True)
 class Block4(Block8):
     """Sends every element as the nearest of 15 levels, multiples of its block's largest magnitude / 7: 4 bits."""
 
     bits: ClassVar[int] = 4
+    most: ClassVar[int] = 7
 
 
 @dataclass(frozen=True)
@@ -167,8 +165,7 @@ class Fp8(Inexact):
     """Elements that share a scale."""
 
     def __post_init__(self) -> None:
-        if self.form not in FLOATS:
-            raise ConfigError(f"form: {self.form!r} is not allowed; give {' or '.join(FLOATS)}")
+        check("form", self.form, self.form in FLOATS, " or ".join(FLOATS))
         check_count("block", self.block, 1, "elements")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -215,8 +212,7 @@ class QSGD(Inexact):
     """Elements that share a norm, 1 or more; None: the whole tensor."""
 
     def __post_init__(self) -> None:
-        if self.norm not in (2, math.inf):
-            raise ConfigError(f"norm: {self.norm!r} is not allowed; give 2 or infinity")
+        check("norm", self.norm, self.norm in (2, math.inf), "2 or infinity")
         check_count("bucket", self.bucket, 1, "elements", or_none=True)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -273,8 +269,8 @@ class TernGrad(Inexact):
     """In deviations, more than 0; None: nothing is clipped."""
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
-            raise ConfigError(f"clip: {self.clip!r} is not allowed; give a number of deviations, more than 0, or None")
+        is_allowed = self.clip is None or (is_number(self.clip) and self.clip > 0)
+        check("clip", self.clip, is_allowed, "a number of deviations, more than 0, or None")
 
     @property
     def unbiased(self) -> bool:

@@ -13,6 +13,7 @@ from resireduce.compressors.base import State
 from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor, TopK
+from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.messages import Payload
 from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
@@ -25,7 +26,7 @@ from tests.worlds import distributed, residuals
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 BUILT = {name: build_compressor(name, 0.1) for name in COMPRESSORS}
 SPARSIFIERS = [name for name, one in BUILT.items() if one.exact and not one.lossless]
-INDEXED = [name for name, one in BUILT.items() if isinstance(one, SparseCompressor)]
+INDEXED = [name for name, one in BUILT.items() if isinstance(one, SparseCompressor | OkTopK)]
 
 
 def squared(x: Tensor) -> Tensor:
