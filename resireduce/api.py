@@ -8,6 +8,7 @@ from torch import nn
 
 from resireduce.checks import (
     check_beside_optimizer,
+    check_memory,
     check_merge,
     check_settings,
     check_types,
@@ -21,7 +22,6 @@ from resireduce.grouping import Grouping, check_kinds
 from resireduce.merging.profile import Profiler
 from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
-from resireduce.same_memory import check_memory
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.momentum import own_momentum
+from resireduce.core.bucket import overlaps
 from resireduce.core.update import EPS_CURE, WrappedStep, shares_eps
 from resireduce.errors import ConfigError, check_count, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
@@ -73,6 +74,20 @@ def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.o
             f"update: 'in_backward' is not allowed with {type(optimizer).__name__}, which has a hook before its step "
             f"or {shared if shares_eps(optimizer) else unknown}; give update='in_step'"
         )
+
+
+def check_memory(settings: Settings, model: nn.Module, trained: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if `settings` let one of the parameters `trained` change while another tensor of `model` in its
+    memory, perhaps frozen or a buffer, is still used."""
+    every = dict(model.named_parameters()) | dict(model.named_buffers())
+    for one, other in overlaps(every.items()) if settings.in_backward else ():
+        if one in trained or other in trained:
+            raise ConfigError(
+                f"update: 'in_backward' is not allowed with {one!r} and {other!r}, which lie in the same memory: an "
+                "update of one would change the other before all of its uses; assign the parameter itself "
+                "(layer.weight = other.weight) and not its .data, before the optimizer is made, or give "
+                "update='in_step'"
+            )
 
 
 def _check_norms(settings: Settings) -> None:

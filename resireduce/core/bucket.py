@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import is_small
 from resireduce.guard import SECOND_BACKWARD, StreamedAway, guards
-from resireduce.same_memory import overlaps
 
 SMALL_BYTES = 1 << 18
 """Small dense tensors (biases, norms) are in buckets of up to this size: each message costs time."""
@@ -377,6 +376,9 @@ def _of_one() -> int:
 # --- The memory of gradients and of their averages ---
 
 
+Key = TypeVar("Key")
+
+
 def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
     """Give gradients of `slots` memory of their own where autograd has left several in one, also with those of
     `others`: each is to hold an average, which has no graph.
@@ -388,11 +390,27 @@ def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
     for slot, grad in held:
         if slot is not None and grad.requires_grad:
             slot.parameter.grad = grad.detach()
-    pairs = overlaps((str(number), grad) for number, (_, grad) in enumerate(held))
-    for number in {int(place.name) for pair in pairs for place in pair}:
+    pairs = overlaps((number, grad) for number, (_, grad) in enumerate(held))
+    for number in {number for pair in pairs for number in pair}:
         slot, grad = held[number]
         if slot is not None:
             slot.copy_grad(grad)
+
+
+def overlaps(tensors: Iterable[tuple[Key, Tensor]]) -> Iterator[tuple[Key, Key]]:
+    """Yield the keys of each two of `tensors` whose spans of memory, from the first to the last element, overlap; those
+    whose memory cannot be looked at, as on device meta, are left out."""
+    spans = []
+    for key, one in tensors:
+        if one.layout == torch.strided and not one.is_meta and not private.is_wrapper(one) and one.numel():
+            last = sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True))
+            start = one.data_ptr()
+            spans.append((str(one.device), start, start + (last + 1) * one.element_size(), key))
+    begun: list[tuple[str, int, int, Key]] = []
+    for span in sorted(spans, key=lambda span: span[:3]):
+        begun = [other for other in begun if other[0] == span[0] and other[2] > span[1]]
+        yield from ((other[3], span[3]) for other in begun)
+        begun.append(span)
 
 
 def laid_out(average: Tensor, like: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,6 @@ from resireduce import private
 from resireduce.compressors.momentum import own_momentum
 from resireduce.core.bucket import Slot, clip_factor
 from resireduce.errors import UsageError, warn
-from resireduce.same_memory import TIE, overlapping
 from resireduce.settings import Settings
 from resireduce.watchers import StepGuard, Watcher
 
@@ -67,46 +66,21 @@ def _is_of(package: str, function: Any) -> bool:
     return f"{getattr(function, '__globals__', {}).get('__name__')}.".startswith(f"{package}.")
 
 
-class Tied:
-    """Finds two of some `parameters`, by name, that share memory, which a script may give them later by `.data`."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]):
-        self._parameters = dict(parameters)
-        self._plain = [one for one in parameters.values() if not private.is_wrapper(one)]
-        self._at: list[int] = []
-        self.pair: tuple[str, str] | None = None
-        self.look()
-
-    def look(self) -> bool:
-        """Look again, if any was given other memory; return whether two share memory now, and none did before."""
-        at = [one.data_ptr() for one in self._plain]
-        if at == self._at:
-            return False
-        before, self._at, self.pair = self.pair, at, overlapping(self._parameters)
-        return before is None and self.pair is not None
-
-
 class WrappedStep:
     """Calls `optimizer.step()`, once or several times for a step of training, and its hooks once.
 
-    `streamed`: averages are brought back, and freed, a few at a time where that is possible; not where `tied` knows two
-    parameters that lie in the same memory.
+    `streamed`: averages are brought back, and freed, a few at a time where that is possible.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool, tied: Tied | None = None):
-        self.optimizer, self._streamed, self._tied = optimizer, streamed, tied
+    def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool):
+        self.optimizer, self._streamed = optimizer, streamed
 
     @property
     def is_sliced(self) -> bool:
-        """Whether `step()` is called for a few parameters at a time."""
-        return self._streamed and (self._tied is None or self._tied.pair is None) and self.is_divisible
-
-    @property
-    def is_divisible(self) -> bool:
-        """Whether `step()` could be called for a few parameters alone: a hook before it might need all gradients."""
+        """Whether `step()` is called for a few parameters at a time: a hook before it might need all gradients."""
         hooks = self.optimizer._optimizer_step_pre_hooks.values()
         has_hooks = private.global_step_hooks or any(not isinstance(hook, StepGuard) for hook in hooks)
-        return not has_hooks and is_separable(self.optimizer)
+        return self._streamed and not has_hooks and is_separable(self.optimizer)
 
     def some(self) -> None:
         """Update the parameters that have a gradient, as a part of a step: without its hooks, which are removed
@@ -154,12 +128,6 @@ class WrappedStep:
                 f"{name} is not known to update each parameter by itself, {held} its step(). If it does, say so by a "
                 f"class attribute step_is_separable = True in {name}"
             )
-        if self._tied is not None and self._tied.pair is not None:
-            one, other = self._tied.pair
-            return (
-                f"{one!r} and {other!r} are two parameters in the same memory, which must not change before both "
-                f"averages are there, {held} {name}.step(): {TIE}"
-            )
         return None
 
 
@@ -182,9 +150,7 @@ class Updater(Watcher):
         self._parameters = [slot.parameter for slot in slots]
         self._set_by_hand = slots if settings.in_backward else ()  # whose `.grad` may be set by hand meanwhile
         self.chunk_bytes = largest_layer(slots)
-        self._tied = Tied({slot.name: slot.parameter for slot in slots}) if self.streamed else None
-        self._held_bytes = sum(slot.nbytes for slot in slots)
-        self._wrapped_step = WrappedStep(optimizer, self.streamed, self._tied)
+        self._wrapped_step = WrappedStep(optimizer, self.streamed)
         self._in_chunks = False
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
         self._updating_bytes = 0
@@ -192,14 +158,13 @@ class Updater(Watcher):
         self.waits = (settings.streamed and settings.scaler is not None) or self.max_grad_norm is not None
         self.grad_norm: Tensor | None = None
         self.watch = Watch(optimizer, slots, self._wrapped_step, self.feedback.momentum is not None)
-        cost = self._wrapped_step.cost(self._held_bytes)
+        cost = self._wrapped_step.cost(sum(slot.nbytes for slot in slots))
         if cost is not None:
             warn(cost)
         self.restart()
 
     def before_step(self) -> None:
         """Raise UsageError if a step would train wrongly because of a change to the wrapped optimizer."""
-        self.look_for_ties()
         self.watch.refuse()
 
     def restart(self) -> None:
@@ -213,8 +178,7 @@ class Updater(Watcher):
         """Update by averages in the backward pass once payloads exceed a chunk; that of `arrived` has just come."""
         self._early_bytes += arrived.nbytes
         while self._early_bytes > self.chunk_bytes and self.queue.next():
-            if self.watch.note_use():
-                self.look_for_ties()
+            self.watch.note_use()
             self._early_bytes -= sum(slot.nbytes for slot in self._receive())
             updated = list(self._updating)
             self.update_some()
@@ -293,23 +257,6 @@ class Updater(Watcher):
             return None
         self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)
         return None if self.max_grad_norm == math.inf else factor
-
-    def look_for_ties(self) -> None:
-        """Hold all averages for one update, with a warning, if two parameters were given the same memory since; it is
-        too late, an error, where averages are used in the backward pass."""
-        if self._tied is None:
-            return
-        found = self._tied.look()
-        if self._tied.pair is None:
-            return
-        if self.in_backward:
-            one, other = self._tied.pair
-            raise UsageError(
-                f"{one!r} and {other!r} were given the same memory after resireduce.distribute(...): an update of one "
-                f"changes the other before all of its uses; {TIE}, or leave update='in_backward' out"
-            )
-        if found and self.streamed and self._wrapped_step.is_divisible:
-            warn(self._wrapped_step.cost(self._held_bytes) or "")
 
     def _receive(self) -> list[Slot]:
         """Receive the oldest message, and return its slots that have an average; in chunks, update first if they would
@@ -394,11 +341,10 @@ class Watch:
         self._used: list[dict[str, object]] | None = None  # options of the groups, at the first early update
         self._updated: dict[Slot, tuple[object, object]] = {}  # updated early: parameter and state as they were then
 
-    def note_use(self) -> bool:
-        """Remember the options, which are about to be used in the backward pass; return whether it is the first use."""
+    def note_use(self) -> None:
+        """Remember the options, which are about to be used in the backward pass."""
         self._refuse_hooks()
-        is_first, self._used = self._used is None, self._used or self._options()
-        return is_first
+        self._used = self._used or self._options()
 
     def note_updated(self, slots: Sequence[Slot]) -> None:
         """Remember the parameters of `slots`, which have just been updated in the backward pass, and their state."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from resireduce.errors import ConfigError
-from tests.habits.script import INPUTS, Refused, Script, before_the_step, each_step, habit, with_optimizer
+from tests.habits.script import INPUTS, Net, Refused, Script, before_the_step, each_step, habit, with_optimizer
 
 
 @with_optimizer()
@@ -461,22 +461,12 @@ def tie(model: Any) -> Any:
     return model
 
 
-DECAYING = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.5)
-
-
-@habit()
+@habit(rounded=("streamed",), build=lambda: Net().double())
 def parameters_lie_in_the_same_memory(script: Script) -> nn.Module:
-    """Streamed updates wait until both averages are there."""
+    """Only the order of their two updates may differ."""
     model = tie(script.net())
-    script.train(model, script.distribute(model, DECAYING(model.parameters())))
+    script.train(model, script.sgd(model))
     return model
-
-
-@with_optimizer(wrapped=DECAYING)
-def parameters_are_tied_later(script: Script, model: Any, optimizer: Any) -> None:
-    """Between two steps."""
-    script.train(model, optimizer)
-    script.train(tie(model), optimizer)
 
 
 @habit(
@@ -485,11 +475,4 @@ def parameters_are_tied_later(script: Script, model: Any, optimizer: Any) -> Non
 def parameters_in_the_same_memory_are_updated_within_the_backward_pass(script: Script) -> None:
     """An update of one would change the other before its last use."""
     model = tie(script.net())
-    script.distribute(model, DECAYING(model.parameters()), **IN_BACKWARD)
-
-
-@with_optimizer(wrapped=DECAYING, settings=IN_BACKWARD, kept=NOT_KEPT, streamed=Refused("same memory after"))
-def parameters_are_tied_later_and_updated_within_the_backward_pass(script: Script, model: Any, optimizer: Any) -> None:
-    """The next pass is refused."""
-    script.train(model, optimizer)
-    script.train(tie(model), optimizer)
+    script.sgd(model, **IN_BACKWARD)
