@@ -96,8 +96,8 @@ def distribute(
             gradient is ready. None: on the gradients' device.
         update: in_step: no parameter changes before `step()`; what is sent without compression waits for it.
             in_backward, with compressor "none" and streamed gradients only: parameters are updated, and averages freed,
-            during the backward pass. The optimizer's options must then not change before `step()`, and no weight may
-            be used detached in an earlier part of the model than the one where it is trained.
+            during the backward pass. The optimizer's options and states, and parameters, must then not change before
+            `step()`, and no weight may be used detached in an earlier part of the model than where it is trained.
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It only names the
             ranks: their messages go through another group, made for this optimizer.
         warm_up_steps: the number of first steps in which everything is sent dense, as by "none"; streamed gradients

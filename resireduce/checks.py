@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.momentum import own_momentum
 from resireduce.core.bucket import overlaps
-from resireduce.core.update import EPS_CURE, WrappedStep, shares_eps
+from resireduce.core.update import can_be_sliced
 from resireduce.errors import ConfigError, check_count, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
@@ -67,12 +67,11 @@ def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.o
                 f"update: 'in_backward' is not allowed with {field}={given!r}, only with {allowed!r}: "
                 "parameters change before all gradients are known; give update='in_step'"
             )
-    if not WrappedStep(optimizer, streamed=True).is_sliced:
-        unknown = "is not known to update each parameter by itself (a class says so by step_is_separable = True)"
-        shared = f"takes one eps for parameters of several dtypes ({EPS_CURE})"
+    if not can_be_sliced(optimizer):
         raise ConfigError(
             f"update: 'in_backward' is not allowed with {type(optimizer).__name__}, which has a hook before its step "
-            f"or {shared if shares_eps(optimizer) else unknown}; give update='in_step'"
+            "or is not known to update each parameter by itself (a class says so by step_is_separable = True); give "
+            "update='in_step'"
         )
 
 

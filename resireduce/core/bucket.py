@@ -425,10 +425,17 @@ def laid_out(average: Tensor, like: Tensor) -> Tensor:
 
 @exactly
 def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
-    """Return the global norm of tensors with these L2 `norms`, one at least, and the factor that limits it to
-    `largest`: 0-D."""
+    """Return the global norm of tensors with these L2 `norms`, and the factor that limits it to `largest`: 0-D."""
+    if not norms:
+        return torch.zeros((), device="cpu"), torch.ones((), device="cpu")
     norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm, (largest / (norm + 1e-6)).clamp(max=1.0)
+
+
+def scale_(slots: Iterable[Slot], factor: Tensor) -> None:
+    """Multiply what is in the `.grad` of `slots` by the 0-D `factor`."""
+    for slot in slots:
+        slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
 
 
 # --- The node of autograd's graphs that adds gradients to a parameter's `.grad` ---

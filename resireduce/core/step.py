@@ -21,6 +21,7 @@ from resireduce.core.bucket import (
     clip_factor,
     in_buckets,
     laid_out,
+    scale_,
     separate,
 )
 from resireduce.core.feedback import ErrorFeedback
@@ -359,11 +360,9 @@ class Intake:
                 norms[slot] = torch.linalg.vector_norm(grad)
             except NonFiniteGradient as error:
                 self._drop(slot, error, Stage.DROPPED)
-        if self.max_norm is None or not norms:
-            return
-        _, factor = clip_factor(list(reversed(norms.values())), self.max_norm)
-        for slot in norms:
-            slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
+        if self.max_norm is not None:
+            _, factor = clip_factor(list(reversed(norms.values())), self.max_norm)
+            scale_(norms, factor)
 
     def _unscale_(self, grad: Tensor) -> Tensor:
         """Divide by the scale of the loss, in place; it is read once per step."""

@@ -288,37 +288,9 @@ def what_has_not_been_updated_yet_is_changed(script: Script, model: Any, optimiz
     model[0].bias.data = model[0].bias.data * 0.9
 
 
-def has_updated(said: str) -> Any:
-    """Refused when the backward pass has updated already."""
-    return before_the_step(kept=NOT_KEPT, settings=IN_BACKWARD, streamed=Refused(said + ".*update='in_step'"))
-
-
-@has_updated(r"'\S+' was changed between backward\(\) and step\(\)")
-def what_the_backward_pass_has_updated_is_changed(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Decay of all, by hand."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.9)
-
-
-@has_updated(r"the optimizer's state of '\S+' was changed between")
-def a_state_that_the_backward_pass_has_updated_is_changed(
-    script: Script, model: Any, optimizer: Any, step: int
-) -> None:
-    """Momentum is let go of."""
-    for state in optimizer.state.values():
-        state["momentum_buffer"].zero_()
-
-
-@has_updated("an option of the optimizer was changed ")
-def the_rate_is_changed_when_the_backward_pass_has_updated(
-    script: Script, model: Any, optimizer: Any, step: int
-) -> None:
-    """Between backward() and step()."""
-    optimizer.param_groups[0]["lr"] = 0.01
-
-
-@has_updated("a hook before the step was registered")
+@before_the_step(
+    kept=NOT_KEPT, settings=IN_BACKWARD, streamed=Refused("a hook before the step was registered.*update='in_step'")
+)
 def a_hook_is_registered_when_the_backward_pass_has_updated(
     script: Script, model: Any, optimizer: Any, step: int
 ) -> None:
