@@ -8,10 +8,10 @@ from torch import nn
 
 from resireduce.checks import (
     check_beside_optimizer,
-    check_memory,
     check_merge,
     check_settings,
     check_types,
+    check_update,
     optimized,
 )
 from resireduce.comm.base import Communicator
@@ -132,8 +132,8 @@ def distribute(
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)
     check_beside_optimizer(settings, lossy, optimizer)
+    check_update(settings, lossy, optimizer, model, parameters)
     check_merge(settings.merge, lossy, parameters)
-    check_memory(settings, model, parameters)
     communicator = find_communicator(settings.backend, settings.group, parameters.values())
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)

@@ -29,12 +29,8 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
     _check_norms(settings)
     _check_scaler(settings.grad_scaler, model)
     check_count("warm_up_steps", settings.warm_up_steps, of="steps")
-    is_listed = isinstance(settings.hierarchy, list | tuple)
-    if (is_listed or choose("hierarchy", settings.hierarchy, HIERARCHIES) != "flat") and settings.in_backward:
-        raise ConfigError(
-            "update: 'in_backward' is not allowed with a hierarchy of nodes, whose ranks gather averages together, in "
-            "step(); give update='in_step', where slices wait, or hierarchy='flat'"
-        )
+    if not isinstance(settings.hierarchy, list | tuple):
+        choose("hierarchy", settings.hierarchy, HIERARCHIES)
 
 
 def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
@@ -50,15 +46,21 @@ def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer
             f"grad_scaler: it is not allowed with {name} and gradients='streamed': velocities of a step that is "
             "skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
         )
-    _check_update(settings, compressor, optimizer)
 
 
-def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if parameters are to change during the backward pass and this would train wrongly."""
+def check_update(
+    settings: Settings,
+    compressor: Compressor,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    trained: Mapping[str, Tensor],
+) -> None:
+    """Raise ConfigError if the `trained` parameters of `model` are to change during the backward pass and this would
+    train wrongly."""
     if choose("update", settings.update, UPDATES) == "in_step":
         return
     right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}
-    for field, allowed in (right | {"backward_passes_per_step": 1}).items():
+    for field, allowed in (right | {"backward_passes_per_step": 1, "hierarchy": "flat"}).items():
         given = getattr(settings, field)
         if field == "compressor":
             given = "none" if compressor.lossless else given if isinstance(given, str) else type(compressor).__name__
@@ -73,20 +75,14 @@ def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.o
             "or is not known to update each parameter by itself (a class says so by step_is_separable = True); give "
             "update='in_step'"
         )
-
-
-def check_memory(settings: Settings, model: nn.Module, trained: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError if `settings` let one of the parameters `trained` change while another tensor of `model` in its
-    memory, perhaps frozen or a buffer, is still used."""
-    every = dict(model.named_parameters()) | dict(model.named_buffers())
-    for one, other in overlaps(every.items()) if settings.in_backward else ():
-        if one in trained or other in trained:
-            raise ConfigError(
-                f"update: 'in_backward' is not allowed with {one!r} and {other!r}, which lie in the same memory: an "
-                "update of one would change the other before all of its uses; assign the parameter itself "
-                "(layer.weight = other.weight) and not its .data, before the optimizer is made, or give "
-                "update='in_step'"
-            )
+    every = dict(model.named_parameters()) | dict(model.named_buffers())  # one that is frozen changes, too
+    tied = next((pair for pair in overlaps(every.items()) if not trained.keys().isdisjoint(pair)), None)
+    if tied is not None:
+        raise ConfigError(
+            f"update: 'in_backward' is not allowed with {tied[0]!r} and {tied[1]!r}, which lie in the same memory: an "
+            "update of one would change the other before all of its uses; assign the parameter itself (layer.weight = "
+            "other.weight) and not its .data, before the optimizer is made, or give update='in_step'"
+        )
 
 
 def _check_norms(settings: Settings) -> None:
