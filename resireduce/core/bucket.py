@@ -213,8 +213,6 @@ class Bucket:
     """One for each tensor."""
     message: Message | Round | None = None
     """This rank's message in this step, from its compression to its last use; or the round before it."""
-    is_compressed: bool = False
-    """Whether it has been compressed in this step."""
 
     @property
     def is_ready(self) -> bool:

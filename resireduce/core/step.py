@@ -42,8 +42,6 @@ WAS_DROPPED = (
     "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
     "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
 )
-GATHERED = 16
-"""Payloads of all ranks that are under way take at most 1 / GATHERED of the trained bytes, unless one takes more."""
 
 
 class Exchange:
@@ -87,7 +85,6 @@ class Exchange:
         """Forget the last step, and begin the next."""
         self.arrived: list[Slot] = []
         """The slots whose gradients have been taken in this step, in the order of arrival."""
-        self._holds = False  # whether an earlier pass of this step left gradients in .grad
         self.has_begun = False
         """Whether a gradient of this step has been compressed, absorbed or dropped."""
         self._non_finite: NonFiniteGradient | None = None
@@ -169,8 +166,7 @@ class Exchange:
             slot.stage = Stage.LAST
             self.queue.prefetch_after(slot)
             self._take(slot)
-            # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
-            if self.updater.in_backward and not self._holds:
+            if self.updater.in_backward:
                 self.updater.update_early(slot)
         else:
             self._hold(slot)
@@ -180,7 +176,6 @@ class Exchange:
         grad = slot.parameter.grad
         absorbs = self.streamed and slot.slices is None and self.feedback.absorbs(slot.name)
         if not absorbs or grad is None or grad.layout != torch.strided:
-            self._holds = True
             return
         slot.check_kind()
         if self.grad_scaler is not None:
@@ -363,15 +358,20 @@ OTHER_STEP = (
 )
 
 
+GATHERED = 16
+"""The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
+
+
 class UnderWay:
     """The buckets whose messages are under way, the oldest first. `feedback` sends them.
 
     A gathered message takes world size x payload bytes from launch to receipt: the next has to wait if all of them
-    would take more than `limit_bytes`, unless it goes alone. An all-reduced one is summed in its own memory.
+    would take more than 1 / GATHERED of the gradients of `slots`, unless it goes alone. An all-reduced one is summed in
+    its own memory.
     """
 
-    def __init__(self, feedback: ErrorFeedback, limit_bytes: int):
-        self._feedback, self._limit_bytes = feedback, limit_bytes
+    def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
+        self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
         self.drop()
 
     def drop(self) -> None:
@@ -449,7 +449,7 @@ class LaunchQueue:
         """The digest of this rank's parameters as they were before the step; 0 in a step that compares none."""
         self._order, self._order_is_learnt = list(reversed(slots)), False
         self.merge(settings.merge)
-        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in slots) // GATHERED)
+        self._under_way = UnderWay(feedback, slots)
         self._step_is_agreed = self.world.world_size == 1 or not feedback.varies
         self._restart()
 
@@ -460,7 +460,7 @@ class LaunchQueue:
         self._under_way.drop()
         self._parked: list[Slot] = []
         for bucket in self.buckets:
-            bucket.message, bucket.is_compressed = None, False
+            bucket.message = None
 
     def merge(self, merge: object) -> None:
         """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
@@ -493,7 +493,7 @@ class LaunchQueue:
         for slot in bucket.slots:
             slot.gradient = None
         refused: dict[str, NonFiniteGradient] = {}
-        bucket.message, bucket.is_compressed = self.feedback.compress(gradients, step, absorbed, refused), True
+        bucket.message = self.feedback.compress(gradients, step, absorbed, refused)
         del gradients  # before copies are made
         self._remember(bucket, refused)
         for slot in bucket.slots:
@@ -526,7 +526,7 @@ class LaunchQueue:
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
             bucket = self.buckets[self._launched]
-            if not bucket.is_compressed:
+            if bucket.message is None:
                 if not complete:
                     return
                 self.compress(bucket, step)

@@ -278,6 +278,16 @@ def updates_within_the_backward_pass(script: Script, model: Any, optimizer: Any)
     script.train(model, optimizer, 4)
 
 
+@each_step(kept=NOT_KEPT, settings=IN_BACKWARD)
+def passes_add_up_before_updates_within_the_last(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """What the first pass has left lies in `.grad`, while others are updated."""
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        script.loss(model, 10 + step).backward()
+    script.loss(model, step).backward()
+    optimizer.step()
+
+
 def stack() -> nn.Module:
     return nn.Sequential(nn.Linear(INPUTS, 130), *(nn.Linear(130, 130) for _ in range(5)))
 
