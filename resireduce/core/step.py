@@ -458,7 +458,6 @@ class LaunchQueue:
         self.refused: NonFiniteGradient | None = None
         """The error of the first gradient that was not finite when its bucket was compressed."""
         self._under_way.drop()
-        self._parked: list[Slot] = []
         for bucket in self.buckets:
             bucket.message = None
 
@@ -544,11 +543,9 @@ class LaunchQueue:
     def receive(self) -> list[Slot]:
         """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.
 
-        A tensor without a gradient on this rank is parked until `settle` asks the other ranks.
+        A tensor without a gradient on this rank waits until `settle` asks the other ranks.
         """
-        bucket = self._under_way.pop()
-        taken = [slot for slot in bucket.slots if slot.is_taken]
-        self._parked += [slot for slot in bucket.slots if not slot.is_taken]
+        taken = [slot for slot in self._under_way.pop().slots if slot.is_taken]
         if taken:
             self.deliver(taken)
         return taken
@@ -582,8 +579,9 @@ class LaunchQueue:
         presence = self.agree(flag, step)
         if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
             refuse_partly_absent(self.slots, presence, self.world.world_size)
-        found = [slot for slot in self._parked if presence[slot.index]]
-        self.unused = [slot for slot in self._parked if not presence[slot.index]]
+        absent = [slot for bucket in self.buckets for slot in bucket.slots if not slot.is_taken]
+        found = [slot for slot in absent if presence[slot.index]]
+        self.unused = [slot for slot in absent if not presence[slot.index]]
         for slot in found:
             self.deliver([slot])
         return found
@@ -610,9 +608,8 @@ class LaunchQueue:
     def finish(self, arrived: Sequence[Slot]) -> None:
         """End the step whose gradients came here in the order `arrived`; the first time, take over rank 0's order."""
         if not self._order_is_learnt:
-            indices = [slot.index for slot in arrived if slot.is_taken] + [
-                s.index for s in reversed(self.slots) if not s.is_taken
-            ]
+            absent = [slot for slot in reversed(self.slots) if not slot.is_taken]
+            indices = [slot.index for slot in [*(slot for slot in arrived if slot.is_taken), *absent]]
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]
