@@ -11,6 +11,7 @@ from resireduce.checks import (
     check_merge,
     check_settings,
     check_types,
+    check_update,
     optimized,
 )
 from resireduce.comm.base import Communicator
@@ -21,7 +22,6 @@ from resireduce.grouping import Grouping, check_kinds
 from resireduce.merging.profile import Profiler
 from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
-from resireduce.same_memory import check_memory
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
@@ -96,8 +96,8 @@ def distribute(
             gradient is ready. None: on the gradients' device.
         update: in_step: no parameter changes before `step()`; what is sent without compression waits for it.
             in_backward, with compressor "none" and streamed gradients only: parameters are updated, and averages freed,
-            during the backward pass. The optimizer's options must then not change before `step()`, and no weight may
-            be used detached in an earlier part of the model than the one where it is trained.
+            during the backward pass. The optimizer's options and states, and parameters, must then not change before
+            `step()`, and no weight may be used detached in an earlier part of the model than where it is trained.
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It only names the
             ranks: their messages go through another group, made for this optimizer.
         warm_up_steps: the number of first steps in which everything is sent dense, as by "none"; streamed gradients
@@ -132,8 +132,8 @@ def distribute(
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)
     check_beside_optimizer(settings, lossy, optimizer)
+    check_update(settings, lossy, optimizer, model, parameters)
     check_merge(settings.merge, lossy, parameters)
-    check_memory(settings, model, parameters)
     communicator = find_communicator(settings.backend, settings.group, parameters.values())
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)

@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.momentum import own_momentum
-from resireduce.core.update import EPS_CURE, WrappedStep, shares_eps
+from resireduce.core.bucket import overlaps
+from resireduce.core.update import can_be_sliced
 from resireduce.errors import ConfigError, check_count, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
@@ -28,12 +29,8 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
     _check_norms(settings)
     _check_scaler(settings.grad_scaler, model)
     check_count("warm_up_steps", settings.warm_up_steps, of="steps")
-    is_listed = isinstance(settings.hierarchy, list | tuple)
-    if (is_listed or choose("hierarchy", settings.hierarchy, HIERARCHIES) != "flat") and settings.in_backward:
-        raise ConfigError(
-            "update: 'in_backward' is not allowed with a hierarchy of nodes, whose ranks gather averages together, in "
-            "step(); give update='in_step', where slices wait, or hierarchy='flat'"
-        )
+    if not isinstance(settings.hierarchy, list | tuple):
+        choose("hierarchy", settings.hierarchy, HIERARCHIES)
 
 
 def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
@@ -49,15 +46,21 @@ def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer
             f"grad_scaler: it is not allowed with {name} and gradients='streamed': velocities of a step that is "
             "skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
         )
-    _check_update(settings, compressor, optimizer)
 
 
-def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if parameters are to change during the backward pass and this would train wrongly."""
+def check_update(
+    settings: Settings,
+    compressor: Compressor,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    trained: Mapping[str, Tensor],
+) -> None:
+    """Raise ConfigError if the `trained` parameters of `model` are to change during the backward pass and this would
+    train wrongly."""
     if choose("update", settings.update, UPDATES) == "in_step":
         return
     right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}
-    for field, allowed in (right | {"backward_passes_per_step": 1}).items():
+    for field, allowed in (right | {"backward_passes_per_step": 1, "hierarchy": "flat"}).items():
         given = getattr(settings, field)
         if field == "compressor":
             given = "none" if compressor.lossless else given if isinstance(given, str) else type(compressor).__name__
@@ -66,12 +69,19 @@ def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.o
                 f"update: 'in_backward' is not allowed with {field}={given!r}, only with {allowed!r}: "
                 "parameters change before all gradients are known; give update='in_step'"
             )
-    if not WrappedStep(optimizer, streamed=True).is_sliced:
-        unknown = "is not known to update each parameter by itself (a class says so by step_is_separable = True)"
-        shared = f"takes one eps for parameters of several dtypes ({EPS_CURE})"
+    if not can_be_sliced(optimizer):
         raise ConfigError(
             f"update: 'in_backward' is not allowed with {type(optimizer).__name__}, which has a hook before its step "
-            f"or {shared if shares_eps(optimizer) else unknown}; give update='in_step'"
+            "or is not known to update each parameter by itself (a class says so by step_is_separable = True); give "
+            "update='in_step'"
+        )
+    every = dict(model.named_parameters()) | dict(model.named_buffers())  # one that is frozen changes, too
+    tied = next((pair for pair in overlaps(every.items()) if not trained.keys().isdisjoint(pair)), None)
+    if tied is not None:
+        raise ConfigError(
+            f"update: 'in_backward' is not allowed with {tied[0]!r} and {tied[1]!r}, which lie in the same memory: an "
+            "update of one would change the other before all of its uses; assign the parameter itself (layer.weight = "
+            "other.weight) and not its .data, before the optimizer is made, or give update='in_step'"
         )
 
 

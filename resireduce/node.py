@@ -98,12 +98,8 @@ class Scatter:
         row = self.wait(handle)
         del handle  # and the gradient with it
         self.held_bytes -= bucket.nbytes
-        start = 0
-        for slot in bucket.slots:
-            assert slot.slices is not None
-            stop = start + slot.slices.width
-            own = slot.slices.own(row[start:stop], self.node.rank)
-            start = stop
+        for slot, part in zip(bucket.slots, row.split(_widths(bucket)), strict=True):
+            own = slot.slices.own(part, slot.place)  # type: ignore[union-attr]
             if slot.is_taken:
                 yield slot, own
             else:
@@ -138,12 +134,8 @@ class Gather:
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
             rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.name)
-            start = 0
-            for slot in bucket.slots:
-                assert slot.slices is not None
-                stop = start + slot.slices.width
-                slot.average = slot.slices.joined(rows[:, start:stop])
-                start = stop
+            for slot, part in zip(bucket.slots, rows.split(_widths(bucket), dim=1), strict=True):
+                slot.average = slot.slices.joined(part)  # type: ignore[union-attr]
         found = [slot.average for slot in slots]
         for slot in slots:
             slot.average = None
@@ -152,3 +144,8 @@ class Gather:
     def gathered(self, own: Tensor, name: str) -> Tensor:
         """Return the rows of all ranks of the node, [ranks, size of `own`]."""
         return self.node.gather(own, f"resireduce.average.{name}").wait().view(self.node.world_size, -1)
+
+
+def _widths(bucket: Bucket) -> list[int]:
+    """Return how many elements each tensor of `bucket` has in a rank's row of a message."""
+    return [slot.slices.width for slot in bucket.slots if slot.slices is not None]

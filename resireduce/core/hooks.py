@@ -113,7 +113,7 @@ class BackwardPasses:
         own = self._own = weakref.ref(self)
         for slot in self.slots:
             OWNERS[slot.parameter] = own
-        world_size = exchange.world_size
+        world_size = exchange.world.world_size
         self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._guards, self._steps, world_size)
         self._lost.atexit = False
         try:
@@ -136,7 +136,7 @@ class BackwardPasses:
             if isinstance(guard, StepGuard):  # of an owner that was lost
                 del wrapped._optimizer_step_pre_hooks[key]
         self._guards.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
-        if not self._exchange.intake.hides:  # a guard in `.grad` would show a wrapper that averages too
+        if not self._exchange.hides:  # a guard in `.grad` would show a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
             for module in model.modules():
@@ -202,7 +202,7 @@ class BackwardPasses:
         if comes is None:
             self._announce(slot)
             comes = slot.parameter.grad is not None and not slot.is_guarded
-        if comes and not self._exchange.intake.has_gone(slot):
+        if comes and not self._exchange.has_gone(slot):
             self._on_gradient(slot)
 
     def _on_gradient(self, slot: Slot) -> None:

@@ -146,7 +146,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
-        if self._exchange.intake.has_begun:
+        if self._exchange.has_begun:
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
                 "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. If they "
@@ -361,7 +361,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def refuse_within_step(self, what: str) -> None:
         """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
-        if self._exchange.intake.has_begun:
+        if self._exchange.has_begun:
             raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
 
     def __getattr__(self, name: str) -> Any:
@@ -387,4 +387,4 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _has_own_gradients(self) -> bool:
         """Whether autograd has made a gradient in this step, which is this rank's own until it is averaged."""
-        return self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)
+        return self._exchange.has_begun or any(slot.made is not None for slot in self.slots)

@@ -9,11 +9,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import (
-    WAS_DROPPED,
+    HERE,
     Bucket,
     Slot,
     Stage,
@@ -21,11 +20,12 @@ from resireduce.core.bucket import (
     clip_factor,
     in_buckets,
     laid_out,
+    scale_,
     separate,
 )
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
-from resireduce.core.update import Updater, largest_layer
+from resireduce.core.update import Updater
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.guard import SECOND_BACKWARD
 from resireduce.merging.rules import Costs
@@ -38,15 +38,18 @@ WAS_THERE = (
     "as soon as it is made, and what is done to that memory later has no effect. Leave .grad empty (zero_grad() "
     "does), and put gradients there after backward(); or use gradients='kept'"
 )
-GATHERED = 16
-"""Payloads of all ranks that are under way take at most 1 / GATHERED of the trained bytes, unless one takes more."""
+WAS_DROPPED = (
+    "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
+    "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
+)
 
 
 class Exchange:
     """Takes the gradients of a step, has them compressed and sent, receives the averages, and has parameters updated.
 
-    With `update="in_backward"` it also has parameters updated during the backward pass. `others` are parameters of the
-    model that somebody else updates; they are held weakly.
+    Streamed gradients are taken as autograd finishes them in the backward pass, kept ones all in `step()`. With
+    `update="in_backward"` parameters are updated during the backward pass, too. `others` are parameters of the model
+    that somebody else updates; they are held weakly.
     """
 
     def __init__(
@@ -59,30 +62,37 @@ class Exchange:
         others: Iterable[Tensor],
     ):
         self._process = None if isinstance(levels.world, LocalCommunicator) else os.getpid()
-        self.slots, self.feedback = slots, feedback
-        self.world_size = levels.world.world_size
-        """The number of ranks."""
-        limit = sum(slot.nbytes for slot in slots) // GATHERED
-        remembers = settings.streamed and settings.scaler is not None
-        self.intake = Intake(slots, feedback, settings, levels.world)
-        self.queue = LaunchQueue(slots, feedback, self.intake.leave_out, limit, levels, remembers, settings.merge)
+        self.slots, self.feedback, self.world = slots, feedback, levels.world
+        self.streamed, self.grad_scaler = settings.streamed, settings.scaler
+        self.hides = settings.streamed and not settings.in_backward
+        """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
+        self._max_norm = settings.max_local_grad_norm
+        self.queue = LaunchQueue(slots, feedback, levels, settings)
         self.updater = Updater(optimizer, slots, self.queue, settings)
-        held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
+        held = self.updater.chunk_bytes if settings.streamed else sum(slot.nbytes for slot in slots)
         self.scatter = None if levels.node is None else Scatter(slots, levels.node, held)
         feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
         self.steps = 0
         """How many steps have been taken, without those that were skipped."""
-        self.grad_scaler = settings.scaler
         self._others = [weakref.ref(other) for other in others]
-        alone = self.world_size == 1 or settings.in_backward  # some are updated before the others are sent
+        alone = self.world.world_size == 1 or settings.in_backward  # some are updated before the others are sent
         self._comparisons_left = 0 if alone else STEPS
         """In how many of the next steps parameters are compared between ranks."""
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
-        self.intake.restart()
+        self.arrived: list[Slot] = []
+        """The slots whose gradients have been taken in this step, in the order of arrival."""
+        self.has_begun = False
+        """Whether a gradient of this step has been compressed, absorbed or dropped."""
+        self._non_finite: NonFiniteGradient | None = None
+        self._inverse_scale: float | None = None
+        self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
+        self.feedback.finiteness.restart()
+        for slot in self.slots:
+            slot.restart()
         if self.scatter is not None:
             self.scatter.restart()
         self.updater.restart()
@@ -98,28 +108,45 @@ class Exchange:
                 "anew, on every rank, from a checkpoint"
             )
 
+    # --- gradients arrive, from a backward pass or by hand ---
+
     def begin_backward(self) -> None:
         """Begin a backward pass: if averages are used within it, no guard of an earlier pass may be in `.grad`."""
         if self.updater.in_backward:
-            for slot in self.intake.arrived:
+            for slot in self.arrived:
                 if slot.stage is Stage.GUARDED:
                     slot.uncover()
 
     def end_backward(self) -> None:
         """End a backward pass: guard all that has been taken."""
         if self.updater.in_backward:
-            for slot in self.intake.arrived:
+            for slot in self.arrived:
                 slot.hide()
 
     def expect(self, slot: Slot) -> None:
-        """Prepare for a gradient of `slot`, which autograd is about to add to `.grad`.
+        """Prepare for a gradient of `slot`, which autograd is about to add to `.grad`, from which what the residual has
+        absorbed is cleared.
 
         Raises UsageError if another has been put there by hand, since that memory may be in use elsewhere.
         """
-        if slot.passes or slot.stage is not Stage.OPEN:
-            slot.expect_another_pass()
-        elif slot.parameter.grad is not None:
+        if slot.is_over:
+            raise UsageError(SECOND_BACKWARD.format(name=slot.name))
+        if slot.stage is Stage.ABSORBED:
+            if not slot.is_guarded:
+                raise UsageError(WAS_DROPPED.format(name=slot.name))
+            slot.parameter.grad = None
+        elif slot.stage is Stage.OPEN and not slot.passes and slot.parameter.grad is not None:
             raise UsageError(WAS_THERE.format(name=slot.name))
+
+    def has_gone(self, slot: Slot) -> bool:
+        """Whether autograd has left no gradient: the parameter of `slot` was frozen after the forward pass, or a hook
+        of somebody has dropped it. What the residual has absorbed of earlier passes stays there."""
+        if slot.parameter.grad is not None:
+            return False
+        if slot.stage is Stage.ABSORBED and not slot.parameter.requires_grad:
+            slot.hide()
+            return True
+        return slot.stage is Stage.OPEN
 
     def gradient(self, slot: Slot, passes: int | None) -> None:
         """Take `slot`'s gradient, which autograd has finished. UsageError if it was already under way.
@@ -139,151 +166,19 @@ class Exchange:
             slot.stage = Stage.LAST
             self.queue.prefetch_after(slot)
             self._take(slot)
-            # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
-            if self.updater.in_backward and not self.intake.holds:
+            if self.updater.in_backward:
                 self.updater.update_early(slot)
         else:
-            self.intake.hold(slot)
+            self._hold(slot)
 
-    def _take(self, slot: Slot) -> None:
-        """Take the gradient of `slot`, compress its bucket if it was the last to come, and launch what is ready.
-
-        With two levels it goes through the node first.
-        """
-        self.intake.take(slot)
-        if self.scatter is not None:
-            for one, mean in self.scatter.advance(self.queue.buckets):
-                self._take_slice(one, mean)
-        elif slot.is_ready:
-            self._compress(slot)
-        self.queue.launch(self.steps)
-
-    def _take_slice(self, slot: Slot, mean: Tensor | None) -> None:
-        """With two levels: take this rank's slice of the `mean` over its node; None if no rank there has one."""
-        if slot.elsewhere:
-            self.intake.arrived.append(slot)
-        slot.gradient, slot.is_ready = mean, True
-        self._compress(slot)
-
-    def _compress(self, slot: Slot) -> None:
-        """Compress the bucket of `slot`, which has just come, if all its gradients have."""
-        bucket = self.queue.bucket_of[slot]
-        if bucket.is_ready:
-            self.queue.compress(bucket, self.steps)
-
-    def take_step(self, loss: Tensor | float | None) -> bool:
-        """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
-
-        Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
-        """
-        step = self.steps
-        self.queue.digest = digest(slot.parameter for slot in self.slots) if self._comparisons_left else 0
-        if not self._send_rest():
-            return False
-        self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
-        self.queue.launch(step, complete=True)
-        self.feedback.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step, self.intake.is_spoilt, loss)
-        self.queue.finish(self.intake.arrived)
-        if self.queue.flagged:
-            self._fail_or_put_back(step)
-            self.steps = step
-        else:
-            for slot in self.queue.unused:  # with two levels the averages of a bucket come together
-                self.feedback.states.forget(slot.name)
-            self.feedback.states.commit()
-            self._comparisons_left -= bool(self._comparisons_left)  # a step that was skipped has changed nothing
-        self.failed = False
-        return not self.queue.flagged
-
-    def _send_rest(self) -> bool:
-        """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
-        self.failed = True  # if anything ends it half-way
-        if not self.intake.streamed:
-            separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
-        if not self.intake.prepare():
-            self.updater.skip()
-            self.failed = False
-            return False
-        for slot in self.intake.pending():
-            self._take(slot)
-        for slot in self.slots:  # room for the averages
-            if slot.stage is Stage.GUARDED:
-                slot.uncover()
-            elif slot.is_guarded:  # not finite: nothing of it is under way
-                slot.parameter.grad = None
-        if self.scatter is not None:
-            for slot, mean in self.scatter.complete(self.queue.buckets):
-                self._take_slice(slot, mean)
-                self.queue.launch(self.steps)
-        return True
-
-    def _fail_or_put_back(self, step: int) -> None:
-        """Put back what was sent, if a step can be skipped for a gradient that is not finite; otherwise raise."""
-        if self.grad_scaler is None:
-            raise self.intake.non_finite or NonFiniteGradient(
-                "a gradient of another rank holds NaN or infinity; that rank says which"
-            )
-        self.updater.skip()
-        for slot in self.intake.arrived:
-            if slot.sent is not None:
-                sent = self.feedback.compressor_of(slot.name).decompress(slot.sent)
-                self.feedback.add_to_residual(sent, slot.name, step + 1)
-        self.feedback.end_step(step + 1)  # another number: what was drawn for this step is drawn again
-
-
-# --- The intake of gradients: the first half of a step, in which they arrive and are compressed ---
-
-
-class Intake:
-    """Takes gradients: as autograd finishes them in the backward pass or, of kept ones, all in `step()`."""
-
-    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, world: Communicator):
-        self.slots, self.feedback, self.scaler, self.world = slots, feedback, settings.scaler, world
-        self.hides = settings.streamed and not settings.in_backward
-        """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
-        self.streamed = settings.streamed
-        self.max_norm = settings.max_local_grad_norm
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a step anew: no gradient has arrived, and none is known to be infinite."""
-        self.arrived: list[Slot] = []
-        self.holds = False  # whether an earlier pass of this step left gradients in .grad
-        self.has_begun = False
-        """Whether a gradient of this step has been compressed, absorbed or dropped."""
-        self.non_finite: NonFiniteGradient | None = None
-        """The error of the first gradient that was dropped."""
-        self._inverse_scale: float | None = None
-        self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
-        self.feedback.finiteness.restart()
-        for slot in self.slots:
-            slot.restart()
-
-    def has_gone(self, slot: Slot) -> bool:
-        """Whether autograd has left no gradient: the parameter of `slot` was frozen after the forward pass, or a hook
-        of somebody has dropped it. What the residual has absorbed of earlier passes stays there."""
-        if slot.parameter.grad is not None:
-            return False
-        if slot.stage is Stage.ABSORBED and not slot.parameter.requires_grad:
-            slot.hide()
-            return True
-        return slot.stage is Stage.OPEN
-
-    def is_spoilt(self) -> bool:
-        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
-        self.non_finite = self.non_finite or self.feedback.finiteness.failure()
-        return self.non_finite is not None
-
-    def hold(self, slot: Slot) -> None:
+    def _hold(self, slot: Slot) -> None:
         """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`."""
         grad = slot.parameter.grad
         absorbs = self.streamed and slot.slices is None and self.feedback.absorbs(slot.name)
         if not absorbs or grad is None or grad.layout != torch.strided:
-            self.holds = True
             return
         slot.check_kind()
-        if self.scaler is not None:
+        if self.grad_scaler is not None:
             grad = slot.own(grad, self.streamed)
         try:
             self.feedback.absorb(self._unscale_(grad), slot.name)
@@ -295,8 +190,11 @@ class Intake:
         slot.stage = Stage.ABSORBED
         slot.hide()
 
-    def take(self, slot: Slot) -> None:
-        """Take `slot`'s gradient of this step, which waits for the rest of its bucket, or for the ranks of the node."""
+    def _take(self, slot: Slot) -> None:
+        """Take `slot`'s gradient of this step, compress its bucket if that is complete, and launch what is ready.
+
+        With two levels it goes through the node first.
+        """
         slot.check_kind()
         try:
             if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
@@ -315,31 +213,25 @@ class Intake:
             slot.hide()
         elif self.streamed:
             slot.parameter.grad = None
+        if self.scatter is None:
+            self._compress(slot)
+        else:
+            for one, mean in self.scatter.advance(self.queue.buckets):
+                self._take_slice(one, mean)
+        self.queue.launch(self.steps)
 
-    def leave_out(self, slot: Slot, error: NonFiniteGradient) -> None:
-        """Leave out the gradient of `slot`, which was not finite when its bucket was compressed."""
-        self.non_finite = self.non_finite or error
-        if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
-            slot.stage = Stage.DROPPED
-            self.arrived.remove(slot)
+    def _take_slice(self, slot: Slot, mean: Tensor | None) -> None:
+        """With two levels: take this rank's slice of the `mean` over its node; None if no rank there has one."""
+        if slot.elsewhere:
+            self.arrived.append(slot)
+        slot.gradient, slot.is_ready = mean, True
+        self._compress(slot)
 
-    def pending(self) -> list[Slot]:
-        """Return the slots whose gradient, in `.grad`, also by hand, or absorbed, has not been taken: last first."""
-        waiting = (Stage.OPEN, Stage.ABSORBED)
-        left = [slot for slot in reversed(self.slots) if slot.stage in waiting]
-        return [slot for slot in left if (slot.passes and self.streamed) or slot.parameter.grad is not None]
-
-    def prepare(self) -> bool:
-        """If `step()` takes gradients, unscale and clip this rank's. False: the gradient of some rank overflowed."""
-        if self.streamed or (self.max_norm is None and self.scaler is None):
-            return True
-        self._unscale_and_clip(self.pending())
-        self._prepared = True
-        if self.scaler is None:
-            return True
-        # No message is under way yet, so all ranks ask at the same point.
-        count = torch.tensor([int(self.is_spoilt())], device=self.world.control_device)
-        return not self.world.all_reduce(count, "resireduce.overflow").wait()
+    def _compress(self, slot: Slot) -> None:
+        """Compress the bucket of `slot`, which has just come, if all its gradients have."""
+        bucket = self.queue.bucket_of[slot]
+        if bucket.is_ready:
+            self.queue.compress(bucket, self.steps)
 
     def _gradient(self, slot: Slot) -> Tensor:
         """Return the gradient that has come in this step, unscaled."""
@@ -350,7 +242,66 @@ class Intake:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
         return grad if self._prepared else self._unscale_(slot.own(grad, self.streamed))
 
-    def _unscale_and_clip(self, pending: Sequence[Slot]) -> None:
+    def _unscale_(self, grad: Tensor) -> Tensor:
+        """Divide by the scale of the loss, in place; it is read once per step."""
+        if self.grad_scaler is None:
+            return grad
+        if self._inverse_scale is None:
+            self._inverse_scale = self.grad_scaler.inverse_scale()
+        return grad.mul_(self._inverse_scale)
+
+    def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
+        """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
+        self._non_finite, self.has_begun = self._non_finite or error, True
+        slot.stage = stage
+
+    def _is_spoilt(self) -> bool:
+        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
+        self._non_finite = self._non_finite or self.queue.refused or self.feedback.finiteness.failure()
+        return self._non_finite is not None
+
+    # --- the step ---
+
+    def take_step(self, loss: Tensor | float | None) -> bool:
+        """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
+
+        Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
+        """
+        self.queue.digest = digest(slot.parameter for slot in self.slots) if self._comparisons_left else 0
+        self.failed = True  # if anything ends it half-way
+        is_taken = self._send_rest() and self._finish(loss)
+        if not is_taken:
+            self.updater.skip()
+        self.failed = False
+        return is_taken
+
+    def _send_rest(self) -> bool:
+        """Compress the remaining gradients. False: the gradient of some rank overflowed, and nothing was sent."""
+        if not self.streamed:
+            separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
+        waiting = (Stage.OPEN, Stage.ABSORBED)
+        left = [slot for slot in reversed(self.slots) if slot.stage in waiting]  # also what was put there by hand
+        pending = [slot for slot in left if (slot.passes and self.streamed) or slot.parameter.grad is not None]
+        if not self.streamed and not self._prepare(pending):
+            return False
+        for slot in pending:
+            if slot.stage is not Stage.DROPPED:
+                self._take(slot)
+        for slot in self.slots:  # room for the averages
+            if slot.stage is Stage.GUARDED:
+                slot.uncover()
+            elif slot.is_guarded:  # not finite: nothing of it is under way
+                slot.parameter.grad = None
+        if self.scatter is not None:
+            for slot, mean in self.scatter.complete(self.queue.buckets):
+                self._take_slice(slot, mean)
+                self.queue.launch(self.steps)
+        return True
+
+    def _prepare(self, pending: Sequence[Slot]) -> bool:
+        """Unscale and clip this rank's kept gradients. False: the gradient of some rank overflowed."""
+        if self._max_norm is None and self.grad_scaler is None:
+            return True
         norms = {}
         for slot in pending:
             grad = self._gradient(slot)
@@ -359,24 +310,41 @@ class Intake:
                 norms[slot] = torch.linalg.vector_norm(grad)
             except NonFiniteGradient as error:
                 self._drop(slot, error, Stage.DROPPED)
-        if self.max_norm is None or not norms:
-            return
-        _, factor = clip_factor(list(reversed(norms.values())), self.max_norm)
-        for slot in norms:
-            slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
+        if self._max_norm is not None:
+            _, factor = clip_factor(list(reversed(norms.values())), self._max_norm)
+            scale_(norms, factor)
+        self._prepared = True
+        if self.grad_scaler is None:
+            return True
+        # No message is under way yet, so all ranks ask at the same point.
+        count = torch.tensor([int(self._is_spoilt())], device=self.world.control_device)
+        return not self.world.all_reduce(count, "resireduce.overflow").wait()
 
-    def _unscale_(self, grad: Tensor) -> Tensor:
-        """Divide by the scale of the loss, in place; it is read once per step."""
-        if self.scaler is None:
-            return grad
-        if self._inverse_scale is None:
-            self._inverse_scale = self.scaler.inverse_scale()
-        return grad.mul_(self._inverse_scale)
-
-    def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
-        """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
-        self.non_finite, self.has_begun = self.non_finite or error, True
-        slot.stage = stage
+    def _finish(self, loss: Tensor | float | None) -> bool:
+        """Receive all averages, and update. False: the step was skipped, and what was sent has been put back."""
+        step = self.steps
+        self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
+        self.queue.launch(step, complete=True)
+        self.feedback.end_step(step)  # after all rounds: the last updates a residual
+        self.updater.finish(step, self._is_spoilt, loss)
+        self.queue.finish(self.arrived)
+        if not self.queue.flagged:
+            for slot in self.queue.unused:  # with two levels the averages of a bucket come together
+                self.feedback.states.forget(slot.name)
+            self.feedback.states.commit()
+            self._comparisons_left = max(0, self._comparisons_left - 1)  # a step that was skipped has changed nothing
+            return True
+        if self.grad_scaler is None:
+            raise self._non_finite or NonFiniteGradient(
+                "a gradient of another rank holds NaN or infinity; that rank says which"
+            )
+        for slot in self.arrived:
+            if slot.sent is not None:
+                sent = self.feedback.compressor_of(slot.name).decompress(slot.sent)
+                self.feedback.add_to_residual(sent, slot.name, step + 1)
+        self.feedback.end_step(step + 1)  # another number: what was drawn for this step is drawn again
+        self.steps = step
+        return False
 
 
 # --- The queue of buckets: in which order their messages leave, and how they come back ---
@@ -390,15 +358,20 @@ OTHER_STEP = (
 )
 
 
+GATHERED = 16
+"""The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
+
+
 class UnderWay:
     """The buckets whose messages are under way, the oldest first. `feedback` sends them.
 
     A gathered message takes world size x payload bytes from launch to receipt: the next has to wait if all of them
-    would take more than `limit_bytes`, unless it goes alone. An all-reduced one is summed in its own memory.
+    would take more than 1 / GATHERED of the gradients of `slots`, unless it goes alone. An all-reduced one is summed in
+    its own memory.
     """
 
-    def __init__(self, feedback: ErrorFeedback, limit_bytes: int):
-        self._feedback, self._limit_bytes = feedback, limit_bytes
+    def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
+        self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
         self.drop()
 
     def drop(self) -> None:
@@ -457,22 +430,12 @@ class LaunchQueue:
     the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
     the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
 
-    `leave_out` is called with each gradient that was not finite as its bucket was compressed, and with its error. If it
-    `remembers`, a copy of what is sent is kept, for a step that is skipped.
+    With a GradScaler and streamed gradients a copy of what is sent is kept, for a step that is skipped.
     """
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        feedback: ErrorFeedback,
-        leave_out: Callable[[Slot, NonFiniteGradient], None],
-        gathered_limit: int,
-        levels: Levels,
-        remembers: bool = False,
-        merge: object = None,
-    ):
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, levels: Levels, settings: Settings):
         self.slots, self.feedback, self.world = slots, feedback, levels.world
-        self._leave_out = leave_out
+        self._remembers = settings.streamed and settings.scaler is not None
         self.gather = None if levels.node is None else Gather(levels.node, feedback)
         self.keeps_messages = False
         """Whether a message may be delivered again."""
@@ -485,17 +448,18 @@ class LaunchQueue:
         self.digest = 0
         """The digest of this rank's parameters as they were before the step; 0 in a step that compares none."""
         self._order, self._order_is_learnt = list(reversed(slots)), False
-        self.merge(merge)
-        self._under_way, self._remembers = UnderWay(feedback, gathered_limit), remembers
+        self.merge(settings.merge)
+        self._under_way = UnderWay(feedback, slots)
         self._step_is_agreed = self.world.world_size == 1 or not feedback.varies
         self._restart()
 
     def _restart(self) -> None:
         self._launched = 0
+        self.refused: NonFiniteGradient | None = None
+        """The error of the first gradient that was not finite when its bucket was compressed."""
         self._under_way.drop()
-        self._parked: list[Slot] = []
         for bucket in self.buckets:
-            bucket.restart()
+            bucket.message = None
 
     def merge(self, merge: object) -> None:
         """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
@@ -521,19 +485,29 @@ class LaunchQueue:
             self.feedback.residual.of(name).prefetch(name)
 
     def compress(self, bucket: Bucket, step: int) -> None:
-        """Make the message of `bucket`; gradients that are not finite are left out: zeros are sent in their place."""
-        refused = bucket.compress(self.feedback, step)
+        """Make the message of `bucket`, and let its gradients go; those that are not finite are left out: zeros are
+        sent in their place."""
+        gradients = {slot.name: slot.gradient for slot in bucket.slots}
+        absorbed = [slot.name for slot in bucket.slots if slot.gradient is None and slot.stage in HERE]
+        for slot in bucket.slots:
+            slot.gradient = None
+        refused: dict[str, NonFiniteGradient] = {}
+        bucket.message = self.feedback.compress(gradients, step, absorbed, refused)
+        del gradients  # before copies are made
         self._remember(bucket, refused)
-        for slot, error in refused.items():
-            self._leave_out(slot, error)
+        for slot in bucket.slots:
+            if slot.name in refused:
+                self.refused = self.refused or refused[slot.name]
+                if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
+                    slot.stage = Stage.DROPPED
 
-    def _remember(self, bucket: Bucket, refused: Container[Slot] = ()) -> None:
+    def _remember(self, bucket: Bucket, refused: Container[str] = ()) -> None:
         """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""
         message = bucket.message
         if not self._remembers or not isinstance(message, Message):
             return
         for slot, payload in zip(bucket.slots, message.payloads, strict=True):
-            if slot.is_taken and slot not in refused and self.feedback.leaves_residual(slot.name):
+            if slot.is_taken and slot.name not in refused and self.feedback.leaves_residual(slot.name):
                 slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
 
     def launch(self, step: int, complete: bool = False) -> None:
@@ -551,7 +525,7 @@ class LaunchQueue:
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
             bucket = self.buckets[self._launched]
-            if not bucket.is_compressed:
+            if bucket.message is None:
                 if not complete:
                     return
                 self.compress(bucket, step)
@@ -569,11 +543,9 @@ class LaunchQueue:
     def receive(self) -> list[Slot]:
         """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.
 
-        A tensor without a gradient on this rank is parked until `settle` asks the other ranks.
+        A tensor without a gradient on this rank waits until `settle` asks the other ranks.
         """
-        bucket = self._under_way.pop()
-        taken = [slot for slot in bucket.slots if slot.is_taken]
-        self._parked += [slot for slot in bucket.slots if not slot.is_taken]
+        taken = [slot for slot in self._under_way.pop().slots if slot.is_taken]
         if taken:
             self.deliver(taken)
         return taken
@@ -607,8 +579,9 @@ class LaunchQueue:
         presence = self.agree(flag, step)
         if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
             refuse_partly_absent(self.slots, presence, self.world.world_size)
-        found = [slot for slot in self._parked if presence[slot.index]]
-        self.unused = [slot for slot in self._parked if not presence[slot.index]]
+        absent = [slot for bucket in self.buckets for slot in bucket.slots if not slot.is_taken]
+        found = [slot for slot in absent if presence[slot.index]]
+        self.unused = [slot for slot in absent if not presence[slot.index]]
         for slot in found:
             self.deliver([slot])
         return found
@@ -635,7 +608,8 @@ class LaunchQueue:
     def finish(self, arrived: Sequence[Slot]) -> None:
         """End the step whose gradients came here in the order `arrived`; the first time, take over rank 0's order."""
         if not self._order_is_learnt:
-            indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
+            absent = [slot for slot in reversed(self.slots) if not slot.is_taken]
+            indices = [slot.index for slot in [*(slot for slot in arrived if slot.is_taken), *absent]]
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]

@@ -13,7 +13,7 @@ from torch import Tensor
 from resireduce.core.bucket import Bucket, Slot, in_buckets
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
-from resireduce.core.step import GATHERED, UnderWay
+from resireduce.core.step import UnderWay
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.residuals.base import Residuals
 from resireduce.watchers import Resumed, after_steps, objects
@@ -95,7 +95,7 @@ class Messages:
 
     def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
         self._feedback = feedback
-        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in slots) // GATHERED)
+        self._under_way = UnderWay(feedback, slots)
         self.drop()
 
     def drop(self) -> None:

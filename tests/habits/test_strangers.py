@@ -162,9 +162,9 @@ def test_adafactor_takes_the_eps_of_the_first_dtype_for_all() -> None:
     model, plain = Mixed(), Mixed()
     plain.load_state_dict(model.state_dict())
     kind = partial(torch.optim.Adafactor, lr=0.1)
-    with pytest.raises(ConfigError, match=r"Adafactor.* takes one eps for parameters of several dtypes \(give eps="):
+    with pytest.raises(ConfigError, match=r"in_backward.* Adafactor.* is not known to update each parameter"):
         distributed(model, optimizer=kind(model.parameters()), update="in_backward")
-    with pytest.warns(UserWarning, match=r"Adafactor takes one eps for parameters of several dtypes, so all averages"):
+    with pytest.warns(UserWarning, match=r"Adafactor is not known to update each parameter by itself, so all aver"):
         ours = distributed(model, optimizer=kind(model.parameters()))
     for one, optimizer in (model, ours), (plain, kind(plain.parameters())):
         for seed in range(3):
@@ -172,5 +172,3 @@ def test_adafactor_takes_the_eps_of_the_first_dtype_for_all() -> None:
             one(torch.randn(4, 100, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
             optimizer.step()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
-    for other in (kind(plain.parameters(), eps=(1e-6, 1e-3)), kind([{"params": [one]} for one in plain.parameters()])):
-        distributed(plain, optimizer=other, update="in_backward").close()
