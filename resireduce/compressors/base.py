@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from resireduce import private
 from resireduce.core.messages import Payload, Rounds
 from resireduce.errors import check_share
-from resireduce.kernels.ops import is_finite
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]
 """How payloads of several ranks are combined: summed elementwise, gathered, or in the rounds that made them."""
@@ -27,36 +26,28 @@ class Momentum:
     """Whether the velocity is set to zero where it was sent (the paper's momentum factor masking)."""
 
 
-@dataclass
-class Sum:
-    """What a compressor that `adds` is to add up, look through, and compress."""
-
-    dense: Tensor
-    """Contiguous; in its memory the sum is formed."""
-    added: Tensor | None = None
-    """What is added: a tensor of the shape and dtype of `dense`."""
-    check: str = ""
-    """Where to look for NaN and infinity: in what is "added", before anything is changed, or in the "sum"."""
-    is_kept: bool = True
-    """Whether what is not sent is kept; otherwise `dense` may hold anything afterwards."""
-
-
-def form_each_(sums: Sequence[Sum]) -> set[int]:
-    """Form all `sums`; return the places of those whose check has found NaN or infinity."""
-    spoilt = {
-        place
-        for place, one in enumerate(sums)
-        if one.check == "added" and one.added is not None and not is_finite(one.added)
-    }
-    pairs = [(one.dense, one.added) for place, one in enumerate(sums) if place not in spoilt]
-    there = [(dense, added) for dense, added in pairs if added is not None]
-    if there:
-        private.add_each_(*map(list, zip(*there, strict=True)))
-    return spoilt | {place for place, one in enumerate(sums) if one.check == "sum" and not is_finite(one.dense)}
-
-
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
+
+
+@dataclass
+class Sum:
+    """What a compressor is to compress of one tensor: its gradient + residual."""
+
+    dense: Tensor
+    """Contiguous; in its memory the error is left."""
+    added: Tensor | None = None
+    """What is to be added to `dense` first, of its shape and dtype: only for a compressor that `adds`."""
+    state: State = field(default_factory=dict)
+    """What the compressor remembers of the tensor, which it may change."""
+    is_kept: bool = True
+    """Whether the error is kept; otherwise `dense` may hold anything afterwards."""
+
+
+def form_each_(sums: Sequence[Sum]) -> None:
+    """Add to each `dense` what is to be added to it."""
+    if there := [(one.dense, one.added) for one in sums if one.added is not None]:
+        private.add_each_(*map(list, zip(*there, strict=True)))
 
 
 class Compressor(ABC):
@@ -91,7 +82,7 @@ class Compressor(ABC):
     """After how many steps payloads return to their first form; other than 1 if forms alternate."""
 
     has_rounds: ClassVar[bool] = False
-    """Whether ranks make payloads together, in rounds: `agree` asks for sums."""
+    """Whether ranks make payloads together, in rounds: then it is `Agreeing`."""
 
     rounds_merge: ClassVar[bool] = False
     """Whether rounds of several tensors can be one: each asks for the same exchanges and for no sums, of equal sizes
@@ -126,24 +117,25 @@ class Compressor(ABC):
 
     @property
     def adds(self) -> bool:
-        """Whether `take_from_sums_` can replace an addition, `compress` and `error_`, and there is no state."""
+        """Whether `take_from_sums_` replaces an addition, `compress` and `error_` for the tensors of a bucket: there is
+        no state and no momentum, and nothing is drawn."""
         return False
 
-    def looks_at(self, *tensors: Tensor) -> bool:
-        """Whether `take_from_sums_` looks for NaN in what is added to these `tensors` without the host's waiting."""
+    def looks_at(self, *gradients: Tensor) -> bool:
+        """Whether `take_from_sums_` looks for NaN in these `gradients`, as `added`, without the host's waiting."""
         return False
 
-    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int] | Tensor]:
-        """Form all `sums`, in place, and make their payloads; each `dense` that is kept holds what `error_` leaves.
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], Tensor | None]:
+        """Form the `sums` of a bucket, compress them, and leave what `error_` leaves in each that is kept.
 
         Returns:
             the buffer that holds all payloads one behind the other, 1-D; the payloads, each as `compress` makes it; and
-            the places of the sums whose check has found NaN or infinity: their payloads are those of zeros. Or, where
-            it `looks_at` them on a device, 1 for each of these and 0 for each other: zeros were added in place of NaN.
+            None or, where it `looks_at` gradients on a device, 1 for each that holds NaN or infinity, in place of which
+            it has added zeros, and 0 for each other.
 
         Raises NotImplementedError unless the compressor `adds`.
         """
-        raise NotImplementedError(f"{type(self).__name__} compresses sums that are there")
+        raise NotImplementedError
 
     @classmethod
     def from_density(cls, density: float) -> Self:
@@ -179,16 +171,6 @@ class Compressor(ABC):
         decompressed without it.
         """
         return self.compress(grad, name, step)
-
-    def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        """Make the payload of `grad` as `compress_with` does, after rounds in which ranks exchange what it depends on.
-
-        Most compressors need no rounds, as here. `grad` is not changed before the last round is over. For a tensor, all
-        ranks have equally many rounds in a step, of equal shapes; those without a gradient take part with zeros. The
-        payloads are then all-reduced, and `compress` is what one rank alone would send. `name`, `step`: see `compress`.
-        """
-        yield from ()
-        return self.compress_with(grad, name, step, state) if state else self.compress(grad, name, step)
 
     def learn_(self, state: State, payload: Payload) -> None:
         """Change `state`, in place, by `payload`, the all-reduced sum of all ranks' payloads.
@@ -266,7 +248,11 @@ class Agreeing(Compressor):
 
     @abstractmethod
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        """Yield what ranks are to sum or exchange, as in `Compressor`; return the resulting payload of `grad`."""
+        """Make the payload of `grad` as `compress_with` does, after rounds in which ranks exchange what it depends on.
+
+        It yields what ranks are to sum or exchange. `grad` is not changed before the last round is over. For a tensor,
+        all ranks have equally many rounds in a step, of equal shapes; those without a gradient take part with zeros.
+        """
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return what one rank alone sends of `grad` in its first step; `name` and `step` seed random choices."""

@@ -50,20 +50,19 @@ class Fp16(Inexact):
         """Whether `compress` is the one here: False for subclasses."""
         return type(self) is Fp16
 
-    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int]]:
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], None]:
         """Form all `sums`, round them, and leave what that takes away; return as `Compressor` says.
 
         On a GPU the number of launches does not depend on how many there are.
         """
-        spoilt, dense = form_each_(sums), [one.dense for one in sums]
+        form_each_(sums)
+        dense = [one.dense for one in sums]
         buffer, halves = _joined(dense, torch.float16)
         private.copy_each_(halves, dense)
         buffer.clamp_(-self.largest, self.largest)
-        for place in spoilt:
-            halves[place].zero_()
         if any(one.is_kept for one in sums):
             _add_each_(dense, halves, -1.0)
-        return buffer, [Payload.pack(half.view(-1), like=one) for half, one in zip(halves, dense, strict=True)], spoilt
+        return buffer, [Payload.pack(half.view(-1), like=one) for half, one in zip(halves, dense, strict=True)], None
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         if not self.adds:

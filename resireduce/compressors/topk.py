@@ -10,13 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Selecting, Sum, form_each_
 from resireduce.core.messages import Payload, unfilled
-from resireduce.kernels.ops import (
-    NOT_FINITE,
-    add_sent_each_,
-    in_one_launch,
-    largest_each,
-    largest_magnitudes,
-)
+from resireduce.kernels.ops import add_sent_each_, in_one_launch, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
 # --- The common base of compressors that send some elements as values and indices ---
@@ -95,40 +89,33 @@ class TopK(Selecting, SparseCompressor):
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
-    def looks_at(self, *tensors: Tensor) -> bool:
-        """Whether these are on a GPU where kernels look for NaN in what is added to them."""
-        return not self.half and in_one_launch(tensors)
+    def looks_at(self, *gradients: Tensor) -> bool:
+        """Whether these are on a GPU where kernels look for NaN in what they add."""
+        return not self.half and in_one_launch(gradients)
 
-    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], set[int] | Tensor]:
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], Tensor | None]:
         """Form all `sums`, take out their largest magnitudes, and return these as `Compressor` says.
 
         For float32 on a CPU one call of compiled code does all, and reads each element once. On a GPU the number of
         launches does not depend on how many there are.
         """
-        dense = [one.dense for one in sums]
+        dense, added = [one.dense for one in sums], [one.added for one in sums]
         ks = [share(self.density, one.numel()) for one in dense]
         layouts = [self._layout(one, k) for one, k in zip(dense, ks, strict=True)]
         buffer, parts = unfilled(layouts, dense[0].device)
         payloads = [
             Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
         ]
-        added = [one.added for one in sums]
-        if self.looks_at(*dense, *(one for one in added if one is not None)):
+        if self.looks_at(*dense):
             from resireduce.kernels.gpu import bucket
 
             return buffer, payloads, bucket.compress_topk_(added, dense, ks, buffer)
-        told = [(one.dense, k, one.added, part, one.check) for one, k, part in zip(sums, ks, parts, strict=True)]
-        statuses = None if self.half else largest_each(told)
-        if statuses is None:
-            spoilt = form_each_(sums)
-            for place in {*range(len(sums))} - spoilt:
-                payloads[place].buffer.copy_(self.compress(dense[place], "", 0).buffer)
-                self.error_(dense[place], payloads[place])
-        else:
-            spoilt = {place for place, status in enumerate(statuses) if status == NOT_FINITE}
-        for place in spoilt:
-            payloads[place].buffer.copy_(self.compress(torch.zeros_like(dense[place]), "", 0).buffer)
-        return buffer, payloads, spoilt
+        if self.half or not largest_each([*zip(dense, ks, added, parts, strict=True)]):
+            form_each_(sums)
+            for one, payload in zip(dense, payloads, strict=True):
+                payload.buffer.copy_(self.compress(one, "", 0).buffer)
+                self.error_(one, payload)
+        return buffer, payloads, None
 
     def _layout(self, dense: Tensor, k: int) -> tuple[tuple[torch.dtype, int], ...]:
         index = torch.int32 if dense.numel() <= torch.iinfo(torch.int32).max else torch.int64

@@ -62,42 +62,39 @@ class Finiteness:
 
     def check_(self, grad: Tensor, name: str) -> None:
         """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it and fill it with 0."""
-        if not self.checks_at_once(grad):
-            self.check_each_({name: grad})
-        elif not is_finite(grad):
+        if self.check_each_({name: grad}):
             raise refusal(name)
 
-    def check_each_(self, gradients: Mapping[str, Tensor]) -> None:
-        """Note which of `gradients`, by the names of their tensors, are not finite, and fill each of these with 0."""
-        if there := {name: grad for name, grad in gradients.items() if grad.numel()}:
-            if in_one_launch([*there.values()]):
-                from resireduce.kernels.gpu import bucket
+    def check_each_(self, gradients: Mapping[str, Tensor], packed: Tensor | None = None) -> list[str]:
+        """Return which of a bucket's `gradients`, by the names of their tensors, are not finite; or note this, and fill
+        these with 0, or all of `packed`, a copy of all of them in one tensor."""
+        names = [name for name, grad in gradients.items() if grad.numel()]
+        there = [gradients[name] for name in names]
+        if not there or self.checks_at_once(there[0]):
+            return [name for name, grad in zip(names, there, strict=True) if not is_finite(grad)]
+        if packed is None and in_one_launch(there):
+            from resireduce.kernels.gpu import bucket
 
-                self.note([*there], bucket.blank_spoilt_([*there.values()]))
-                return
-            spoilt = self._not_finite(there)
-            for grad, is_spoilt in zip(there.values(), spoilt.unbind() if spoilt.dim() else [spoilt], strict=True):
-                grad.masked_fill_(is_spoilt, 0.0)
-
-    def check_together_(self, packed: Tensor, gradients: Mapping[str, Tensor]) -> None:
-        """Note as `check_each_` does; if any is not finite, fill `packed`, a copy of all in one tensor, with 0."""
-        if there := {name: grad for name, grad in gradients.items() if grad.numel()}:
-            packed.masked_fill_(self._not_finite(there).any(), 0.0)
-
-    def _not_finite(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """Note and return which of `gradients`, on one device and none empty, are not finite: bool, 0-D of a single."""
-        first, *others = gradients.values()
-        if others:
-            norms = torch.stack(private.norm_of_each([first, *others], torch.inf))
+            self.note(names, bucket.blank_spoilt_(there))
+            return []
+        if len(there) > 1:
+            norms = torch.stack(private.norm_of_each(there, torch.inf))
         else:
-            norms = torch.linalg.vector_norm(first, torch.inf)
+            norms = torch.linalg.vector_norm(there[0], torch.inf).view(1)
         spoilt = (norms < torch.inf).logical_not()  # NaN is not less either
-        self.note([*gradients], spoilt if others else spoilt.view(1))
-        return spoilt
+        self.note(names, spoilt)
+        if packed is not None:
+            packed.masked_fill_(spoilt.any(), 0.0)
+        else:
+            for grad, is_spoilt in zip(there, spoilt, strict=True):
+                grad.masked_fill_(is_spoilt, 0.0)
+        return []
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
-        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0."""
-        self._noted.append((names, spoilt))
+        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0.
+        Where each is checked when it comes, all were finite, and nobody asks later."""
+        if not self.at_once:
+            self._noted.append((names, spoilt))
 
     def checks_at_once(self, grad: Tensor) -> bool:
         """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
@@ -303,7 +300,7 @@ class ErrorFeedback:
         """Whether tensor `name` has a residual."""
         return name not in self._dense and not self.compressor.lossless
 
-    # --- compensate, compress, keep ---
+    # --- check, compensate, compress, keep ---
 
     @exactly
     def compress(
@@ -325,127 +322,105 @@ class ErrorFeedback:
             step: number of the step, counted from 0; it seeds random choices.
             absorbed: names of those whose whole gradient the residual has absorbed; what `gradients` has is ignored.
             refused: receives the error of each gradient that holds NaN or infinity, in place of which zeros are sent.
-                Without it, the error is raised. The tensor's residual is not touched; where `finiteness` does not
-                answer at once, zeros replace such a gradient.
+                Without it, the error is raised, and nothing has changed. The tensor's residual is not touched; where
+                `finiteness` does not answer at once, zeros replace such a gradient.
         """
         names = [*gradients]
-        compressor, taken = self.compressor_of(names[0]), self._take_sums(gradients, absorbed, refused, step)
-        if taken is not None:
-            return taken
+        compressor = self.compressor_of(names[0])
         there = {name: one for name, one in gradients.items() if one is not None and name not in absorbed}
-        # Where the host would wait for each, dense ones are checked together, unless they change velocities before.
-        together = len(names) > 1 and type(compressor) is NoCompression and self.momentum is None
-        together = together and not any(map(self.finiteness.checks_at_once, there.values()))
-        late = {name: one for name, one in there.items() if not self.finiteness.checks_at_once(one)}
-        if not together:
-            self.finiteness.check_each_(late)
-        found = {name: refusal(name) for name, one in there.items() if name not in late and not is_finite(one)}
-        _refuse(found, refused)
-        there = {name: one for name, one in there.items() if name not in found}
-        each = [self._made(name, there.get(name), step, name in absorbed) for name in names]
-        message = self._message(names, continue_rounds(names, joined(each)))
-        if together and isinstance(message, Message):
-            self.finiteness.check_together_(message.buffer, there)
+        is_late = not all(map(self.finiteness.checks_at_once, there.values()))
+        # Dense ones that share a message are looked at there, unless they change velocities before.
+        in_message = is_late and len(names) > 1 and type(compressor) is NoCompression and self.momentum is None
+        if not in_message:
+            looked_at = self._looked_at(there) if is_late and len(there) == len(names) else ()
+            for name in self.finiteness.check_each_({k: one for k, one in there.items() if k not in looked_at}):
+                if refused is None:
+                    raise refusal(name)
+                refused[name] = refusal(name)
+                del there[name]
+        if agree := getattr(compressor, "agree", None):
+            each = [self._made_in_rounds(agree, name, there.get(name), name in absorbed, step) for name in names]
+            return self._message(names, continue_rounds(names, joined(each)))
+        if compressor.adds:
+            return self._made_together(names, there, absorbed, step)
+        payloads = [self._made(name, there.get(name), name in absorbed, step) for name in names]
+        message = Message.of(names, compressor, payloads)
+        if in_message:
+            self.finiteness.check_each_(there, message.buffer)
         return message
 
-    def _made(self, name: str, gradient: Tensor | None, step: int, is_absorbed: bool) -> Rounds:
-        """Make the payload of tensor `name`, from its `gradient`, which is finite; without one from what the residual
-        has absorbed, or from zeros. Then update the residual."""
-        if gradient is None and not is_absorbed:
-            return (yield from self._rounds(self._zeros(name), name, step, self.states.copied(name)))
-        if gradient is not None and self.momentum is not None:
-            gradient = self.momentum.accumulate_(gradient, name)
-        compressor = self.compressor_of(name)
-        if gradient is None:
-            compensated = self._absorbed(name)
-        elif compressor.lossless:
-            return (yield from self._rounds(gradient, name, step, {}))
-        else:
-            compensated = self.residual.of(name).compensate_(gradient, name)
-        del gradient  # it is free where the sum is in the residual's memory, while other ranks are waited for
-        payload = yield from self._rounds(compensated, name, step, self.states.working(name))
-        if self.momentum is not None:
-            self.momentum.mask_(name, compressor.sent_indices(payload))
-        self.residual.of(name).update(name, lambda: compressor.error_(compensated, payload), step)
+    def _looked_at(self, there: Mapping[str, Tensor]) -> Collection[str]:
+        """Return the names of those of a bucket's gradients, `there`, that the compressor looks at on their device."""
+        if not self.compressor_of(next(iter(there))).looks_at(*there.values()):
+            return ()
+        pairs = {name: self.residual.of(name).addends(one, name) for name, one in there.items()}
+        return [name for name, pair in pairs.items() if pair is not None and pair[1] is there[name]]
+
+    def _made(self, name: str, gradient: Tensor | None, is_absorbed: bool, step: int) -> Payload:
+        """Return the payload of tensor `name`, from its `gradient`, which is finite; without one from what the residual
+        has absorbed, or from zeros. Update the residual, unless these were zeros."""
+        compressor, one = self.compressor_of(name), self._sum(name, gradient, is_absorbed)
+        given = one.dense, self._drawn_from(name), step
+        payload = compressor.compress_with(*given, one.state) if one.state else compressor.compress(*given)
+        self._keep(name, one, payload, step)
         return payload
 
-    def _rounds(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        compressor = self.compressor_of(name)
-        drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
-        return compressor.agree(grad, drawn_from, step, state)
+    def _made_in_rounds(
+        self, agree: Callable[..., Rounds], name: str, gradient: Tensor | None, is_absorbed: bool, step: int
+    ) -> Rounds:
+        """Do as `_made`, in rounds."""
+        one = self._sum(name, gradient, is_absorbed)
+        del gradient  # it is free where the sum is in the residual's memory, while other ranks are waited for
+        payload = yield from agree(one.dense, self._drawn_from(name), step, one.state)
+        self._keep(name, one, payload, step)
+        return payload
 
-    def _zeros(self, name: str) -> Tensor:
-        shape, dtype, device = self._kinds[name]
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    def _take_sums(
-        self,
-        gradients: Mapping[str, Tensor | None],
-        absorbed: Collection[str],
-        refused: dict[str, NonFiniteGradient] | None,
-        step: int,
-    ) -> Message | None:
-        """Do as `compress`, if the compressor adds residuals, looks for NaN, and takes out what it sends of all tensors
-        at once, while it reads the elements; None, and nothing is done, if it does not.
-
-        Its class must have `adds`. An object that stands in for it, and passes on what it lacks, has not: then its own
-        `compress` is called.
-        """
-        compressor = self.compressor_of(next(iter(gradients)))
-        known = hasattr(type(compressor), "adds")
-        if self.momentum is not None or not known or compressor.lossless or not compressor.adds:
-            return None
-        found: dict[str, NonFiniteGradient] = {}
-        late: dict[str, Tensor] = {}
-        sums = [self._sum(name, one, name in absorbed, found, late) for name, one in gradients.items()]
-        self.finiteness.check_each_(late)
+    def _made_together(
+        self, names: Sequence[str], there: Mapping[str, Tensor], absorbed: Collection[str], step: int
+    ) -> Message:
+        """Do as `_made` for all tensors of a bucket, whose gradients are `there`; return their message."""
+        compressor = self.compressor_of(names[0])
+        sums = [self._sum(name, there.get(name), name in absorbed) for name in names]
         buffer, payloads, spoilt = compressor.take_from_sums_(sums)
-        if isinstance(spoilt, Tensor):
-            self.finiteness.note([*gradients], spoilt)
-            spoilt = set()
-        for place, (name, gradient) in enumerate(gradients.items()):
-            if place in spoilt:
-                found[name] = refusal(name)
-            elif name not in found and (gradient is not None or name in absorbed):
-                sums[place].added = None  # an update may free it before it stores anew
-                self.residual.of(name).update(name, partial(getattr, sums[place], "dense"), step)
-        _refuse(found, refused)
-        return Message([*gradients], compressor, payloads, buffer)
+        if spoilt is not None:
+            self.finiteness.note(names, spoilt)
+        for name, one, payload in zip(names, sums, payloads, strict=True):
+            one.added = None  # an update may free it before it stores anew
+            self._keep(name, one, payload, step)
+        return Message(names, compressor, payloads, buffer)
 
-    def _sum(
-        self,
-        name: str,
-        gradient: Tensor | None,
-        is_absorbed: bool,
-        spoilt: dict[str, NonFiniteGradient],
-        late: dict[str, Tensor],
-    ) -> Sum:
-        """Return what the compressor is to add up of tensor `name`, and whether it is to look for NaN; zeros, with an
-        error in `spoilt`, if it was found here. What is to be looked at before anything is added is put into `late`.
+    def _drawn_from(self, name: str) -> str:
+        """Return what random choices for tensor `name` are drawn from, with the step."""
+        return name if self.compressor_of(name).same_draw else f"{name}/{self.place['rank']}"
 
-        It can look at the sum only where that is not formed in the residual's memory, which would hold the NaN by then.
-        """
+    def _sum(self, name: str, gradient: Tensor | None, is_absorbed: bool) -> Sum:
+        """Return gradient + residual of tensor `name`, or the two for a compressor that adds them up."""
+        compressor, residual = self.compressor_of(name), self.residual.of(name)
         if is_absorbed:
-            return Sum(self._absorbed(name))
-        if gradient is None:
-            return Sum(self._zeros(name), is_kept=False)
-        residual = self.residual.of(name)
-        check, found = "", residual.addends(gradient, name)
-        if self.finiteness.checks_at_once(gradient):
-            check = "sum" if residual.memory(name) is None else "added"
-        elif found is not None and found[1] is gradient and self.compressor_of(name).looks_at(gradient):
-            check = "added"  # on the device
-        elif found is not None:
-            late[name] = gradient
+            dense, added = residual.memory(name), None
+            assert dense is not None
+        elif gradient is None:
+            shape, dtype, device = self._kinds[name]
+            zeros = torch.zeros(shape, dtype=dtype, device=device)
+            return Sum(zeros, state=self.states.copied(name), is_kept=False)
         else:
-            self.finiteness.check_(gradient, name)
-        if found is None and check == "added":
-            if not is_finite(gradient):
-                spoilt[name] = refusal(name)
-                return Sum(self._zeros(name))
-            check = ""
-        dense, added = found or (residual.compensate_(gradient, name), None)
-        return Sum(dense, added, check, is_kept=type(residual).update is not NoResidual.update)
+            if self.momentum is not None:
+                gradient = self.momentum.accumulate_(gradient, name)
+            if compressor.lossless:
+                return Sum(gradient, is_kept=False)
+            pair = residual.addends(gradient, name) if compressor.adds else None
+            dense, added = pair or (residual.compensate_(gradient, name), None)
+        is_kept = not compressor.adds or type(residual).update is not NoResidual.update
+        return Sum(dense, added, self.states.working(name), is_kept)
+
+    def _keep(self, name: str, one: Sum, payload: Payload, step: int) -> None:
+        """Update the residual of tensor `name` by what its `payload` leaves of the sum, if that is kept."""
+        compressor = self.compressor_of(name)
+        if one.is_kept:
+            if self.momentum is not None:
+                self.momentum.mask_(name, compressor.sent_indices(payload))
+            left = partial(getattr, one, "dense") if compressor.adds else partial(compressor.error_, one.dense, payload)
+            self.residual.of(name).update(name, left, step)
 
     @exactly
     def end_round(self, under_way: Round) -> Message | Round:
@@ -460,12 +435,6 @@ class ErrorFeedback:
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
         return self.momentum is None and self.leaves_residual(name) and self.residual.of(name).absorbs(name)
-
-    def _absorbed(self, name: str) -> Tensor:
-        """Return the residual of tensor `name` with the gradients it has absorbed."""
-        memory = self.residual.of(name).memory(name)
-        assert memory is not None
-        return memory
 
     @exactly
     def absorb(self, grad: Tensor, name: str) -> None:
@@ -557,11 +526,3 @@ class ErrorFeedback:
         residual = deepcopy(self._blank)
         settled = self._dense, self.warm_up_steps, place, self._schedule
         return type(self)(self.compressor, residual, self.communicator, *settled)
-
-
-def _refuse(found: Mapping[str, NonFiniteGradient], refused: dict[str, NonFiniteGradient] | None) -> None:
-    """Put errors into `refused`; without that, raise the first."""
-    if refused is None and found:
-        raise next(iter(found.values()))
-    if refused is not None:
-        refused.update(found)

@@ -13,7 +13,6 @@ import shlex
 import subprocess
 import tempfile
 import warnings
-from array import array
 from cmath import isfinite
 from collections.abc import Sequence
 from functools import cache
@@ -43,7 +42,7 @@ HERE = Path(__file__).parent
 KINDS = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int, "I": ctypes.c_uint32}
 """Arguments of C functions: addresses, of tensors for example, and numbers of 64 and of 32 bits."""
 FUNCTIONS = {
-    "largest_each": "PqP",
+    "largest_each": "Pq",
     "add_sent_each": "Pq",
     "sums": "PqiP",
     "l1_norms": "PqqiPP",
@@ -184,8 +183,6 @@ KEY_BITS = 32
 """Lower bits of a key, which tell of two equal magnitudes the one with the higher index."""
 BYTES = 8
 """Bytes of a packed element: a float32 value and an int32 index."""
-NOT_FINITE = -2
-"""The status of compiled code if NaN or infinity was found."""
 
 
 def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
@@ -202,7 +199,7 @@ def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
 
         return bucket.select(flat, k)
     packed = torch.empty(BYTES * k, dtype=torch.uint8, device=flat.device)
-    if largest_each([(flat, k, None, packed, "")], takes=False) is None:
+    if not largest_each([(flat, k, None, packed)], takes=False):
         del packed
         return by_keys(flat, k)
     return packed[BYTES // 2 * k :].view(torch.int32).long()
@@ -238,44 +235,40 @@ def _keys(values: Tensor, first: int) -> Tensor:
 # those that reach the border are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
 
 
-MEMBERS = Struct("2P5q3i3P0P")
+MEMBERS = Struct("2P5q2i3P0P")
 """Layout of a structure of arguments for one tensor; several follow one another."""
 
 
-def largest_each(
-    tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor, str]], takes: bool = True
-) -> list[int] | None:
-    """Pack the largest magnitudes of several tensors; return the status of each: 1, or NOT_FINITE if that was found.
+def largest_each(tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], takes: bool = True) -> bool:
+    """Pack the largest magnitudes of several tensors, and return True.
 
-    Return None, and do nothing, for anything but contiguous float32 on a CPU, fewer than 2^31 each, or without a
+    Return False, and do nothing, for anything but contiguous float32 on a CPU, fewer than 2^31 each, or without a
     compiler. Without storage, as much memory is taken as with it.
 
     Args:
         tensors: the elements, of any shape; how many of them are selected, one to all; what is added to them first, in
-            place; 1-D uint8 memory that receives float32 values and then int32 indices, both in the order of the
-            indices; and what is checked: what is "added", before anything is done, or the "sum", before anything is
-            selected.
+            place; and 1-D uint8 memory that receives float32 values and then int32 indices, both in the order of the
+            indices. Magnitudes are in the order of their bits: NaN is larger than infinity.
         takes: whether the selected elements become zero.
     """
     compiled = library()
     shapes = [(dense.numel(), k) for dense, k, *_ in tensors]
-    there = [one for dense, _, added, _, _ in tensors for one in (dense, added) if one is not None and not one.is_meta]
+    there = [one for dense, _, added, _ in tensors for one in (dense, added) if one is not None and not one.is_meta]
     suited = suits(*there) and all(dense.dtype == torch.float32 for dense, *_ in tensors)
     if compiled is None or not suited or not all(0 < k <= n < 1 << 31 for n, k in shapes):
-        return None
+        return False
     nbytes = max(_scan(*shape)[-1] for shape in shapes)
     scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu" if there else "meta")  # whatever is the default
     if scratch.is_meta:  # a plan, which counts memory
-        return [1] * len(tensors)
+        return True
     structures, room = [], scratch.data_ptr()
-    for (dense, k, added, packed, check), shape in zip(tensors, shapes, strict=True):
+    for (dense, k, added, packed), shape in zip(tensors, shapes, strict=True):
         pointers = dense.data_ptr(), 0 if added is None else added.data_ptr()
-        numbers = *shape, *_scan(*shape)[:-1], threads(shape[0]), takes, ("", "sum", "added").index(check)
+        numbers = *shape, *_scan(*shape)[:-1], threads(shape[0]), takes
         to = packed.data_ptr()
         structures.append(MEMBERS.pack(*pointers, *numbers, room, to, to + BYTES // 2 * k))
-    statuses = array("i", bytes(4 * len(tensors)))
-    compiled.resireduce_largest_each(b"".join(structures), len(tensors), statuses.buffer_info()[0])
-    return [*statuses]
+    compiled.resireduce_largest_each(b"".join(structures), len(tensors))
+    return True
 
 
 @cache

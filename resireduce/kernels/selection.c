@@ -7,7 +7,7 @@
 
 #include "threads.h"
 
-enum { BINS = 256, EXPONENTS = 23, NOT_FINITE = -2 };
+enum { BINS = 256, EXPONENTS = 23, MAGNITUDE = 0x7fffffff };
 typedef uint32_t __attribute__((may_alias)) number;
 
 /* --- The k-th largest of some magnitudes, by their bits, which are in the order of the numbers --- */
@@ -40,11 +40,11 @@ static number find_bin(uint32_t counts[4][BINS], int64_t *k, int64_t *count)
 }
 
 /* Return the k-th largest of `count` magnitudes, at least k. They are counted in bins between the least and the greatest,
- * and only those that may still be it are looked at again: `magnitudes` are lost. *passed is how many equal to it are not
- * among the k largest. */
-static float kth_largest(float *magnitudes, int64_t count, int64_t k, int64_t *passed)
+ * and only those that may still be it are looked at again: `bits` are lost. *passed is how many equal to it are not among
+ * the k largest. */
+static number kth_largest(number *bits, int64_t count, int64_t k, int64_t *passed)
 {
-    number *bits = (number *)magnitudes, low, high;
+    number low, high;
     for (bounds(bits, count, &low, &high); low < high; bounds(bits, count, &low, &high)) {
         int shift = 0;
         int64_t left = 0, of_bin;
@@ -62,33 +62,26 @@ static float kth_largest(float *magnitudes, int64_t count, int64_t k, int64_t *p
         count = left;
     }
     *passed = count - k;
-    float magnitude;
-    memcpy(&magnitude, &low, sizeof magnitude);
-    return magnitude;
+    return low;
 }
 
-/* Write the k-th largest magnitude of x[0..n) as `kth_largest` does, without memory: four times all elements are counted by
- * their next eight bits, the exponent first. Return NOT_FINITE if there is NaN or infinity, whose exponent is the last bin,
- * and it `checks`; else 1. */
+/* Return the k-th largest magnitude of n elements as `kth_largest` does, without memory: four times all are counted by their
+ * next eight bits, the exponent first. */
 FOR_EACH_PROCESSOR
-static int count_down(const float *x, int64_t n, int64_t k, int checks, float *magnitude, int64_t *passed)
+static number count_down(const number *bits, int64_t n, int64_t k, int64_t *passed)
 {
-    const number *bits = (const number *)x;
     number prefix = 0;
     for (int from = 31, shift = EXPONENTS; from > 0; from = shift, shift = shift > 8 ? shift - 8 : 0) {
         uint32_t counts[4][BINS] = {{0}};
         for (int64_t i = 0; i < n; i++) {
-            const number one = bits[i] & 0x7fffffff;
+            const number one = bits[i] & MAGNITUDE;
             if (one >> from == prefix)
                 counts[i & 3][(one >> shift) & ((1u << (from - shift)) - 1)]++;
         }
-        if (checks && shift == EXPONENTS && (counts[0][255] || counts[1][255] || counts[2][255] || counts[3][255]))
-            return NOT_FINITE;
         prefix = prefix << (from - shift) | find_bin(counts, &k, passed);
     }
     *passed -= k;
-    memcpy(magnitude, &prefix, sizeof prefix);
-    return 1;
+    return prefix;
 }
 
 /* --- Elements that reach a border, found on the way as something is added to them --- */
@@ -101,10 +94,9 @@ struct search {
     float border;
     int lanes; /* lane l has the groups l, l + lanes, ... and as large a part of the room as the others */
     int64_t room;
-    int checks; /* whether it ends at NaN and infinity; else NaN is passed over */
-    float *magnitudes;
+    number *magnitudes;
     int32_t *places;
-    int32_t *counts; /* of candidates in each group, or why there are none */
+    int32_t *counts; /* of candidates in each group, or NO_ROOM */
 };
 
 /* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, and for NaN,
@@ -124,7 +116,7 @@ static inline __attribute__((always_inline)) void add_and_compare(const struct s
 }
 
 /* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
- * long as these are fewer than `stop`. Return how many there are then; NO_ROOM or NOT_FINITE, if it was given up. */
+ * long as these are fewer than `stop`. Return how many there are then; NO_ROOM, if it was given up. */
 static inline __attribute__((always_inline)) int64_t take(const struct search *search, int64_t at, const uint8_t *hits,
                                                           int64_t count, int64_t stop)
 {
@@ -138,12 +130,8 @@ static inline __attribute__((always_inline)) int64_t take(const struct search *s
         for (int e = 0; e < BLOCK / 8; e++) /* a product of ones in eight bytes has them as eight bits on top */
             for (uint32_t left = eights[e] * 0x0102040810204080u >> 56; left; left &= left - 1) {
                 const int64_t i = block + 8 * e + __builtin_ctz(left);
-                const float magnitude = fabsf(search->x[i]);
-                if (search->checks && !(magnitude <= FLT_MAX))
-                    return NOT_FINITE;
-                search->magnitudes[count] = magnitude;
-                search->places[count] = (int32_t)i;
-                count += magnitude == magnitude;
+                search->magnitudes[count] = ((number *)search->x)[i] & MAGNITUDE;
+                search->places[count++] = (int32_t)i;
             }
     }
     return count;
@@ -179,14 +167,14 @@ static void look(const void *task, int64_t lane, int64_t stop)
     }
 }
 
-/* Look at all elements. Return how many were found, or why there are none. */
+/* Look at all elements. Return how many were found, or NO_ROOM. */
 static int64_t look_through(const struct search *search)
 {
     resireduce_in_threads(look, search, search->lanes, 1, search->lanes);
     int64_t total = 0;
     for (int64_t group = 0; group * GROUP < search->n; group++) {
         if (search->counts[group] < 0)
-            return search->counts[group];
+            return NO_ROOM;
         total += search->counts[group];
     }
     return total;
@@ -199,7 +187,9 @@ static float sampled_border(const struct search *search, int64_t step, int64_t w
     int64_t size = 0, passed;
     for (int64_t i = 0; i < search->n; i += step)
         sample[size++] = fabsf(search->x[i] + (search->added ? search->added[i] : 0));
-    const float border = kth_largest(sample, size, wanted, &passed);
+    const number bits = kth_largest((number *)sample, size, wanted, &passed);
+    float border;
+    memcpy(&border, &bits, sizeof border);
     return border > 0 ? border : FLT_TRUE_MIN;
 }
 
@@ -210,7 +200,7 @@ struct largest {
     float *x;
     const float *added; /* 0: nothing is */
     int64_t n, k, step, wanted, room; /* no room: there is no sample */
-    int threads, takes, checks; /* for NaN and infinity: 1, in the sums; 2, in `added`, before anything is changed */
+    int threads, takes;
     float *scratch; /* room for two numbers and a byte for each of `room` candidates, and for the sample */
     float *values;
     int32_t *indices;
@@ -218,7 +208,7 @@ struct largest {
 
 /* What is written, from the first to the last. */
 struct writing {
-    float least;    /* of the magnitudes that are chosen */
+    number least;   /* of the magnitudes that are chosen */
     int64_t passed; /* how many equal to it are not, any more: the first */
     int64_t count;
 };
@@ -227,12 +217,14 @@ struct writing {
  * if it is to be taken. There is no branch on what is chosen: none could be foreseen. */
 static inline __attribute__((always_inline)) void put(const struct largest *given, int32_t place, struct writing *to)
 {
-    const float value = given->values[to->count] = given->x[place], magnitude = fabsf(value);
+    number *element = (number *)given->x + place;
+    const number magnitude = *element & MAGNITUDE;
     const int equal = magnitude == to->least, chosen = (magnitude > to->least) | (equal & (to->passed <= 0));
+    given->values[to->count] = given->x[place];
     given->indices[to->count] = place;
     to->passed -= equal;
     to->count += chosen;
-    ((number *)given->x)[place] &= (number)(chosen & given->takes) - 1;
+    *element &= (number)(chosen & given->takes) - 1;
 }
 
 /* Bring the magnitudes of the candidates that all lanes have found together. */
@@ -243,7 +235,7 @@ static void close_up(const struct search *search)
         int64_t count = 0;
         for (int64_t group = lane; group * GROUP < search->n; group += search->lanes)
             count += search->counts[group];
-        const float *from = search->magnitudes + search->room * lane / search->lanes;
+        const number *from = search->magnitudes + search->room * lane / search->lanes;
         memmove(search->magnitudes + total, from, count * sizeof *search->magnitudes);
         total += count;
     }
@@ -267,73 +259,37 @@ static void write_candidates(const struct largest *given, const struct search *s
     }
 }
 
-struct finite {
-    const float *x;
-    int is_not;
-};
-
-/* Note in `task` if one of its elements start..stop is NaN or infinite: their exponent has all bits set. */
-FOR_EACH_PROCESSOR
-static void look_for_infinite(const void *task, int64_t start, int64_t stop)
-{
-    struct finite *given = (struct finite *)task;
-    const number *bits = (const number *)given->x;
-    for (int64_t at = start; at < stop; at += CHUNK) {
-        const int64_t end = stop - at < CHUNK ? stop : at + CHUNK;
-        number largest = 0;
-        for (int64_t i = at; i < end; i++) {
-            const number magnitude = bits[i] & 0x7fffffff;
-            largest = magnitude > largest ? magnitude : largest;
-        }
-        if (largest >= 0x7f800000) {
-            __atomic_store_n(&given->is_not, 1, __ATOMIC_RELAXED);
-            return;
-        }
-    }
-}
-
 /* Add to x[0..n) what is to be added; then write values and indices of the k largest magnitudes, from the first to the
  * last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th element is a border; where fewer
- * than k reach it, or more than there is room for, and where there is no sample, all elements are counted. Return 1;
- * NOT_FINITE, with the sums complete and nothing else, if they are not finite and it checks them, and with nothing done, if
- * what is added is not and it checks that. */
-static int largest(const struct largest *given)
+ * than k reach it, or more than there is room for, and where there is no sample, all elements are counted. */
+static void largest(const struct largest *given)
 {
-    struct finite finite = {given->added, 0};
-    if (given->checks == 2 && given->added)
-        resireduce_in_threads(look_for_infinite, &finite, given->n, CHUNK, given->threads);
-    if (finite.is_not)
-        return NOT_FINITE;
     const int64_t room = given->room;
     const int lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS;
     struct search search = {.x = given->x, .added = given->added, .n = given->n, .border = INFINITY, .lanes = lanes,
-                            .room = room, .checks = given->checks == 1, .magnitudes = given->scratch,
+                            .room = room, .magnitudes = (number *)given->scratch,
                             .places = (int32_t *)(given->scratch + room),
                             .counts = (int32_t *)(given->scratch + 2 * room)};
     if (room)
         search.border = sampled_border(&search, given->step, given->wanted, given->scratch);
     const int64_t count = look_through(&search);
-    if (count == NOT_FINITE)
-        return NOT_FINITE;
     struct writing to = {0};
     if (count >= given->k) {
         close_up(&search);
         to.least = kth_largest(search.magnitudes, count, given->k, &to.passed);
         write_candidates(given, &search, to);
     } else {
-        if (count_down(given->x, given->n, given->k, search.checks, &to.least, &to.passed) == NOT_FINITE)
-            return NOT_FINITE;
+        to.least = count_down((const number *)given->x, given->n, given->k, &to.passed);
         for (int64_t i = 0; to.count < given->k; i++)
             put(given, (int32_t)i, &to);
     }
-    return 1;
 }
 
-/* Do so for each of `count` tensors, one after the other, and write the status of each. */
-void resireduce_largest_each(const struct largest *given, int64_t count, int *statuses)
+/* Do so for each of `count` tensors, one after the other. */
+void resireduce_largest_each(const struct largest *given, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        statuses[i] = largest(&given[i]);
+        largest(&given[i]);
 }
 
 /* --- What was sent is added to its places --- */

@@ -83,8 +83,9 @@ def test_what_is_dispatched_does_not_grow_with_the_tensors_of_a_bucket(
     gradients: str, options: dict[str, object]
 ) -> None:
     few, many = (operations(tensors, gradients, **options) for tensors in (3, 40))
-    # Streamed: memory for the average of each, which is its `.grad`; few bits are written where they were.
-    alone = {"aten.empty.memory_format", "aten.view.default"}
+    # Streamed: memory for the average of each, which is its `.grad`; few bits are written where they were; and on a CPU
+    # each is looked at for NaN.
+    alone = {"aten.empty.memory_format", "aten.view.default", "aten.sum.default", "aten._local_scalar_dense.default"}
     if torch.__version__.startswith("2.9."):
         alone.add("aten.detach.default")  # later ones detach without dispatching it
     assert {name: count for name, count in many.items() if few[name] != count}.keys() <= alone
