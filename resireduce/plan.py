@@ -2,19 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from resireduce.comm.local import PretendCommunicator
-from resireduce.core.bucket import make_slots
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, choose, is_count
-from resireduce.grouping import compressible
 from resireduce.merging.rules import TIMED
-from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
 from resireduce.planning.item import Item, sums
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, tied_parameters, track_states
@@ -35,7 +31,6 @@ def plan(
     world_size: int = 8,
     itemised: bool = False,
     ranks_per_node: int | None = None,
-    shards: int | None = None,
     batch: int | None = None,
     inputs: Inputs | None = None,
     checkpoint: bool = False,
@@ -57,10 +52,6 @@ def plan(
         ranks_per_node: required with hierarchy="node": how many ranks share a node, a divisor of `world_size`. The plan
             is for the first of them, which holds most: others may have a row less of tensors whose rows are not evenly
             divisible.
-        shards: over how many ranks FSDP2 shards each replica, a divisor of `world_size`. The plan is then that of
-            `resireduce.compress_fsdp`, with its keywords as `settings`, for the first of these ranks, which holds
-            most. Gradients are kept, and nothing after `normalised` is planned: the fullest moment of a step depends
-            on what each `fully_shard` holds.
         batch: samples of a step on this rank: the fullest moment is then planned with activations too, as a GPU has
             them. The next four, and `progress`, are for that.
         inputs: called with the model and a batch size under the meta device, returns the loss; None: the attribute
@@ -92,43 +83,34 @@ def plan(
     given = _settings(settings, world_size, ranks_per_node)
     inputs = getattr(build, "inputs", None) if inputs is None else inputs
     asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
-    check_batch(batch, inputs, shards, **asked)
-    if shards is not None:
-        check_shards(shards, world_size, given)
+    check_batch(batch, inputs, **asked)
     model, arguments = _build(build), dict(optimizer_args or {})
-    beside_total: dict[str, Any] = {}
-    if shards is not None:
-        items, beside, baseline = shard_states(model, optimizer, arguments, shards, given)
-        states = ModelStates(**sums(items))
-    else:
-        # From the third on, passes find what the second has found.
-        given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
-        wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
-        distributed = distribute_quietly(model, wrapped, given)
+    # From the third on, passes find what the second has found.
+    given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
+    wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
+    with distribute_quietly(model, wrapped, given) as distributed:
         waits = distributed.streamed and not distributed.updates_in_backward
         waiting = sum(slot.template.nbytes for slot in distributed.slots if slot.dense) if waits else 0
         with without_storage():
             items, peak = two_steps(model, distributed)
-        states = ModelStates(**sums(items))
-        beside_total = {"peak_states": peak, "in_flight": peak - states.total, "waiting": waiting}
-        trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
-        beside = {
-            "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
-            "frozen": sum(one.nbytes for one in model.parameters() if id(one) not in trained),
-        }
-        baseline = baseline_total(model, states, given.dense)
-        beside_total["peak_normalised"] = peak / baseline
-    result: dict[str, Any] = {
-        **states.as_dict(),
-        **beside,
+        host_residuals = sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors())
+    states = ModelStates(**sums(items))
+    trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
+    baseline = baseline_total(model, states, given.dense)
+    result: dict[str, Any] = states.as_dict() | {
+        "host_residuals": host_residuals,
+        "frozen": sum(one.nbytes for one in model.parameters() if id(one) not in trained),
         "buffers": sum(buffer.nbytes for buffer in model.buffers()),
         "baseline_total": baseline,
         "normalised": states.total / baseline,
-    } | beside_total
+        "peak_states": peak,
+        "in_flight": peak - states.total,
+        "waiting": waiting,
+        "peak_normalised": peak / baseline,
+    }
     if itemised:
         result["items"] = items
     if batch is not None:
-        distributed.close()
         result |= plan_batch(model, optimizer, arguments, given, batch, inputs, progress, **asked)  # type: ignore[arg-type]
     return result
 
@@ -235,65 +217,3 @@ def _with_bias(model: nn.Module) -> dict[int, nn.Parameter]:
         if weight is not None and not {id(weight), id(bias)} & tied
         if order[id(weight)] < order[id(bias)]
     }
-
-
-# --- The model states of a rank under FSDP2 with `resireduce.compress_fsdp`, found without storage ---
-
-
-TAKEN = ("scheme", "compressor", "density", "groups", "residual_dtype", "dense", "options", "residual_device")
-"""Settings that a plan takes of those of `compress_fsdp`."""
-MADE = ("backend", "gradients")
-"""Settings that say nothing here: ranks are pretended, and gradients stay in any case, as FSDP2 leaves them."""
-
-
-def check_shards(shards: Any, world_size: int, given: Settings) -> None:
-    """Raise ConfigError unless `world_size` ranks can be replicas of as many `shards`, with the settings `given`, all
-    of which mean something then."""
-    if not is_count(shards) or not shards or world_size % shards:
-        raise ConfigError(
-            f"shards: {shards!r} is not allowed with {world_size} ranks; give a divisor of their number: over how many "
-            "ranks fully_shard shards each replica"
-        )
-    for name, default in {one.name: one.default for one in fields(Settings) if one.name not in (*TAKEN, *MADE)}.items():
-        if (value := getattr(given, name)) != default:
-            raise ConfigError(
-                f"{name}: {value!r} means nothing with shards, which plan for resireduce.compress_fsdp; leave it out"
-            )
-
-
-def slice_of(parameter: Tensor, shards: int) -> nn.Parameter:
-    """Return a tensor without storage like the slice of `parameter` that the first of `shards` ranks holds.
-
-    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most.
-    """
-    rows = -(-parameter.shape[0] // shards)
-    whole = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
-    return nn.Parameter(whole, requires_grad=parameter.requires_grad)
-
-
-def shard_states(
-    model: nn.Module, optimizer: str | Maker, arguments: Mapping[str, object], shards: int, given: Settings
-) -> tuple[list[Item], dict[str, int], int]:
-    """Return every tensor of the model states of the first rank, at a step boundary; the bytes of host_residuals and
-    frozen, and baseline_total, as `plan` has them. `model` is whole; the backend in `given` has all ranks."""
-    sliced = {name: slice_of(parameter, shards) for name, parameter in model.named_parameters()}
-    slices = {name: one for name, one in sliced.items() if one.requires_grad}
-    parameters = {name: one for name, one in model.named_parameters() if name in slices}
-    replicas, lossy = PretendCommunicator(given.backend.world_size // shards), find_compressor(given)  # type: ignore[union-attr]
-    settings = settle_slices(replace(given, gradients="kept"), lossy, model, parameters, slices)
-    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
-    for name, one in slices.items():
-        feedback.register(name, one)
-        one.grad = torch.empty_like(one)
-    wrapped = make_optimizer(optimizer, [*slices.values()], arguments, given)
-    with without_storage():
-        wrapped.step()
-    slots = make_slots(slices, feedback)
-    held = SimpleNamespace(feedback=feedback, slots=slots, param_groups=wrapped.param_groups, state=wrapped.state)
-    items = itemise_states(held)
-    full = sum(slices[name].nbytes for name in compressible(model, given.dense).keys() & slices.keys())
-    beside = {
-        "host_residuals": sum(tensor.nbytes for tensor in feedback.residual.host_tensors()),
-        "frozen": sum(one.nbytes for name, one in sliced.items() if name not in slices),
-    }
-    return items, beside, sum(item.nbytes for item in items if item.state != "residuals") + full

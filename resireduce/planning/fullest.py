@@ -402,7 +402,7 @@ def as_bytes(memory: object) -> int:
     return int(cast(float, found))
 
 
-def check_batch(batch: Any, inputs: object, shards: object, **asked: Any) -> None:
+def check_batch(batch: Any, inputs: object, **asked: Any) -> None:
     """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
 
     asked: checkpoint, loss_chunk and memory.
@@ -414,8 +414,6 @@ def check_batch(batch: Any, inputs: object, shards: object, **asked: Any) -> Non
         return
     check_count("batch", batch, least=1, of="samples")
     check_count("loss_chunk", asked["loss_chunk"], least=1, of="rows", or_none=True)
-    if shards is not None:
-        raise ConfigError(f"shards: {shards!r} is not planned together with a batch; leave one of the two out")
     if not callable(inputs):
         raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
     if asked["memory"] is not None:

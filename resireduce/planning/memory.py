@@ -20,12 +20,7 @@ from resireduce.scheme import SCHEMES, build_residual
 # --- The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of ---
 
 
-Holder = Any
-"""What holds the model states of a rank: an optimizer that `resireduce.distribute` made, or a plan's stand-in for one,
-with its `feedback`, `slots`, `param_groups` and `state`."""
-
-
-def itemise_states(optimizer: Holder, model: nn.Module | None = None) -> list[Item]:
+def itemise_states(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[Item]:
     """Return every tensor of the model states that this rank holds now, in bytes; one held twice is listed once.
 
     To be called at a step boundary, after `step()` and before `zero_grad()`. Residuals in the host's memory are not
@@ -35,7 +30,7 @@ def itemise_states(optimizer: Holder, model: nn.Module | None = None) -> list[It
     return [item for item, _ in held_items(optimizer, model)]
 
 
-def held_items(optimizer: Holder, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
+def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
     """Return what `itemise_states` does for `optimizer` and `model`, each with the tensor itself."""
     found: dict[tuple[str, int], tuple[Item, Tensor]] = {}
     for state, name, part, tensor, members in _held(optimizer, model):
@@ -55,7 +50,7 @@ def held_bytes(tensor: Tensor) -> int:
 _Found = tuple[str, str, str, Tensor, tuple[str, ...]]
 
 
-def _held(optimizer: Holder, model: nn.Module | None) -> Iterator[_Found]:
+def _held(optimizer: DistributedOptimizer, model: nn.Module | None) -> Iterator[_Found]:
     """Yield state, name, part, tensor and members of all that is held, one after the other."""
     feedback, momentum = optimizer.feedback, optimizer.feedback.momentum
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -213,7 +213,6 @@ PLAIN: dict[str, Any] = {"build": partial(nn.Sequential, nn.Linear(128, 9)), "ba
         ({"batch": 2, "inputs": None}, "inputs: None is not allowed: the model is known without inputs; give module:"),
         ({"batch": 2, "memory": "24 bananas"}, "memory: '24 bananas' is not allowed; give a number of bytes"),
         ({"batch": 2, "loss_chunk": 0}, "loss_chunk: 0 is not allowed; give a number of rows, 1 or more"),
-        ({"batch": 2, "shards": 2}, "shards: 2 is not planned together with a batch"),
         ({"batch": 2, "inputs": nothing_of_the_model}, "inputs: it returns a tensor of shape (2,), no scalar"),
         ({"batch": 2, "inputs": wrong_width}, "inputs: no loss with a batch of 2 on the meta device: RuntimeError: "),
         (PLAIN | {"checkpoint": True}, "checkpoint: the Sequential has no nn.ModuleList or nn.Sequential of equal bl"),
