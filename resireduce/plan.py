@@ -1,5 +1,6 @@
 """What a run will hold, by the library's own code on tensors without storage."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -13,9 +14,8 @@ from resireduce.errors import ConfigError, check_count, choose, is_count
 from resireduce.merging.rules import TIMED
 from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
 from resireduce.planning.item import Item, sums
-from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, tied_parameters, track_states
-from resireduce.planning.models import to_meta
-from resireduce.planning.optimizers import Maker, make_optimizer, without_storage
+from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
+from resireduce.planning.models import Maker, make_optimizer, to_meta, without_storage
 from resireduce.scheme import HIERARCHIES
 from resireduce.settings import Settings
 
@@ -115,33 +115,29 @@ def plan(
     return result
 
 
-def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | None) -> Settings:
+def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) -> Settings:
     """Return what `distribute` is to be given, with ranks that are pretended. Raises ConfigError, or TypeError."""
     check_count("world_size", world_size, 1, "ranks")
-    if unknown := settings.keys() - {one.name for one in fields(Settings)} | settings.keys() & set(UNPLANNED):
+    if unknown := settings.keys() - {one.name for one in fields(Settings) if one.name not in UNPLANNED}:
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
-    nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
-    given = Settings(**settings, backend=PretendCommunicator(world_size), hierarchy=nodes)
+    given = Settings(**settings, backend=PretendCommunicator(world_size))
     check_count("backward_passes_per_step", given.backward_passes_per_step, 1, "passes")
     if isinstance(given.merge, str) and given.merge in TIMED:
         raise ConfigError(
             f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "
             "of names that optimizer.messages had then"
         )
-    return given
-
-
-def _nodes(hierarchy: object, world_size: int, ranks_per_node: Any) -> Any:
-    if choose("hierarchy", hierarchy, HIERARCHIES) == "flat":
+    if choose("hierarchy", given.hierarchy, HIERARCHIES) == "flat":
         if ranks_per_node is not None:
             raise ConfigError(f"ranks_per_node: {ranks_per_node!r} means nothing to a flat hierarchy; give 'node'")
-        return hierarchy
+        return given
     if not is_count(ranks_per_node) or not ranks_per_node or world_size % ranks_per_node:
         raise ConfigError(
             f"ranks_per_node: {ranks_per_node!r} is not allowed with hierarchy='node' and {world_size} ranks; give a "
             "divisor of their number"
         )
-    return [[*range(first, first + ranks_per_node)] for first in range(0, world_size, ranks_per_node)]
+    firsts = range(0, world_size, ranks_per_node)
+    return replace(given, hierarchy=[[*range(first, first + ranks_per_node)] for first in firsts])
 
 
 def _build(build: Callable[[], nn.Module]) -> nn.Module:
@@ -179,18 +175,17 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     There it adds the two up in a third tensor. A layer with a bias makes both of its gradients at once, and hands over
     that of the bias first. What is added to the gradient of an earlier pass lives until the sum has been taken.
     """
-    tied = tied_parameters(model)
+    places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    weights = _weights_of_biases(model)
     slots = {id(slot.parameter): slot for slot in optimizer.slots}
     trainable = [p for p in model.parameters() if p.requires_grad]
-    with_bias = _with_bias(model)
     for number in range(optimizer.backward_passes_per_step):
-        waiting = {id(p): torch.empty_like(p) for p in trainable if id(p) in tied}
-        beside = {bias: weight for bias, weight in with_bias.items() if weight.requires_grad}
+        waiting = {id(p): torch.empty_like(p) for p in trainable if places[id(p)] > 1}
         for parameter in reversed(trainable):
-            if (weight := beside.get(id(parameter))) is not None:
-                waiting.setdefault(id(weight), torch.empty_like(weight))
+            if (weight := weights.get(id(parameter))) is not None and places[id(weight)] == places[id(parameter)] == 1:
+                waiting[id(weight)] = torch.empty_like(weight)
             waited = waiting.pop(id(parameter), None)
-            if waited is not None and id(parameter) in tied:
+            if waited is not None and places[id(parameter)] > 1:
                 torch.add(waited, torch.empty_like(waited))
             del waited
             slot = slots.get(id(parameter))
@@ -201,19 +196,13 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     optimizer.step()
 
 
-def _with_bias(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the weight of each layer that has a bias too, which comes after it, by the `id` of the bias.
-
-    Names tell: in_proj_weight and in_proj_bias belong together. A parameter that `model` has in more than one place is
-    neither.
-    """
-    tied = tied_parameters(model)
-    order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-    held = [dict(layer.named_parameters(recurse=False, remove_duplicate=False)) for layer in model.modules()]
-    pairs = [(one.get(name.replace("bias", "weight")), one[name]) for one in held for name in one if "bias" in name]
-    return {
-        id(bias): weight
-        for weight, bias in pairs
-        if weight is not None and not {id(weight), id(bias)} & tied
-        if order[id(weight)] < order[id(bias)]
-    }
+def _weights_of_biases(model: nn.Module) -> dict[int, nn.Parameter]:
+    """Return the trained weight before each bias in a layer, by the bias's `id`: names tell, as in_proj_weight does."""
+    found = {}
+    for layer in model.modules():
+        before: dict[str, nn.Parameter] = {}
+        for name, one in layer.named_parameters(recurse=False):
+            if (weight := before.get(name.replace("bias", "weight"))) is not None and weight.requires_grad:
+                found[id(one)] = weight
+            before[name] = one
+    return found

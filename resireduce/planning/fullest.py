@@ -25,7 +25,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, is_count, short
 from resireduce.planning.item import sums
 from resireduce.planning.memory import LiveBytes, held_items
-from resireduce.planning.optimizers import Maker, Ones, make_optimizer, without_storage
+from resireduce.planning.models import Maker, Ones, make_optimizer, without_storage
 from resireduce.settings import Settings
 
 Inputs = Callable[[nn.Module, int], Tensor]
