@@ -72,8 +72,6 @@ def parser() -> argparse.ArgumentParser:
     add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} (default: %(default)s)")
     text = "with --hierarchy node: how many ranks share a node"
     add("--ranks-per-node", metavar="N", type=int, help=text)
-    text = "over how many ranks FSDP2 shards each replica, for compress_fsdp (default: not sharded)"
-    add("--shards", metavar="N", type=int, help=text)
     # The fullest moment of a step, with activations.
     text = "samples of a step: also plan its fullest moment on a GPU, with activations"
     add("--batch", metavar="N", type=int, help=text)

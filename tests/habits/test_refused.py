@@ -43,7 +43,7 @@ SETTINGS: list[Row] = [
     ({"groups": Grouping(groups=(("first.weight", "no.such"),))}, "groups: 'no.such'"),
     ({"groups": Grouping(groups=(("first.weight", "blocks.0.up.weight"),))}, "one shape"),
     ({"groups": {"group": []}}, "key 'group' is not known; give {"),
-    ({"groups": {"groups": "*"}}, r"'groups' is '\*', not a list"),
+    ({"groups": {"groups": "*"}}, r"'\*' is no list of patterns; give {"),
     ({"groups": {"groups": [3]}}, "3 is no list of patterns"),
     ({"groups": {"groups": ["first.wieght"]}}, "tensor of the model matches 'first.wieght'"),
     ({"groups": {"groups": [["blocks.*.up.weight"]], "specific": ["blocks.0.up.weight"]}}, "is named twice"),
