@@ -19,13 +19,12 @@ from resireduce.settings import Settings
 from resireduce.watchers import (
     COMPILED_AUTOGRAD,
     OWNERS,
-    Orphans,
     StepGuard,
     Watcher,
-    end_watch,
     is_distributed,
     refuse_capture,
     refuse_compiled_autograd,
+    watch_orphans,
 )
 
 # --- The hooks that hand over gradients, and their removal ---
@@ -59,7 +58,7 @@ def _lost(
     steps. If it took some, with other ranks, the next backward pass gives a warning."""
     _detach(slots, [*handles, *(guards if steps[1] else [])])
     if steps[1] and world_size > 1:
-        Orphans(slot.parameter for slot in slots)
+        watch_orphans(slot.parameter for slot in slots)
     if not steps[1]:
         warn(
             "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "
@@ -105,7 +104,6 @@ class BackwardPasses:
         self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
-        end_watch(slot.parameter for slot in self.slots)
         self._handles: list[RemovableHandle] = []
         self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
         self._steps = [0, 0]  # whether a step is being taken, and how many have been
@@ -218,8 +216,6 @@ class BackwardPasses:
         with self.turn:
             self.under_way = False
             self._exchange.end_backward()
-            for watcher in self._watchers:
-                watcher.after_backward()
 
 
 def _note_gradient(passes: BackwardPasses, slot: Slot, _: object) -> None:

@@ -210,8 +210,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._closed:
             return
         self._backward.end()
-        for watcher in self.watchers:
-            watcher.end()
+        self.watchers.clear()
         self.levels.close()
         self._closed = True
         for name in FREED:

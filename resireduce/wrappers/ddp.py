@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce import private
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot, Stage, make_slots
@@ -27,8 +26,8 @@ from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree
-from resireduce.watchers import Outside, is_distributed
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
+from resireduce.watchers import OtherSteps, is_distributed
+from resireduce.wrappers.hooks import HookState, Messages
 
 UNKNOWN = (
     "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "
@@ -122,21 +121,16 @@ class CompressionHook(HookState):
     def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         super().__init__(feedback)
         self.model = weakref.ref(model)
-        others = {name: one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore}
-        self._outside = Outside(model.module, {**others, **parameters}, UNKNOWN)
+        others = [one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore]
+        self._others = OtherSteps(model.module, [*others, *parameters.values()], UNKNOWN)
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._messages = Messages(feedback, self.slots)
         self._is_known = False
-        by_size = sorted(self.slots, key=lambda slot: slot.nbytes)
-        self._watched = by_size[:WATCHED]
-        self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in by_size], feedback.residual)
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
             slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(self), slot.index))
-        for slot in self._watched:
-            self._first_steps.watch(slot.parameter)
 
     def _restart(self) -> None:
         self._messages.drop()
@@ -160,6 +154,7 @@ class CompressionHook(HookState):
         """
         if not self._is_known:
             agree({STEP: str(self.steps)}, self.feedback.communicator)
+            self._look_around(slot.parameter for slot in self.slots)
             self._is_known = True
         if any(parameter not in self._slot_of for parameter in bucket.parameters()):
             raise UsageError(
@@ -195,9 +190,6 @@ class CompressionHook(HookState):
         return grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
 
     def _finish(self) -> None:
-        in_pass = private.current_pass() >= 0  # not where join() lets ranks go on
-        if in_pass:  # which may go on after the last bucket
-            private.at_end_of_pass(self._outside.warn)
         self._messages.end_rounds()
         self.feedback.end_step(self.steps)
         self.steps += 1
@@ -207,7 +199,7 @@ class CompressionHook(HookState):
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
-        self._first_steps.end([slot.is_taken for slot in self._watched], self._takes_resumed())
+        self._resumed.after_step()
         self._restart()
 
     def _put_back(self) -> None:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator
@@ -31,8 +30,8 @@ from resireduce.residuals.base import DecayedResidual
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree, check_agreement
-from resireduce.watchers import Outside, digest, refuse_capture, refuse_compiled_autograd
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
+from resireduce.watchers import OtherSteps, digest, refuse_capture, refuse_compiled_autograd
+from resireduce.wrappers.hooks import HookState, Messages
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
 #
@@ -214,14 +213,6 @@ def shards_of(units: Sequence[Unit]) -> dict[str, Tensor]:
     return {name: one.sharded_param.detach().to_local() for name, one in named}
 
 
-def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tensor]]]:
-    """Return the unit of each parameter of `units`, and a function that returns this rank's shard of it: those that are
-    not empty, the smallest first."""
-    found = [(one.shape.numel(), unit, one.held) for unit in units for one in unit.slices if one.shape.numel()]
-    ordered = sorted(found, key=lambda each: each[0])
-    return [(unit, partial(getattr, held, "sharded_param")) for _, unit, held in ordered]
-
-
 # --- The end of a backward pass under FSDP2, which does not say itself which unit is the last to be reduced ---
 
 
@@ -304,13 +295,8 @@ class ShardedCompressionHook(HookState):
         self._pass = PassEnd(self.units, self._end_step)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
-        self._watched = smallest_shards(self.units)[:WATCHED]
-        self._first_steps = FirstSteps([shard for _, shard in self._watched], feedback.residual)
-        # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of shards at times.
-        known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._outside = Outside(
-            model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor)
-        )
+        # Shards are averaged, and a warning has named the others that are trained now.
+        self._others = OtherSteps(model, [one for one in model.parameters() if one.requires_grad], UNKNOWN)
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(_refuse_after_failure, unit))  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(_reduce, self, unit))
@@ -359,7 +345,6 @@ class ShardedCompressionHook(HookState):
             self._compare_replicas()
         if self._pass.expect():
             unit.check_others()
-            self._first_steps.begin()
         if unit in self._reduced:
             self._refuse_acting_twice(unit)
             self._fold()
@@ -388,17 +373,17 @@ class ShardedCompressionHook(HookState):
     def _end_step(self) -> None:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
-            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._takes_resumed())
+            self._resumed.after_step()
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)
-        self._outside.warn()
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
         held = shards_of(self.units).items()
         mine = {f"values of {name} (a checksum)": str(digest([one])) for name, one in held}
         agree(mine | {STEP: str(self.steps)}, self.feedback.communicator, beside=self._shards)
+        self._look_around(one.held.sharded_param for unit in self.units for one in unit.slices)
         self._is_known = True
 
     def _hold(self, flat: Tensor) -> None:

@@ -1,10 +1,9 @@
 """What the hooks of DistributedDataParallel and of FSDP2 have in common."""
 
-import weakref
+import gc
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
 from resireduce.core.step import GATHERED, UnderWay
 from resireduce.errors import UsageError, check_count, warn
-from resireduce.residuals.base import Residuals
-from resireduce.watchers import Resumed, after_steps, objects
+from resireduce.watchers import Resumed
 
 # --- What the hook of a wrapper saves and loads: this rank's residuals, and the step number ---
 
@@ -34,7 +32,7 @@ class HookState(ABC):
         self.feedback = feedback
         self.steps = 0
         """How many backward passes have averaged gradients."""
-        self._is_resumed = False  # whether residuals were loaded, or a step was named, since the last exchange
+        self._resumed = Resumed(feedback.residual)
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals. They differ between ranks: save one file per rank.
@@ -57,7 +55,7 @@ class HookState(ABC):
         """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
         check_count("step", step, of="steps")
         self._refuse_within_pass("start_at()")
-        self._is_resumed = True
+        self._resumed.note_residuals()
         self._begin_step(step)
 
     @property
@@ -73,10 +71,15 @@ class HookState(ABC):
         if self._is_within_pass:
             raise UsageError(WITHIN.format(what=what))
 
-    def _takes_resumed(self) -> bool:
-        """At the end of an exchange: whether residuals were loaded, or a step was named, since the last one."""
-        is_resumed, self._is_resumed = self._is_resumed, False
-        return is_resumed
+    def _look_around(self, parameters: Iterable[Tensor]) -> None:
+        """Before averages are used: warn of a GradScaler, and watch the states of optimizers of `parameters`."""
+        if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
+            warn(SCALED)
+        own = {id(one) for one in parameters}
+        for one in objects(torch.optim.Optimizer):
+            groups = vars(one).get("param_groups") or ()  # one that passes on another's has none of its own
+            if any(id(parameter) in own for group in groups for parameter in group["params"]):
+                self._resumed.watch(one)
 
 
 # --- Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns ---
@@ -146,114 +149,23 @@ class Messages:
                 target.copy_(average)
 
 
-# --- Mistakes around a wrapper's hook, looked for in the first steps: dropped averages, GradScaler, forgotten residuals
-# ---
-#
-# In plain training a gradient that is dropped has no effect. With error feedback its pass, perhaps one of another
-# model, has left in residuals what was not sent, and later steps send it. So it is with a gradient by which
-# parameters are only moved for a moment, to compute another one there, as by SAM.
+# --- Mistakes around a wrapper's hook, looked for when it is first called: GradScaler, and forgotten residuals ---
 
 
-LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
-"""LOOKS: exchanges that are looked at. TELLS: how many of them must have been dropped for a warning. WATCHED: how many
-parameters show it. SHARE: the share of these that must show it, since some may have averages of zero."""
-DROPPED = (
-    "averages of a backward pass were dropped, by zero_grad(), and no step of an optimizer ended before, while "
-    "residuals keep what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's "
-    "generator through its discriminator), call requires_grad_(False) on this one for its time. A gradient that only "
-    "probes, as by SAM or LBFGS, is one of other parameters: compute it within no_sync(), use an optimizer that takes "
-    "a step from one gradient, or train without compression. Steps that you skip on purpose need no cure"
+SCALED = (
+    "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of another scale "
+    "whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "
+    "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
 )
 
 
-class FirstSteps:
-    """Warns if averages were dropped several times before a step of an optimizer used them, if a GradScaler is used,
-    and if an optimizer goes on from a checkpoint whose residuals were not loaded.
-
-    `parameters` are functions that return what is exchanged, or this rank's shards of it, the smallest first.
-    """
-
-    def __init__(self, parameters: Sequence[Callable[[], Tensor]], residual: Residuals):
-        self._parameters = tuple(parameters[:WATCHED])
-        self._looks, self._dropped = LOOKS, 0
-        self._exchanged: Sequence[bool] = ()
-        self._has_stepped, self._is_used = False, False
-        self._residual = residual
-        self._resumed: list[Resumed] | None = None
-        self._end_count = after_steps(self)
-
-    def end(self, exchanged: Sequence[bool], is_resumed: bool) -> None:
-        """At the end of an exchange: remember of which parameters something was `exchanged`. `is_resumed`: whether
-        residuals were loaded since the last one."""
-        for one in self._resumed or ():
-            if is_resumed:
-                one.note_residuals()
-            one.after_step()
-        if self._looks == LOOKS:
-            _warn_of_scaler()
-        if self._looks:
-            self._looks -= 1
-            self._exchanged = exchanged
-
-    def watch(self, parameter: Tensor) -> None:
-        """Have the next look taken before a gradient is added to the `.grad` of `parameter`."""
-        parameter.register_hook(partial(_look, weakref.ref(self)))
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped."""
-        if self._resumed is None:  # before the first gradient, since one that is used at once fills optimizers' states
-            # An optimizer that passes on another's groups has none of its own.
-            held = [one for one in objects(torch.optim.Optimizer) if self._holds(vars(one).get("param_groups") or ())]
-            self._resumed = [Resumed(one, self._residual) for one in held]
-        exchanged, self._exchanged = self._exchanged, ()
-        if not exchanged:
-            return
-        is_used, self._is_used = self._is_used, False
-        if is_used or not self._has_stepped:
-            return
-        pairs = zip(self._parameters, exchanged, strict=False)
-        gone = [one for one in (parameter() for parameter, was in pairs if was) if _is_gone(one.grad)]
-        if len(gone) < SHARE * len(exchanged):
-            return
-        self._dropped += 1
-        if self._dropped == TELLS:
-            self._looks = 0
-            self._end_count()
-            warn(DROPPED)
-
-    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that a step of `optimizer` has ended, if it holds one of the parameters."""
-        if self._holds(optimizer.param_groups):
-            self._has_stepped = self._is_used = True
-
-    def _holds(self, groups: Iterable[Mapping[str, Any]]) -> bool:
-        own = {id(one()) for one in self._parameters}
-        return any(id(one) in own for group in groups for one in group["params"])
-
-
-def _is_gone(grad: Tensor | None) -> bool:
-    return grad is None or not _local(grad).any()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, and any other tensor as it is."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.detach()
-
-
-def _warn_of_scaler() -> None:
-    """Warn if a GradScaler of this process has scaled a loss."""
-    if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
-        warn(
-            "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of another "
-            "scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "
-            "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
-        )
-
-
-@torch.compiler.disable
-def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
-    """Before a gradient is added to `.grad`: look whether the last averages there were used."""
-    if (first_steps := place()) is not None:
-        first_steps.begin()
+def objects(kind: type) -> list[Any]:
+    """Return all objects of class `kind`, written in Python, in this process. They are found as those that refer to it:
+    a list of all objects would also hold tuples that other threads are still filling."""
+    kinds = {kind}
+    left = [kind]
+    while left:
+        more: set[type] = set(type.__subclasses__(left.pop())) - kinds
+        kinds |= more
+        left += more
+    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]

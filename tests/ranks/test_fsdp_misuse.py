@@ -262,22 +262,6 @@ def test_a_model_of_which_only_a_part_was_given(mesh: DeviceMesh) -> None:
         backward(model)
 
 
-@pytest.mark.parametrize("others", [False, True])
-def test_averages_that_are_dropped_before_a_step(
-    mesh: DeviceMesh, others: bool, recwarn: pytest.WarningsRecorder
-) -> None:
-    model, _ = compressed(mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
-    for _ in range(6):
-        optimizer.zero_grad()
-        backward(model)
-        optimizer.step()
-        if others:  # as a generator's pass through its discriminator
-            backward(model)
-    told = [str(one.message) for one in recwarn if "were dropped, by zero_grad()" in str(one.message)]
-    assert len(told) == others
-
-
 def test_an_optimizer_in_hooks_of_the_backward_pass(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
     """It takes its steps before the pass ends; averages are neither dropped nor of an earlier run."""
     model, hook = compressed(mesh, scheme="baseline")
