@@ -3,21 +3,20 @@
 import gc
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from resireduce.core.bucket import Bucket, Slot, in_buckets
+from resireduce.comm.base import Communicator
+from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
 from resireduce.core.step import GATHERED, UnderWay
 from resireduce.errors import UsageError, check_count, warn
+from resireduce.start import STEP, agree
 from resireduce.watchers import Resumed
-
-# --- What the hook of a wrapper saves and loads: this rank's residuals, and the step number ---
-
 
 WITHIN = (
     "{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, and others of "
@@ -26,13 +25,24 @@ WITHIN = (
 
 
 class HookState(ABC):
-    """The common base of the hooks of wrappers: residuals are saved and loaded between two backward passes."""
+    """The common base of the hooks of wrappers, which want their gradients back before `backward()` returns.
 
-    def __init__(self, feedback: ErrorFeedback):
-        self.feedback = feedback
-        self.steps = 0
-        """How many backward passes have averaged gradients."""
-        self._resumed = Resumed(feedback.residual)
+    Messages of gradients that come together are launched together. Beyond a sixteenth of all gradients the oldest are
+    received before the next is launched, as `UnderWay` says. Residuals are saved and loaded between backward passes.
+
+    Its `feedback` compresses gradients like `parameters`, by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
+        self.feedback, self.slots = feedback, make_slots(parameters, feedback)
+        for slot in self.slots:
+            feedback.register(slot.name, slot.parameter)
+        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // GATHERED)
+        self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
+        self._resumed, self._is_known = Resumed(feedback.residual), False
+        self._begin_step(0)
+
+    # --- what is saved and loaded: this rank's residuals, and the step number ---
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals. They differ between ranks: save one file per rank.
@@ -63,16 +73,23 @@ class HookState(ABC):
     def _is_within_pass(self) -> bool:
         """Whether a backward pass is under way, or has failed half-way."""
 
-    def _begin_step(self, step: int) -> None:
-        self.steps = step
-        self.feedback.begin_step(step)
-
     def _refuse_within_pass(self, what: str) -> None:
         if self._is_within_pass:
             raise UsageError(WITHIN.format(what=what))
 
-    def _look_around(self, parameters: Iterable[Tensor]) -> None:
-        """Before averages are used: warn of a GradScaler, and watch the states of optimizers of `parameters`."""
+    # --- a step ---
+
+    def _begin_step(self, step: int) -> None:
+        self.steps = step
+        """How many backward passes have averaged gradients."""
+        self.feedback.begin_step(step)
+
+    def _look_around(
+        self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None
+    ) -> None:
+        """Before the first gradients of `parameters` are sent: raise ConfigError on all ranks, also those `beside`, if
+        they go on from other steps or with other `values`; warn of a GradScaler; and watch the states of optimizers."""
+        agree({**values, STEP: str(self.steps)}, self.feedback.communicator, beside=beside)
         if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
             warn(SCALED)
         own = {id(one) for one in parameters}
@@ -80,49 +97,32 @@ class HookState(ABC):
             groups = vars(one).get("param_groups") or ()  # one that passes on another's has none of its own
             if any(id(parameter) in own for group in groups for parameter in group["params"]):
                 self._resumed.watch(one)
+        self._is_known = True
 
+    def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
+        """Return what is to be compressed of a gradient; None: this rank has none.
 
-# --- Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns ---
-
-
-Take = Callable[[Slot, Tensor], Tensor | None]
-"""Returns what is to be compressed of a gradient: a copy of it, or itself; None: this rank has none."""
-
-
-class Messages:
-    """The messages of a hook: those of a part of the gradients are launched together, and their averages put there.
-
-    Beyond a sixteenth of the gradients of all `slots` the oldest are received before the next is launched, as
-    `UnderWay` says. `feedback` makes and receives them.
-    """
-
-    def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
-        self._feedback = feedback
-        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in slots) // GATHERED)
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget all messages."""
-        self._under_way.drop()
-        self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each belong
-
-    def send(self, views: Mapping[Slot, Tensor], whole: Tensor, take: Take, step: int) -> None:
-        """Launch the messages of gradients of `step`, given as `views` of the `whole` that the wrapper holds.
-
-        `take` returns what is to be compressed of each; its average goes into its view. If nothing can be left unsent,
-        `whole` is summed by one all-reduce in its own memory, as without a hook.
+        What can be left unsent is copied: a group's residual may hold an error until its turn comes, and the memory of
+        the wrapper receives averages before that.
         """
+        leaves = self.feedback.leaves_residual(slot.name)
+        return grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
+
+    def _send(self, views: Mapping[Slot, Tensor], whole: Tensor) -> None:
+        """Launch the messages of gradients, given as `views` of the `whole` that the wrapper holds, which receive the
+        averages. If nothing can be left unsent, `whole` is summed by one all-reduce in its own memory, as without a
+        hook."""
         slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
-        if slots and not any(self._feedback.leaves_residual(slot.name) for slot in slots):
+        if slots and not any(self.feedback.leaves_residual(slot.name) for slot in slots):
             for slot in slots:  # looks for NaN, and corrects momentum, in the memory of `whole`
-                self._feedback.compress({slot.name: take(slot, views[slot])}, step)
-            dense = self._feedback.compressor_of(slots[0].name)
+                self.feedback.compress({slot.name: self._take(slot, views[slot])}, self.steps)
+            dense = self.feedback.compressor_of(slots[0].name)
             message = Message.of([slots[0].name], dense, [Payload.pack(whole, like=whole)])
             self._launch(Bucket(slots, message), [whole])
             return
-        for bucket in in_buckets(slots, None, self._feedback):
-            gradients = {slot.name: take(slot, views[slot]) for slot in bucket.slots}
-            bucket.message = self._feedback.compress(gradients, step)
+        for bucket in in_buckets(slots, None, self.feedback):
+            gradients = {slot.name: self._take(slot, views[slot]) for slot in bucket.slots}
+            bucket.message = self.feedback.compress(gradients, self.steps)
             self._launch(bucket, [views[slot] for slot in bucket.slots])
 
     def _launch(self, bucket: Bucket, targets: Sequence[Tensor]) -> None:
@@ -131,22 +131,26 @@ class Messages:
         self._under_way.launch(bucket)
         self._targets.append(targets)
 
-    def end_rounds(self) -> None:
-        """Make the payloads that ranks make in rounds, of all tensors in the same order."""
-        self._under_way.end_rounds()
-
-    def receive_all(self) -> None:
-        """Receive all averages, once rounds have ended."""
-        while self._targets:
-            self._receive()
-
     def _receive(self) -> None:
         bucket, targets = self._under_way.pop(), self._targets.popleft()
         assert isinstance(bucket.message, Message)
         into = [target if target.is_contiguous() else None for target in targets]
-        for target, average in zip(targets, self._feedback.receive(bucket.message, None, into), strict=True):
+        for target, average in zip(targets, self.feedback.receive(bucket.message, None, into), strict=True):
             if average is not target:
                 target.copy_(average)
+
+    def _receive_all(self) -> None:
+        """Receive all averages, after the rounds in which ranks make payloads."""
+        self._under_way.end_rounds()
+        while self._targets:
+            self._receive()
+
+    def _end_step(self) -> None:
+        """End a step, whose averages have been received, and begin the next."""
+        self.feedback.end_step(self.steps)
+        self.feedback.states.commit()
+        self._resumed.after_step()
+        self._begin_step(self.steps + 1)
 
 
 # --- Mistakes around a wrapper's hook, looked for when it is first called: GradScaler, and forgotten residuals ---

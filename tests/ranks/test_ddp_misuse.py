@@ -77,12 +77,6 @@ def check_join(communicator: Communicator) -> None:
             loss(parallel, step).backward()
             optimizer.step()
     assert hook.steps == 3
-    parallel, _, _ = hooked(seeded(Branch))
-    with (
-        pytest.raises(UsageError, match=r"join\(divide_by_initial_world_size=False\): averages are of all ranks here"),
-        parallel.join(divide_by_initial_world_size=False),
-    ):
-        loss(parallel, 0).backward()
 
 
 def check_a_step_of_one_rank_alone(communicator: Communicator) -> None:
