@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,17 +35,12 @@ Act = Callable[[Any, Slot, Any], None]
 """What a hook does; its arguments are the owner of the hooks, the slot, and what autograd gives the hook."""
 
 
-class _Hook:
-    """Calls `act(owner, slot, given)`, with what autograd has given the hook, as long as the owner exists."""
-
-    def __init__(self, owner: weakref.ref[Any], index: int, act: Act):
-        self._owner, self._index, self._act = owner, index, act
-
-    @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
-    def __call__(self, given: Any) -> None:
-        if (owner := self._owner()) is not None:
-            with owner.turn:
-                self._act(owner, owner.slots[self._index], given)
+@torch.compiler.disable(reason=COMPILED_AUTOGRAD)
+def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
+    """Call `act(owner, slot, given)`, with what autograd has given a hook, as long as the owner exists."""
+    if (owner := place()) is not None:
+        with owner.turn:
+            act(owner, owner.slots[index], given)
 
 
 def _lost(
@@ -101,7 +97,7 @@ class BackwardPasses:
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
         self.slots, self._exchange, self._watchers = exchange.slots, exchange, watchers
-        self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
+        self._passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
         self._handles: list[RemovableHandle] = []
@@ -126,8 +122,7 @@ class BackwardPasses:
         """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`."""
         act = BackwardPasses._on_finished if streamed else _note_gradient
         for slot in self.slots:
-            hook = _Hook(self._own, slot.index, act)
-            self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+            self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
             if streamed:
                 self._announce(slot)
         for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
@@ -148,7 +143,10 @@ class BackwardPasses:
         node = accumulation_node(slot.parameter)
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node
-            self._handles.append(node.register_prehook(_Hook(self._own, slot.index, BackwardPasses._before)))
+            self._handles.append(node.register_prehook(self._hook(slot, BackwardPasses._before)))
+
+    def _hook(self, slot: Slot, act: Act) -> Callable[[Any], None]:
+        return partial(_call, self._own, slot.index, act)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -174,16 +172,6 @@ class BackwardPasses:
         self._lost.detach()
         _detach(self.slots, [*self._handles, *self._guards])
 
-    def _begin(self, slot: Slot) -> None:
-        """Note that part of this parameter's gradient is there, perhaps the first of a backward pass."""
-        refuse_compiled_autograd()
-        refuse_capture(slot.parameter.device)
-        self._exchange.refuse_if_failed()
-        if not self.under_way:
-            self.under_way, self._task = True, private.current_pass()
-            self._exchange.begin_backward()
-            private.at_end_of_pass(self._end)
-
     def _before(self, slot: Slot, gradients: Sequence[Tensor | None]) -> None:
         """Prepare for the gradient that autograd is about to add to `.grad`, if it is not None."""
         comes = slot.is_announced = gradients[0] is not None
@@ -201,15 +189,22 @@ class BackwardPasses:
             self._announce(slot)
             comes = slot.parameter.grad is not None and not slot.is_guarded
         if comes and not self._exchange.intake.has_gone(slot):
-            self._on_gradient(slot)
+            if torch.is_grad_enabled():  # with create_graph=True
+                with torch.no_grad():
+                    self._on_gradient(slot)
+            else:
+                self._on_gradient(slot)
 
     def _on_gradient(self, slot: Slot) -> None:
-        """Take this parameter's gradient, which is complete, in `.grad`."""
-        if torch.is_grad_enabled():  # with create_graph=True
-            with torch.no_grad():
-                return self._on_gradient(slot)
-        self._begin(slot)
-        self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
+        """Take this parameter's gradient, which is complete, in `.grad`, perhaps the first of a backward pass."""
+        refuse_compiled_autograd()
+        refuse_capture(slot.parameter.device)
+        self._exchange.refuse_if_failed()
+        if not self.under_way:
+            self.under_way, self._task = True, private.current_pass()
+            self._exchange.begin_backward()
+            private.at_end_of_pass(self._end)
+        self._exchange.gradient(slot, self._passes_per_step if self._syncing else None)
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""

@@ -18,7 +18,7 @@ from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
-from resireduce.core.step import Exchange, LaunchQueue
+from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.merging.rules import Costs
 from resireduce.settings import Settings
@@ -29,28 +29,6 @@ REPLACED = (
     "copy.deepcopy(optimizer.residual_state_dict()) of what resireduce.distribute(...) returned, close() that, "
     "distribute the other, and give it what was kept by load_residual_state_dict(...)"
 )
-
-
-def _forwarded(name: str) -> Any:
-    """Return a method that calls the wrapped optimizer's of that name."""
-
-    def method(self: "DistributedOptimizer", *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.wrapped, name)(*args, **kwargs)
-
-    method.__name__, method.__doc__ = name, f"As the wrapped optimizer's `{name}`, which the hook is given."
-    return method
-
-
-def _shared(name: str) -> Any:
-    """Return a property that is the wrapped optimizer's of that name."""
-
-    def get(self: "DistributedOptimizer") -> Any:
-        return getattr(self.wrapped, name)
-
-    def put(self: "DistributedOptimizer", value: Any) -> None:
-        setattr(self.wrapped, name, value)
-
-    return property(get, put, doc=f"The `{name}` of the wrapped optimizer.")
 
 
 FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
@@ -103,9 +81,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         levels: Levels,
     ):
         self.wrapped = optimizer
-        super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
+        # What Optimizer.__init__ sets up, but for parameter groups. Hooks are those of the wrapped optimizer: they run
+        # when it has the averages and its state.
+        super().__setstate__({name: one for name, one in vars(optimizer).items() if name.startswith("_optimizer_")})
         self.levels = levels
         self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
+        self.updates_in_backward = settings.in_backward
+        """Whether parameters are updated during the backward pass."""
+        self.backward_passes_per_step = settings.backward_passes_per_step
+        """How many backward passes are added up for a step."""
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
         self._closed = False
@@ -236,14 +220,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             super().__setattr__(name, value)
 
-    param_groups = _shared("param_groups")
-    state = _shared("state")
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The defaults of the wrapped optimizer."""
-        return self.wrapped.defaults
-
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Raise UsageError: torch's GradScaler asks for it before a step, too late to unscale gradients."""
@@ -261,7 +237,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state. Raises UsageError while `backward` has updated only some of it."""
-        if "_exchange" in self.__dict__ and self.updates_in_backward:
+        if self.updates_in_backward and not self._closed:
             self.refuse_within_step("state_dict()")
         return self.wrapped.state_dict()
 
@@ -269,24 +245,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Load `state_dict` into the wrapped optimizer."""
         self.wrapped.load_state_dict(state_dict)
 
-    # Hooks are those of the wrapped optimizer, which run when it has the averages and its state.
-    register_step_pre_hook = _forwarded("register_step_pre_hook")
-    register_step_post_hook = _forwarded("register_step_post_hook")
-    register_state_dict_pre_hook = _forwarded("register_state_dict_pre_hook")
-    register_state_dict_post_hook = _forwarded("register_state_dict_post_hook")
-    register_load_state_dict_pre_hook = _forwarded("register_load_state_dict_pre_hook")
-    register_load_state_dict_post_hook = _forwarded("register_load_state_dict_post_hook")
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise UsageError: residuals and groups are set up for the parameters known at the start."""
         raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")
 
     # --- what it reports, saves and loads ---
-
-    @property
-    def queue(self) -> LaunchQueue:
-        """The queue of messages that are under way."""
-        return self._exchange.queue
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -301,22 +264,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Given as `merge`, with the same settings, it makes `resireduce.distribute` send the same messages.
         """
-        return [[slot.name for slot in bucket.slots] for bucket in self.queue.buckets]
+        return [[slot.name for slot in bucket.slots] for bucket in self._exchange.queue.buckets]
 
     @property
     def costs(self) -> Costs | None:
         """Times measured in the first steps, for a `merge` rule that uses them; None before then, and otherwise."""
-        return self.queue.costs
-
-    @property
-    def updates_in_backward(self) -> bool:
-        """Whether parameters are updated during the backward pass."""
-        return self._exchange.updater.in_backward
-
-    @property
-    def backward_passes_per_step(self) -> int:
-        """How many backward passes are added up for a step."""
-        return self._backward.passes_per_step
+        return self._exchange.queue.costs
 
     @property
     def steps(self) -> int:
