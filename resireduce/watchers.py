@@ -4,9 +4,9 @@ import hashlib
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,15 @@ from resireduce.errors import UsageError, caller, warn
 from resireduce.pieces import slices
 from resireduce.residuals.base import Residuals
 
+if TYPE_CHECKING:
+    from resireduce.core.bucket import Slot
+
 OWNERS = WeakTensorKeyDictionary()
 """For each distributed parameter, a weak reference to the owner, which takes its gradients."""
 
 
 class Watcher:
     """Notices one kind of mistake: it raises, or warns, at one of these moments. Most watchers need few of them."""
-
-    def after_gradient(self, parameter: Tensor) -> None:
-        """Look when autograd has finished a kept gradient, that of `parameter`."""
 
     def before_step(self) -> None:
         """Look before anything of a step is done, which can then still be refused."""
@@ -41,14 +41,15 @@ class Watcher:
 
 def watchers_of(
     model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
+    slots: Sequence["Slot"],
     optimizer: torch.optim.Optimizer,
     residual: Residuals,
     streamed: bool,
     world_size: int,
 ) -> list[Watcher]:
-    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`."""
-    others = OtherSteps(model, parameters.values(), NOT_HELD, may_bypass=world_size > 1)
+    """Return what watches `optimizer`, which trains the parameters of `slots` in `model`, with errors in `residual`."""
+    kept = () if streamed or world_size == 1 else slots
+    others = OtherSteps(model, [slot.parameter for slot in slots], NOT_HELD, kept)
     return [others, Resumed(residual, optimizer), *([Around(optimizer)] if streamed else [])]
 
 
@@ -132,30 +133,31 @@ class OtherSteps(Watcher):
     """Warns if an optimizer takes a step by gradients of this rank alone.
 
     So it is with parameters of `model` that are not among `held`, as they may be unfrozen, added or replaced at any
-    time: `reason` says why nobody averages them, and the cure. So it is also with kept gradients of the `held` until
-    `step()` has averaged them, which is looked at if an optimizer `may_bypass` that.
+    time: `reason` says why nobody averages them, and the cure. So it is also with kept gradients, those of `slots`,
+    until `step()` has averaged them.
     """
 
-    def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, may_bypass: bool = False):
-        self._model, self._reason, self._may_bypass = weakref.ref(model), reason, may_bypass
+    def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence["Slot"] = ()):
+        self._model, self._reason, self._slots = weakref.ref(model), reason, slots
         self._held = {id(one) for one in held}
         self._told = WeakTensorKeyDictionary()
-        self._steps, self._has_own = 0, False
+        self._steps, self._is_in_step = 0, False
         _FOLLOWERS[id(self)] = self
 
-    def after_gradient(self, parameter: Tensor) -> None:
-        """Note that there are gradients of this rank alone."""
-        self._has_own = self._may_bypass
-
     def before_step(self) -> None:
-        """Note that they are averaged now; whatever takes steps meanwhile does so for the step of the library."""
-        self._has_own = False
+        """Note that whatever takes steps meanwhile does so for the step of the library."""
+        self._is_in_step = True
+
+    def after_step(self) -> None:
+        """Note that this step has been taken."""
+        self._is_in_step = False
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After a step of any `optimizer`: warn once about what it has trained by gradients of this rank alone."""
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        if self._has_own and not trained.isdisjoint(self._held):
-            self._has_own = self._may_bypass = False
+        has_own = not self._is_in_step and any(slot.made is not None for slot in self._slots)
+        if has_own and not trained.isdisjoint(self._held):
+            self._slots = ()
             warn(BYPASSED)
         model = self._model()
         if model is None or trained <= self._held:

@@ -21,7 +21,6 @@ from resireduce.watchers import (
     COMPILED_AUTOGRAD,
     OWNERS,
     StepGuard,
-    Watcher,
     is_distributed,
     refuse_capture,
     refuse_compiled_autograd,
@@ -85,18 +84,11 @@ def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
 class BackwardPasses:
     """Hands the gradients of `model` to an `exchange`, by hooks that hold it weakly and are removed with it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        wrapped: torch.optim.Optimizer,
-        exchange: Exchange,
-        settings: Settings,
-        watchers: Sequence[Watcher],
-    ):
+    def __init__(self, model: nn.Module, wrapped: torch.optim.Optimizer, exchange: Exchange, settings: Settings):
         self.turn = threading.RLock()
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
-        self.slots, self._exchange, self._watchers = exchange.slots, exchange, watchers
+        self.slots, self._exchange = exchange.slots, exchange
         self._passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
@@ -216,5 +208,3 @@ class BackwardPasses:
 def _note_gradient(passes: BackwardPasses, slot: Slot, _: object) -> None:
     """Note that autograd has finished this parameter's gradient, which `step()` will take."""
     slot.note_made()
-    for watcher in passes._watchers:
-        watcher.after_gradient(slot.parameter)

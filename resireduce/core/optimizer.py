@@ -100,13 +100,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             feedback.register(slot.name, slot.template)
         self.watchers: list[Watcher] = [self._exchange.updater]
         """What looks at steps, to refuse or to measure them; more may be appended before the first."""
+        self._exchange.restart()
         # Last, as no hook may stay on a model that is refused.
-        self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self.watchers)
-        try:
-            self._restart()
-        except BaseException:
-            self._backward.end()
-            raise
+        self._backward = BackwardPasses(model, optimizer, self._exchange, settings)
 
     def _restart(self) -> None:
         self._backward.under_way = False
@@ -169,14 +165,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange.refuse_if_failed()
         if self._backward.under_way:
             raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
+        if not self._has_own_gradients() and only_makes_state(self.wrapped, [slot.parameter for slot in self.slots]):
+            with self._backward.stepping():
+                self.wrapped.step()
+            return loss
         for watcher in self.watchers:
             watcher.before_step()
         with self._backward.stepping():
-            if not self._has_own_gradients() and only_makes_state(
-                self.wrapped, [slot.parameter for slot in self.slots]
-            ):
-                self.wrapped.step()
-                return loss
             self.overflowed = not self._exchange.take_step(loss)
         for watcher in self.watchers:
             watcher.after_step()
