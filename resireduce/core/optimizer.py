@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from resireduce import private
 from resireduce.comm.nodes import Levels
-from resireduce.core.bucket import make_slots
+from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
 from resireduce.core.step import Exchange
@@ -64,7 +64,53 @@ class NoSync:
         return partial, (nullcontext,)
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class Resumable:
+    """What holds this rank's residuals: the common base of a distributed optimizer and of the hooks of wrappers."""
+
+    feedback: ErrorFeedback
+    slots: list[Slot]
+    watchers: list[Watcher]
+    """What looks at steps, to refuse or to measure them; more may be appended before the first."""
+    steps: int
+    """How many steps have been taken, without those that were skipped."""
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
+
+        Save one file per rank: they differ. These are the tensors themselves, which further steps change. Raises
+        UsageError within a step, which has updated only some of them.
+        """
+        self._refuse_within_step("residual_state_dict()")
+        return self.feedback.state_dict(self.steps)
+
+    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the `state` that this rank saved in a job of the same size, including the step number.
+
+        Random choices follow from that number: with the optimizer's and the model's state as well, training goes on
+        bit for bit. Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or
+        world size; for another world size use `resireduce.redistribute`. Raises UsageError within a step.
+        """
+        self._refuse_within_step("load_residual_state_dict()")
+        self.start_at(self.feedback.load_state_dict(state))
+
+    def start_at(self, step: int) -> None:
+        """Continue with step number `step`, counted from 0: random choices and densities follow from it.
+
+        Raises UsageError within a step.
+        """
+        check_count("step", step, of="steps")
+        self._refuse_within_step("start_at()")
+        for watcher in self.watchers:
+            watcher.note_residuals()
+        self.steps = step
+        self.feedback.begin_step(step)
+
+    def _refuse_within_step(self, what: str) -> None:
+        """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
+        raise NotImplementedError
+
+
+class DistributedOptimizer(torch.optim.Optimizer, Resumable):
     """Made by `resireduce.distribute`, and used in place of the wrapped one: `zero_grad()`, `backward()`, `step()`.
 
     It shares `param_groups`, `state`, `defaults` and `state_dict` with the optimizer `wrapped`, so that schedulers work
@@ -98,8 +144,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self.watchers: list[Watcher] = [self._exchange.updater]
-        """What looks at steps, to refuse or to measure them; more may be appended before the first."""
+        self.watchers = [self._exchange.updater]
         self._exchange.restart()
         # Last, as no hook may stay on a model that is refused.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings)
@@ -233,7 +278,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state. Raises UsageError while `backward` has updated only some of it."""
         if self.updates_in_backward and not self._closed:
-            self.refuse_within_step("state_dict()")
+            self._refuse_within_step("state_dict()")
         return self.wrapped.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -244,7 +289,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Raise UsageError: residuals and groups are set up for the parameters known at the start."""
         raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")
 
-    # --- what it reports, saves and loads ---
+    # --- what it reports ---
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -271,6 +316,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """How many steps have been taken, without those that were skipped."""
         return self._exchange.steps
 
+    @steps.setter
+    def steps(self, step: int) -> None:
+        self._exchange.steps = step
+
     @property
     def grad_norm(self) -> Tensor | None:
         """With `max_grad_norm`: the global norm of the last step's averaged gradients before clipping, 0-D.
@@ -279,35 +328,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         return self._exchange.updater.grad_norm
 
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
-
-        Save one file per rank: they differ. These are the tensors themselves, which further steps change.
-        """
-        self.refuse_within_step("residual_state_dict()")
-        return self.feedback.state_dict(self.steps)
-
-    def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same size, including the step number.
-
-        Random choices follow from that number: with the optimizer's and the model's state as well, training goes on
-        bit for bit. Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or
-        world size; for another world size use `resireduce.redistribute`.
-        """
-        self.refuse_within_step("load_residual_state_dict()")
-        self.start_at(self.feedback.load_state_dict(state))
-
-    def start_at(self, step: int) -> None:
-        """Continue with step number `step`, counted from 0: random choices and densities follow from it."""
-        check_count("step", step, of="steps")
-        self.refuse_within_step("start_at()")
-        for watcher in self.watchers:
-            watcher.note_residuals()
-        self._exchange.steps = step
-        self.feedback.begin_step(step)
-
-    def refuse_within_step(self, what: str) -> None:
-        """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
+    def _refuse_within_step(self, what: str) -> None:
         if self._exchange.intake.has_begun:
             raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
 

@@ -13,8 +13,9 @@ from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
+from resireduce.core.optimizer import Resumable
 from resireduce.core.step import GATHERED, UnderWay
-from resireduce.errors import UsageError, check_count, warn
+from resireduce.errors import UsageError, warn
 from resireduce.start import STEP, agree
 from resireduce.watchers import Resumed
 
@@ -24,7 +25,7 @@ WITHIN = (
 )
 
 
-class HookState(ABC):
+class HookState(Resumable, ABC):
     """The common base of the hooks of wrappers, which want their gradients back before `backward()` returns.
 
     Messages of gradients that come together are launched together. Beyond a sixteenth of all gradients the oldest are
@@ -40,49 +41,19 @@ class HookState(ABC):
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // GATHERED)
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
         self._resumed, self._is_known = Resumed(feedback.residual), False
-        self._begin_step(0)
-
-    # --- what is saved and loaded: this rank's residuals, and the step number ---
-
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals. They differ between ranks: save one file per rank.
-
-        Raises UsageError within a backward pass, which has updated only some of them.
-        """
-        self._refuse_within_pass("residual_state_dict()")
-        return self.feedback.state_dict(self.steps)
-
-    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same size: its residuals, and the step number.
-
-        Raises ConfigError if they belong to another model, scheme or residual_dtype, and UsageError within a backward
-        pass.
-        """
-        self._refuse_within_pass("load_residual_state_dict()")
-        self.start_at(self.feedback.load_state_dict(state))
-
-    def start_at(self, step: int) -> None:
-        """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
-        check_count("step", step, of="steps")
-        self._refuse_within_pass("start_at()")
-        self._resumed.note_residuals()
-        self._begin_step(step)
+        self.watchers = [self._resumed]
+        self.steps = 0
+        """How many backward passes have averaged gradients."""
+        feedback.begin_step(0)
 
     @property
     @abstractmethod
     def _is_within_pass(self) -> bool:
         """Whether a backward pass is under way, or has failed half-way."""
 
-    def _refuse_within_pass(self, what: str) -> None:
+    def _refuse_within_step(self, what: str) -> None:
         if self._is_within_pass:
             raise UsageError(WITHIN.format(what=what))
-
-    # --- a step ---
-
-    def _begin_step(self, step: int) -> None:
-        self.steps = step
-        """How many backward passes have averaged gradients."""
-        self.feedback.begin_step(step)
 
     def _look_around(
         self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None
@@ -150,7 +121,8 @@ class HookState(ABC):
         self.feedback.end_step(self.steps)
         self.feedback.states.commit()
         self._resumed.after_step()
-        self._begin_step(self.steps + 1)
+        self.steps += 1
+        self.feedback.begin_step(self.steps)
 
 
 # --- Mistakes around a wrapper's hook, looked for when it is first called: GradScaler, and forgotten residuals ---
