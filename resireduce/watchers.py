@@ -22,8 +22,8 @@ from resireduce.residuals.base import Residuals
 if TYPE_CHECKING:
     from resireduce.core.bucket import Slot
 
-OWNERS = WeakTensorKeyDictionary()
-"""For each distributed parameter, a weak reference to the owner, which takes its gradients."""
+DISTRIBUTED = WeakTensorKeyDictionary()
+"""Has each parameter whose gradients an optimizer of the library averages that is in use."""
 
 
 class Watcher:
@@ -55,8 +55,7 @@ def watchers_of(
 
 def is_distributed(parameter: Tensor) -> bool:
     """Whether an optimizer of the library that is in use averages the gradients of `parameter`."""
-    owner = OWNERS.get(parameter)
-    return owner is not None and owner() is not None
+    return parameter in DISTRIBUTED
 
 
 # --- Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure ---

@@ -19,7 +19,7 @@ from resireduce.guard import AFTER_FAILURE, SECOND_BACKWARD
 from resireduce.settings import Settings
 from resireduce.watchers import (
     COMPILED_AUTOGRAD,
-    OWNERS,
+    DISTRIBUTED,
     StepGuard,
     is_distributed,
     refuse_capture,
@@ -42,16 +42,10 @@ def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
             act(owner, owner.slots[index], given)
 
 
-def _lost(
-    slots: Sequence[Slot],
-    handles: Sequence[RemovableHandle],
-    guards: Sequence[RemovableHandle],
-    steps: list[int],
-    world_size: int,
-) -> None:
+def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], steps: list[int], world_size: int) -> None:
     """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
-    steps. If it took some, with other ranks, the next backward pass gives a warning."""
-    _detach(slots, [*handles, *(guards if steps[1] else [])])
+    steps, by the first of them. If it took some, with other ranks, the next backward pass gives a warning."""
+    _detach(slots, handles if steps[1] else handles[1:])
     if steps[1] and world_size > 1:
         watch_orphans(slot.parameter for slot in slots)
     if not steps[1]:
@@ -66,7 +60,7 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
         handle.remove()
     for slot in slots:
         slot.restart()
-        OWNERS.pop(slot.parameter, None)
+        DISTRIBUTED.pop(slot.parameter, None)
 
 
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
@@ -92,15 +86,12 @@ class BackwardPasses:
         self._passes_per_step, self._syncing = settings.backward_passes_per_step, True
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
         self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
         self._steps = [0, 0]  # whether a step is being taken, and how many have been
-        self._guards: list[RemovableHandle] = []
-        own = self._own = weakref.ref(self)
-        for slot in self.slots:
-            OWNERS[slot.parameter] = own
-        world_size = exchange.world_size
-        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._guards, self._steps, world_size)
+        self._own = weakref.ref(self)
+        DISTRIBUTED.update(dict.fromkeys((slot.parameter for slot in self.slots), True))
+        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._steps, exchange.world_size)
         self._lost.atexit = False
         try:
             self._attach(model, wrapped, settings.streamed)
@@ -112,15 +103,15 @@ class BackwardPasses:
 
     def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, streamed: bool) -> None:
         """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`."""
+        for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
+            if isinstance(guard, StepGuard):  # of an owner that was lost
+                del wrapped._optimizer_step_pre_hooks[key]
+        self._handles.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
         act = BackwardPasses._on_finished if streamed else _note_gradient
         for slot in self.slots:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
             if streamed:
                 self._announce(slot)
-        for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
-            if isinstance(guard, StepGuard):  # of an owner that was lost
-                del wrapped._optimizer_step_pre_hooks[key]
-        self._guards.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
         if not self._exchange.intake.hides:  # a guard in `.grad` would show a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
@@ -162,7 +153,7 @@ class BackwardPasses:
     def end(self) -> None:
         """Remove all hooks, and forget the gradients under way."""
         self._lost.detach()
-        _detach(self.slots, [*self._handles, *self._guards])
+        _detach(self.slots, self._handles)
 
     def _before(self, slot: Slot, gradients: Sequence[Tensor | None]) -> None:
         """Prepare for the gradient that autograd is about to add to `.grad`, if it is not None."""

@@ -138,10 +138,7 @@ SCALED = (
 def objects(kind: type) -> list[Any]:
     """Return all objects of class `kind`, written in Python, in this process. They are found as those that refer to it:
     a list of all objects would also hold tuples that other threads are still filling."""
-    kinds = {kind}
-    left = [kind]
-    while left:
-        more: set[type] = set(type.__subclasses__(left.pop())) - kinds
-        kinds |= more
-        left += more
+    kinds = [kind]
+    for one in kinds:
+        kinds += type.__subclasses__(one)  # whose own are looked for in turn
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
