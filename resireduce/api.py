@@ -142,7 +142,7 @@ def distribute(
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
         distributed.watchers += watchers_of(
-            model, parameters, optimizer, feedback.residual, settings.streamed, communicator.world_size
+            model, distributed.slots, optimizer, feedback.residual, settings.streamed, communicator.world_size
         )
         if settings.merge in [*TIMED]:
             distributed.watchers.append(Profiler(settings.merge, distributed.parts["exchange"], communicator))

@@ -26,18 +26,21 @@ AFTER_FAILURE = (
 
 MOVES = (Tensor.cpu, Tensor.cuda, Tensor.to)
 """What moves or converts a tensor, as Module.cpu(), cuda() and to() do with each gradient."""
-ASKED = (Tensor.is_floating_point, Tensor.is_complex)
-"""What Module.to() asks of a gradient before it moves it."""
-PUT = (private.moves_in_place, Tensor.data.__set__)  # type: ignore[attr-defined]
-"""By what a module puts the moved gradient in the place of the one before."""
+AROUND_MOVES = (
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    private.moves_in_place,
+    Tensor.data.__set__,  # type: ignore[attr-defined]
+)
+"""What these ask of a gradient before they move it, and by what they put the moved one in its place."""
 
 
 class StreamedAway(Tensor):
     """Shape and dtype of a gradient without its values; anything done with it raises UsageError.
 
     Without it `clip_grad_norm_` would find no gradients between `backward()` and `step()`, return a norm of 0, and
-    training would go on unclipped. It may be moved, since trainers move the model when training ends or fails, perhaps
-    with passes that no step has followed; a step after a parameter was moved is refused there.
+    training would go on unclipped. A model that is moved leaves it where it is: trainers move theirs when training ends
+    or fails, perhaps with passes that no step has followed. A step after a parameter was moved is refused there.
     """
 
     owner: str
@@ -54,8 +57,8 @@ class StreamedAway(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise UsageError, whatever was called, except by a model that is moved."""
         if func in MOVES and isinstance(args[0], cls):
-            return args[0]._moved(func, args[1:], kwargs or {})
-        if func in ASKED or (func in PUT and all(isinstance(one, cls) for one in args)):
+            return args[0]
+        if func in AROUND_MOVES and all(isinstance(one, cls) for one in args):
             return super().__torch_function__(func, types, args, kwargs)
         name = getattr(func, "__name__", func)
         used = getattr(func.__self__, "__name__", name) if name in ("__get__", "__set__") else name  # which attribute
@@ -66,13 +69,6 @@ class StreamedAway(Tensor):
             "gradients='kept'; to update parameters by another optimizer, or by its functional form, distribute that "
             "one"
         )
-
-    def _moved(self, func: Any, others: Any, kwargs: Any) -> "StreamedAway":
-        """Return the guard where `func`, called with `others` and `kwargs`, moves it to: itself, if it is there."""
-        with private.without_functions():
-            element = torch.empty((), dtype=self.dtype, device=self.device)
-            moved = func(element, *others, **kwargs)
-            return self if moved is element else StreamedAway.of(moved, self, self.owner)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

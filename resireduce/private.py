@@ -33,8 +33,6 @@ run_backward = Variable._execution_engine.run_backward
 checkpoints and chunks of the loss is refused."""
 uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
 """Returns how many tensors share a storage. None where torch has none: each gradient is then copied."""
-without_functions = torch._C.DisableTorchFunctionSubclass
-"""A context in which subclasses of Tensor do nothing of their own; documented with `__torch_function__`."""
 is_any_autocast = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any device: one look where `torch.is_autocast_enabled(device)` would take one for each."""
 without_autocast = torch._C._DisableAutocast

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,11 +14,7 @@ from resireduce.kernels.ops import is_finite
 if TYPE_CHECKING:
     from resireduce.core.bucket import Slot
     from resireduce.core.feedback import ErrorFeedback
-    from resireduce.core.optimizer import DistributedOptimizer
-    from resireduce.wrappers.ddp import CompressionHook
-    from resireduce.wrappers.fsdp import ShardedCompressionHook
-
-    Holder: TypeAlias = DistributedOptimizer | CompressionHook | ShardedCompressionHook
+    from resireduce.core.optimizer import Resumable
 
 State = Mapping[str, Tensor]
 RANKS_PER_NODE = "ranks_per_node"
@@ -109,7 +105,7 @@ def _in_words(state: State) -> str:
 
 
 @torch.no_grad()
-def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
+def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
     """Load this rank's share of the residuals that the ranks of a job saved, however many they were.
 
     It replaces `load_residual_state_dict`. With N saved states and M ranks now, rank j gets the states of the ranks i =
@@ -180,7 +176,7 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
     return world_size / sources / heirs
 
 
-def _reader(optimizer: "Holder", state: State) -> "ErrorFeedback":
+def _reader(optimizer: "Resumable", state: State) -> "ErrorFeedback":
     """Return a pipeline that can load `state`, for the rank that saved it."""
     reader = optimizer.feedback.reader(_place_of(state))
     for slot in optimizer.slots:
@@ -198,7 +194,7 @@ def _like(slot: "Slot", reader: "ErrorFeedback") -> Tensor:
 
 
 def _left_over(
-    optimizer: "Holder",
+    optimizer: "Resumable",
     readers: Sequence["ErrorFeedback"],
     nodes: Sequence[Sequence[State]],
     shares: Mapping[int, float],

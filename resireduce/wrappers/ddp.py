@@ -5,7 +5,6 @@ still running, and leaves the averages in `.grad` when `backward()` returns. Cli
 work on them as usual.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce import private
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.core.bucket import Slot, Stage, make_slots
+from resireduce.core.bucket import Slot
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.step import refuse_partly_absent
 from resireduce.errors import ConfigError, UsageError
@@ -26,9 +24,8 @@ from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.start import STEP, agree
-from resireduce.watchers import Outside, is_distributed
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
+from resireduce.watchers import OtherSteps, is_distributed
+from resireduce.wrappers.hooks import HookState
 
 UNKNOWN = (
     "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "
@@ -72,7 +69,7 @@ def compress_ddp(
     communicator = TorchCommunicator(model.process_group, shares=True)
     feedback, _ = build_feedback(model.module, parameters, lossy, communicator, settings)
     hook = CompressionHook(model, parameters, feedback)
-    model.register_comm_hook(hook, _reduce)
+    model.register_comm_hook(hook, CompressionHook.reduce)
     return hook
 
 
@@ -97,15 +94,6 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
     return parameters
 
 
-@torch.compiler.disable
-def _reduce(hook: "CompressionHook", bucket: dist.GradBucket) -> Future[Tensor]:
-    """Call `hook` as DistributedDataParallel calls hooks: with a state, which is `hook` itself, and a bucket."""
-    model = hook.model()
-    if model is not None and model._join_config.enable and not model._divide_by_initial_world_size:
-        raise UsageError("join(divide_by_initial_world_size=False): averages are of all ranks here: leave it at True")
-    return hook.reduce(bucket)
-
-
 # --- The communication hook of DistributedDataParallel: what happens to one bucket of gradients ---
 
 
@@ -120,36 +108,21 @@ class CompressionHook(HookState):
     """
 
     def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
-        super().__init__(feedback)
-        self.model = weakref.ref(model)
-        others = {name: one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore}
-        self._outside = Outside(model.module, {**others, **parameters}, UNKNOWN)
-        self.slots = make_slots(parameters, feedback)
+        super().__init__(parameters, feedback)
+        ignored = [one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore]
+        self._others = OtherSteps(model.module, [*ignored, *parameters.values()], UNKNOWN)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
-        self._messages = Messages(feedback, self.slots)
-        self._is_known = False
-        by_size = sorted(self.slots, key=lambda slot: slot.nbytes)
-        self._watched = by_size[:WATCHED]
-        self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in by_size], feedback.residual)
-        self._restart()
-        for slot in self.slots:
-            feedback.register(slot.name, slot.parameter)
-            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(self), slot.index))
-        for slot in self._watched:
-            self._first_steps.watch(slot.parameter)
-
-    def _restart(self) -> None:
-        self._messages.drop()
-        self._results: list[tuple[Future[Tensor], Tensor]] = []
+        self._results: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of this pass
         self._aside: list[tuple[Slot, Tensor, Tensor]] = []  # where an average comes, and what was there
-        self.feedback.begin_step(self.steps)
+        self._present: set[int] = set()  # indices of slots of which this rank has a gradient
         for slot in self.slots:
-            slot.restart()
+            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, self._present, slot.index))
 
     @property
     def _is_within_pass(self) -> bool:
         return bool(self._results)
 
+    @torch.compiler.disable
     @torch.no_grad()
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Launch the messages of a `bucket`, whose memory receives the averages; the last bucket completes the futures.
@@ -159,8 +132,7 @@ class CompressionHook(HookState):
         wrapper refuses to go on after a step that has failed.
         """
         if not self._is_known:
-            agree({STEP: str(self.steps)}, self.feedback.communicator)
-            self._is_known = True
+            self._look_around(self._slot_of, {})
         if any(parameter not in self._slot_of for parameter in bucket.parameters()):
             raise UsageError(
                 "a parameter was frozen between DistributedDataParallel(...) and resireduce.compress_ddp(...): freeze "
@@ -169,46 +141,38 @@ class CompressionHook(HookState):
         slots, buffer = [self._slot_of[parameter] for parameter in bucket.parameters()], bucket.buffer()
         if buffer.layout != torch.strided:
             raise UsageError(f"the gradient of {slots[0].name!r} is sparse: make its layer with sparse=False")
-        views = views_in(buffer, slots)
-        self._messages.send(views, buffer, self._take, self.steps)
+        self._send(views_in(buffer, slots), buffer)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
-            self._finish()
+            self._receive_all()
+            self._put_back()
+            self._consider_absent()
+            self._end_step()
         return future
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
         """Return what is to be compressed of a gradient; None if this rank has none in this pass.
 
         Then it sends zeros; what an earlier pass has left in `.grad` is put aside, and put back if no rank has a
-        gradient. What can be left unsent is copied: a group's residual may hold an error until its turn comes, and the
-        bucket receives averages before that.
+        gradient.
         """
+        is_present = slot.index in self._present
+        is_left = not is_present and slot.parameter.grad is not None and bool(grad.any())
         leaves = self.feedback.leaves_residual(slot.name)
-        if not slot.is_taken:
-            is_left = slot.parameter.grad is not None and bool(grad.any())
-            if leaves and is_left:
-                self._aside.append((slot, grad, grad.clone()))
-            if leaves or not is_left:  # what is sent dense is averaged anew, as without a hook
-                grad.zero_()
-                return None
-        return grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
+        if is_present or (is_left and not leaves):  # what is sent dense is averaged anew, as without a hook
+            return super()._take(slot, grad)
+        if is_left:
+            self._aside.append((slot, grad, grad.clone()))
+        grad.zero_()
+        return None
 
-    def _finish(self) -> None:
-        in_pass = private.current_pass() >= 0  # not where join() lets ranks go on
-        if in_pass:  # which may go on after the last bucket
-            private.at_end_of_pass(self._outside.warn)
-        self._messages.end_rounds()
-        self.feedback.end_step(self.steps)
-        self.steps += 1
-        self._messages.receive_all()
-        self._put_back()
-        self._consider_absent()
-        self.feedback.states.commit()
+    def _end_step(self) -> None:
+        super()._end_step()
         for future, buffer in self._results:
             future.set_result(buffer)
-        self._first_steps.end([slot.is_taken for slot in self._watched], self._takes_resumed())
-        self._restart()
+        for held in (self._results, self._aside, self._present):
+            held.clear()
 
     def _put_back(self) -> None:
         """Put back what earlier passes have left in `.grad` of tensors that no rank has used in this pass.
@@ -231,7 +195,7 @@ class CompressionHook(HookState):
         if not learning and self.feedback.momentum is None:
             return
         ranks = self.feedback.communicator
-        here = torch.tensor([int(slot.is_taken) for slot in self.slots], device=ranks.control_device)
+        here = torch.tensor([int(slot.index in self._present) for slot in self.slots], device=ranks.control_device)
         present: list[int] = ranks.all_reduce(here, "resireduce.presence").wait().tolist()
         if self.feedback.momentum is not None:
             refuse_partly_absent(self.slots, present, ranks.world_size)
@@ -241,10 +205,9 @@ class CompressionHook(HookState):
 
 
 @torch.compiler.disable
-def _mark_present(place: weakref.ref[CompressionHook], index: int, _: Tensor) -> None:
+def _mark_present(present: set[int], index: int, _: Tensor) -> None:
     """Note that this rank has a gradient of a slot, from this pass or from an earlier one within `no_sync()`."""
-    if (hook := place()) is not None and not hook.slots[index].is_taken:
-        hook.slots[index].stage = Stage.TAKEN
+    present.add(index)
 
 
 # --- How gradients lie in the buckets of DistributedDataParallel: as their parameters did when it was made ---

@@ -7,6 +7,7 @@ slice of every tensor. Between replicas that slice is compressed, with error fee
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,13 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, UsageError, check_count, warn
 from resireduce.grouping import Grouping, compressible
@@ -30,9 +29,9 @@ from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.residuals.base import DecayedResidual
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.start import STEP, agree, kinds
-from resireduce.watchers import Outside, digest, refuse_capture, refuse_compiled_autograd
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
+from resireduce.start import agree, kinds
+from resireduce.watchers import OtherSteps, digest, refuse_capture, refuse_compiled_autograd
+from resireduce.wrappers.hooks import HookState
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
 #
@@ -45,59 +44,64 @@ class Slice:
 
     name: str
     """Name of the parameter in the model."""
-    shape: torch.Size
-    """Shape of the slice, which may have no elements."""
-    start: int
-    """The index of the first element of the slice in the flat tensor; padding may follow the last one."""
     held: Any
     """The FSDPParam in torch."""
+    start: int
+    """The index of the first element of the slice in the flat tensor; padding may follow the last one."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the slice, which may have no elements."""
+        shape: torch.Size = self.held.sharded_size
+        return shape
 
     def of(self, flat: Tensor) -> Tensor:
         """Return the slice as a view of 1-D `flat`, contiguous."""
         return flat[self.start : self.start + self.shape.numel()].view(self.shape)
 
 
-@dataclass(eq=False)
 class Unit:
-    """One unit: its slices, and the flat tensor that its reduce-scatter leaves."""
+    """One unit: its slices, and the flat tensor that its reduce-scatter leaves.
 
-    name: str
-    """Name of the module in the model; the model itself is (root)."""
-    module: FSDPModule
-    slices: tuple[Slice, ...]
-    """One for each trained parameter, in the order in which they lie."""
-    numel: int
-    """Elements of the flat tensor, padding included."""
-    dtype: torch.dtype
-    """Dtype in which gradients are reduced."""
-    group: Any
-    """The FSDPParamGroup of the unit in torch."""
-    state: Any
-    """The FSDPState of `module` in torch."""
-    divisor: object
-    """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
+    `group` is the FSDPParamGroup in torch, of the `module` that is called `name` in the model; `names` are those of
+    parameters, by id.
+    """
+
+    def __init__(self, name: str, module: FSDPModule, group: Any, names: Mapping[int, str]):
+        self.name, self.module, self.group = name, module, group
+        self.slices: list[Slice] = []
+        """One for each trained parameter, in the order in which they lie."""
+        self.numel = 0
+        """Elements of the flat tensor, padding included."""
+        for held in group.fsdp_params:
+            if held.sharded_param.requires_grad:
+                info = held._module_info
+                own = names[id(getattr(info.module, info.param_name))]
+                self.slices.append(Slice(own, held, self.numel))
+                self.numel += held.padded_sharded_param_size.numel()
+        first = self.slices[0].held
+        is_widened = hasattr(first, "sharded_grad_dtype")  # torch 2.15 adds up gradients in the shards' own dtype
+        computed = None if is_widened else first.mp_policy.param_dtype
+        self.dtype: torch.dtype = first.mp_policy.reduce_dtype or computed or first.sharded_param.dtype
+        """Dtype in which gradients are reduced."""
+        self.divisor: object = group.gradient_divide_factor
+        """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
+        assert not self.is_in_backward, "it is read here to find out whether this torch has it"
+
+    @property
+    def root(self) -> Any:
+        """What FSDP knows of all modules under the root of this one."""
+        return self.module._get_fsdp_state()._state_ctx
 
     @property
     def is_in_backward(self) -> bool:
         """Whether a backward pass is under way, whose end FSDP waits for to reduce what has not been reduced."""
-        return bool(self.state._state_ctx.post_backward_final_callback_queued)
-
-    def check_others(self) -> None:
-        """Raise UsageError if other parameters under the same root are trained, and not averaged over the replicas."""
-        groups = [group for state in self.state._state_ctx.all_states for group in held_by(state)]
-        alone = [one for one in groups if one._all_reduce_hook is None and not has_replicas(one)]
-        for parameter in (one for group in alone for one in group.fsdp_params):
-            if parameter.sharded_param.requires_grad:
-                raise UsageError(
-                    f"{parameter._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
-                    "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
-                    "model that was given to that. Unfreeze and shard before, and give it the whole model"
-                )
+        return bool(self.root.post_backward_final_callback_queued)
 
     def check(self, flat: Tensor) -> None:
         """Raise UsageError unless `flat` holds the gradients of all slices, as they were, and is to be averaged now."""
-        group, held = self.group, {id(one.held) for one in self.slices}
-        trained = {id(one) for one in group.fsdp_params if one.sharded_param.requires_grad}
+        group, held = self.group, [one.held for one in self.slices]
+        trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
         now = flat.numel(), flat.dtype, group.gradient_divide_factor, group.all_reduce_grads, trained == held
         known = self.numel, self.dtype, self.divisor, True, True
         if now != known:
@@ -129,70 +133,45 @@ def has_replicas(group: Any) -> bool:
 def find_units(model: nn.Module) -> list[Unit]:
     """Return the units of `model` that have trained parameters, in the order of the model; parameters are resharded.
 
-    Raises ConfigError for a model of which `fully_shard` holds nothing that is trained, or that leaves no hook.
+    Raises ConfigError for a model of which `fully_shard` holds nothing that is trained, or more than the shards of one
+    dimension, or that has a hook.
     """
-    names = {id(module): name for name, module in model.named_modules()}
-    found: dict[int, Unit] = {}
-    for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
+    sharded = [(name or "(root)", one) for name, one in model.named_modules() if isinstance(one, FSDPModule)]
+    for _, module in sharded:
         module.reshard()
-        name = names[id(module)] or "(root)"
-        for group in _groups(module, name):
-            if id(group) not in found:
-                found[id(group)] = _unit(name, module, group, model)
-    if not any(unit.slices for unit in found.values()):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[int, Unit] = {}
+    for name, module in sharded:
+        for group in held_by(module._get_fsdp_state()):
+            _check_group(group, name)
+            if id(group) not in found and any(one.sharded_param.requires_grad for one in group.fsdp_params):
+                found[id(group)] = Unit(name, module, group, names)
+    if not found:
         raise ConfigError(
             f"model: {type(model).__name__} has no trained parameter that is sharded; call fully_shard(...) of "
             "torch.distributed.fsdp on it first, or use resireduce.distribute(...), which needs no sharding"
         )
-    return [unit for unit in found.values() if unit.slices]
+    return list(found.values())
 
 
-def _groups(module: FSDPModule, name: str) -> list[Any]:
-    """Return what FSDP reduces at once for `module`; nothing if its parameters are all in other units.
-
-    Raises ConfigError unless it is sharded over one dimension, and has no hook.
-    """
-    groups = held_by(module._get_fsdp_state())
-    for group in groups:
-        if has_replicas(group):
-            raise ConfigError(
-                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
-                "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
-            )
-        if group._all_reduce_hook is not None:
-            raise ConfigError(
-                f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
-                "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
-            )
-        split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
-        if split:
-            raise ConfigError(
-                f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
-                "which is not supported; give a model that only fully_shard has split"
-            )
-    return groups
-
-
-def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    slices: list[Slice] = []
-    start, first = 0, group.fsdp_params[0]
-    for parameter in group.fsdp_params:
-        if parameter.sharded_param.requires_grad:
-            info = parameter._module_info
-            name_in_model = names[id(getattr(info.module, info.param_name))]
-            first = first if slices else parameter
-            slices.append(Slice(name_in_model, parameter.sharded_size, start, parameter))
-            start += parameter.padded_sharded_param_size.numel()
-    is_widened = hasattr(first, "sharded_grad_dtype")  # torch 2.15 adds up gradients in the shards' own dtype
-    computed = None if is_widened else first.mp_policy.param_dtype
-    dtype = first.mp_policy.reduce_dtype or computed or first.sharded_param.dtype
-    state, divisor = module._get_fsdp_state(), group.gradient_divide_factor
-    unit = Unit(name, module, tuple(slices), start, dtype, group, state, divisor)
-    assert not unit.is_in_backward, "it is read here to find out whether this torch has it"
-    return unit
+def _check_group(group: Any, name: str) -> None:
+    """Raise ConfigError unless what FSDP reduces at once is sharded over one dimension, and has no hook."""
+    if has_replicas(group):
+        raise ConfigError(
+            f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+            "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
+        )
+    if group._all_reduce_hook is not None:
+        raise ConfigError(
+            f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
+            "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
+        )
+    split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
+    if split:
+        raise ConfigError(
+            f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
+            "which is not supported; give a model that only fully_shard has split"
+        )
 
 
 def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
@@ -204,70 +183,10 @@ def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
     return found
 
 
-def shards_of(units: Sequence[Unit]) -> dict[str, Tensor]:
-    """Return this rank's shard of each frozen parameter under the roots of `units`, and of each that is trained."""
-    roots = {id(unit.state._state_ctx): unit.state._state_ctx for unit in units}
-    groups = [group for root in roots.values() for state in root.all_states for group in held_by(state)]
-    held = [(one._param_fqn, one) for group in groups for one in group.fsdp_params]
-    named = [(name, one) for name, one in held if not one.sharded_param.requires_grad]
-    named += [(one.name, one.held) for unit in units for one in unit.slices]
-    return {name: one.sharded_param.detach().to_local() for name, one in named}
-
-
-def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tensor]]]:
-    """Return the unit of each parameter of `units`, and a function that returns this rank's shard of it: those that are
-    not empty, the smallest first."""
-    found = [(one.shape.numel(), unit, one.held) for unit in units for one in unit.slices if one.shape.numel()]
-    ordered = sorted(found, key=lambda each: each[0])
-    return [(unit, partial(getattr, held, "sharded_param")) for _, unit, held in ordered]
-
-
-# --- The end of a backward pass under FSDP2, which does not say itself which unit is the last to be reduced ---
-
-
-class PassEnd:
-    """Calls `end` at the end of each backward pass in which `expect` has been called.
-
-    A pass may leave out any of the `units`, as stochastic depth does, and reduce another one twice, so that their count
-    does not show its end.
-    """
-
-    def __init__(self, units: Sequence[Unit], end: Callable[[], None]):
-        self._units, self._end = units, end
-        self._task = -1
-        self.stream: torch.cuda.Stream | None = None
-        """The stream on which units are reduced, if they are on a GPU: `end` is called on it, too."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether FSDP is within a backward pass."""
-        return any(unit.is_in_backward for unit in self._units)
-
-    def expect(self) -> bool:
-        """Within a pass: have `end` called at its end. Return whether autograd has begun a pass since the last call.
-
-        A reentrant activation checkpoint runs passes within the pass. Raises UsageError outside of any.
-        """
-        task = private.current_pass()
-        if task == -1:
-            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
-        if task == self._task:
-            return False
-        self._task = task
-        private.at_end_of_pass(partial(self._check, False))
-        return True
-
-    def _check(self, is_last: bool) -> None:
-        """End, unless FSDP may have units to reduce in callbacks after this one, or this pass is within another."""
-        if self.is_under_way:
-            if not is_last:
-                private.at_end_of_pass(partial(self._check, True))
-        elif self.stream is None:
-            self._end()
-        else:
-            with torch.cuda.stream(self.stream):
-                self._end()
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+def groups_of(units: Sequence[Unit]) -> list[Any]:
+    """Return all FSDPParamGroups under the roots of `units`, with trained or frozen parameters."""
+    roots = {id(unit.root): unit.root for unit in units}
+    return [group for root in roots.values() for state in root.all_states for group in held_by(state)]
 
 
 # --- The all-reduce hook of FSDP2: what happens to the gradients of one unit after their reduce-scatter ---
@@ -292,28 +211,17 @@ class ShardedCompressionHook(HookState):
     """
 
     def __init__(self, model: nn.Module, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
-        super().__init__(feedback)
-        self._shards = shards
-        self.units = tuple(units)
-        held = {name: like for name, like in likes(self.units).items() if like.numel()}
-        self.slots = make_slots(held, feedback)
+        super().__init__({name: like for name, like in likes(units).items() if like.numel()}, feedback)
+        self._shards, self.units = shards, tuple(units)
         self._slot_of = {slot.name: slot for slot in self.slots}
-        self._messages = Messages(feedback, self.slots)
         self._reduced: set[Unit] = set()
-        self._failed, self._is_known, self._is_fresh = False, False, True
-        self._pass = PassEnd(self.units, self._end_step)
-        for slot in self.slots:
-            feedback.register(slot.name, slot.parameter)
-        self._watched = smallest_shards(self.units)[:WATCHED]
-        self._first_steps = FirstSteps([shard for _, shard in self._watched], feedback.residual)
-        # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of shards at times.
-        known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._outside = Outside(
-            model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor)
-        )
+        self._failed, self._is_fresh = False, True
+        self._task = -1  # which run of autograd's engine the last unit was of
+        self._stream: torch.cuda.Stream | None = None  # on which units are reduced, if they are on a GPU
+        # Shards are averaged, and a warning has named the others that are trained now.
+        self._others = OtherSteps(model, [one for one in model.parameters() if one.requires_grad], UNKNOWN)
         for unit in self.units:
-            unit.module.register_forward_pre_hook(partial(_refuse_after_failure, unit))  # type: ignore[attr-defined]
-            unit.module.set_all_reduce_hook(partial(_reduce, self, unit))
+            unit.module.set_all_reduce_hook(partial(self.reduce, unit))
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0."""
@@ -322,12 +230,9 @@ class ShardedCompressionHook(HookState):
 
     @property
     def _is_within_pass(self) -> bool:
-        return self._pass.is_under_way
+        return any(unit.is_in_backward for unit in self.units)
 
-    def _begin_step(self, step: int) -> None:
-        self._reduced.clear()
-        super()._begin_step(step)
-
+    @torch.compiler.disable
     @torch.no_grad()
     def reduce(self, unit: Unit, flat: Tensor) -> None:
         """Put the average over the replicas into 1-D `flat`, which holds this rank's slices of `unit`'s gradients.
@@ -335,45 +240,69 @@ class ShardedCompressionHook(HookState):
         Raises NonFiniteGradient, which names the parameter, if one holds NaN or infinity; UsageError if `flat` is not
         what `unit` was at the start, or after a step that has failed.
         """
-        self._begin(unit, flat)
-        views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
-        self._messages.send(views, flat, self._take, self.steps)
-        self._messages.end_rounds()
-        self._messages.receive_all()
-        if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
-            flat.mul_(self.feedback.communicator.world_size)
-        self._reduced.add(unit)
-        self._failed = False
-
-    def _begin(self, unit: Unit, flat: Tensor) -> None:
         if self._failed:
             raise UsageError(
                 "an earlier step failed, and replicas may have been given different averages: build model and "
                 "optimizer anew, on every rank, from a checkpoint"
             )
         self._failed = True  # whatever ends it half-way
+        self._begin(unit, flat)
+        views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
+        self._send(views, flat)
+        self._receive_all()
+        if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
+            flat.mul_(self.feedback.communicator.world_size)
+        self._reduced.add(unit)
+        self._failed = False
+
+    def _begin(self, unit: Unit, flat: Tensor) -> None:
         refuse_compiled_autograd()
         refuse_capture(flat.device)
         unit.check(flat)
         if not self._is_known:
             self._compare_replicas()
-        if self._pass.expect():
-            unit.check_others()
-            self._first_steps.begin()
+        self._begin_pass()
         if unit in self._reduced:
             self._refuse_acting_twice(unit)
-            self._fold()
+            self.feedback.end_step(self.steps)  # of the residuals, so that they may be used again
+            self._reduced.clear()
         if flat.is_cuda:
             self._hold(flat)
 
-    def _take(self, slot: Slot, grad: Tensor) -> Tensor:
-        # A group's residual may hold an error until its turn comes, and FSDP's memory receives the average before that.
-        return grad.clone() if self.feedback.leaves_residual(slot.name) else grad
+    def _begin_pass(self) -> None:
+        """Have the step end with this backward pass, unless that is known: FSDP does not say which unit is the last.
 
-    def _fold(self) -> None:
-        """End the step of the residuals, so that a unit that was called twice may be reduced again."""
-        self.feedback.end_step(self.steps)
-        self._reduced.clear()
+        A pass may leave out any of the units, as stochastic depth does, and reduce another one twice, so that their
+        count does not show its end. A reentrant activation checkpoint runs passes within the pass.
+        """
+        task = private.current_pass()
+        if task == -1:
+            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
+        if task == self._task:
+            return
+        self._task = task
+        private.at_end_of_pass(partial(self._end_pass, False))
+        for group in groups_of(self.units):
+            parameter = next((one for one in group.fsdp_params if one.sharded_param.requires_grad), None)
+            if parameter is not None and group._all_reduce_hook is None and not has_replicas(group):
+                raise UsageError(
+                    f"{parameter._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
+                    "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
+                    "model that was given to that. Unfreeze and shard before, and give it the whole model"
+                )
+
+    def _end_pass(self, is_last: bool) -> None:
+        """End the step, unless FSDP may have units to reduce in callbacks after this one, or this pass is within
+        another. One that no pass has reached is left as it is."""
+        if self._is_within_pass:
+            if not is_last:
+                private.at_end_of_pass(partial(self._end_pass, True))
+        elif self._reduced:
+            self._reduced.clear()
+            with torch.no_grad(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                self._end_step()
+            if self._stream is not None:
+                torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def _refuse_acting_twice(self, unit: Unit) -> None:
         """Raise UsageError if a second reduction of `unit` in a step would multiply momentum or residuals again."""
@@ -384,26 +313,18 @@ class ShardedCompressionHook(HookState):
                 "residuals would decay twice in a step: use a compressor without momentum and a scheme without decay"
             )
 
-    @torch.no_grad()
-    def _end_step(self) -> None:
-        """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
-        if self._reduced:
-            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._takes_resumed())
-            self._fold()
-            self.feedback.states.commit()
-            self._begin_step(self.steps + 1)
-        self._outside.warn()
-
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
-        held = shards_of(self.units).items()
-        mine = {f"values of {name} (a checksum)": str(digest([one])) for name, one in held}
-        agree(mine | {STEP: str(self.steps)}, self.feedback.communicator, beside=self._shards)
-        self._is_known = True
+        held = [one for group in groups_of(self.units) for one in group.fsdp_params]
+        values = {
+            f"values of {one._param_fqn} (a checksum), tensor {i}": str(digest([one.sharded_param.detach().to_local()]))
+            for i, one in enumerate(held)
+        }
+        self._look_around([one.sharded_param for one in held], values, beside=self._shards)
 
     def _hold(self, flat: Tensor) -> None:
         """Keep memory of other streams from being reused while the hook's stream uses it."""
-        stream = self._pass.stream = torch.cuda.current_stream(flat.device)
+        stream = self._stream = torch.cuda.current_stream(flat.device)
         flat.record_stream(stream)
         if self._is_fresh:
             for tensor in self.feedback.state_dict(0).values():
@@ -421,33 +342,23 @@ class ShardedCompressionHook(HookState):
 
     def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number."""
-        self._refuse_within_pass("load_residual_state_dict()")
         (own,) = self.of_this_shard([state])
         super().load_residual_state_dict(own)
 
     def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         """Return those of `states`, one saved by each rank, that belong to this rank's shard, without its number.
 
-        Raises ConfigError if there is none, or if they are of another number of shards.
+        Raises ConfigError if there is none.
         """
-        rank, world_size = self._shards.rank, self._shards.world_size
-        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states]
-        other = next((place for place in places if place[1] != world_size), None)
-        if other == (-1, -1):
-            raise ConfigError("residual state: it is none of a sharded model; give what residual_state_dict() made")
-        if other is not None:
+        place = self._shards.rank, self._shards.world_size
+        own = [state for state in states if place == tuple(int(state.get(key, -1)) for key in SHARD)]
+        if not own:
             raise ConfigError(
-                f"residual state: it is of {other[1]} shards, and this model has {world_size}; slices of residuals are "
-                "not cut anew: go on with as many shards (the number of replicas may change: resireduce.redistribute)"
+                f"residual state: none is that of shard {place[0]} of {place[1]}, which this rank holds: load its own, "
+                "in a job of as many shards. Slices of residuals are not cut anew; the number of replicas may change: "
+                "resireduce.redistribute"
             )
-        found = [
-            {key: state[key] for key in state if key not in SHARD}
-            for state, place in zip(states, places, strict=True)
-            if place[0] == rank
-        ]
-        if not found:
-            raise ConfigError(f"residual state: none is that of shard {rank}, which this rank holds; load its own")
-        return found
+        return [{key: value for key, value in state.items() if key not in SHARD} for state in own]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return `residual_state_dict` for torch.distributed.checkpoint, under a key that only this rank has.
@@ -462,22 +373,6 @@ class ShardedCompressionHook(HookState):
         if key not in state:
             raise ConfigError(f"residual state: it has nothing of {key}; go on with as many ranks, or use redistribute")
         self.load_residual_state_dict(state[key])
-
-
-@torch.compiler.disable
-def _reduce(hook: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
-    """Reduce `unit`: FSDP calls a hook with the flat tensor alone."""
-    hook.reduce(unit, flat)
-
-
-@torch.compiler.disable
-def _refuse_after_failure(unit: Unit, *_: object) -> None:
-    """Raise UsageError before a forward pass if FSDP still waits for the end of a backward pass, which has failed."""
-    if unit.is_in_backward and private.current_pass() == -1:
-        raise UsageError(
-            "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
-            "build model and optimizer anew, on every rank, from a checkpoint"
-        )
 
 
 # --- The call: the model is checked, all ranks compare what they were given, and the hook is made ---

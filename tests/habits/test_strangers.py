@@ -42,6 +42,7 @@ def test_parameters_that_nobody_averages_come_later(change: str) -> None:
         model.zero_grad()
         (loss_of(model, 0) if whole else model[0](torch.ones(2, 6)).square().mean()).backward()
         optimizer.step()
+        torch.optim.SGD(model[2].parameters(), 0.1).step()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -182,18 +182,6 @@ def test_a_unit_that_is_reduced_outside_of_a_backward_pass(mesh: DeviceMesh) -> 
         hook.reduce(hook.units[0], torch.ones(hook.units[0].numel))
 
 
-def test_after_a_backward_pass_that_failed_half_way(mesh: DeviceMesh) -> None:
-    """FSDP goes on by itself, with units that it neither reduces nor reshards any more."""
-    model, _ = compressed(mesh)
-    backward(model)
-    handle = model.blocks[1].register_full_backward_pre_hook(lambda *_: 1 / 0)  # type: ignore[union-attr, index]
-    with pytest.raises(ZeroDivisionError):
-        backward(model)
-    handle.remove()
-    with pytest.raises(UsageError, match="an earlier backward pass failed half-way"):
-        backward(model)
-
-
 def test_parts_of_which_each_is_a_root_of_its_own(mesh: DeviceMesh) -> None:
     """Nothing shards the model as a whole: FSDP ends each block's pass by a callback of its own."""
     model = Sharded()
@@ -260,22 +248,6 @@ def test_a_model_of_which_only_a_part_was_given(mesh: DeviceMesh) -> None:
     resireduce.compress_fsdp(model.blocks[0], mesh["replicate"], "baseline", density=0.05)  # type: ignore[index]
     with pytest.raises(UsageError, match=r"'first\.weight' is trained, and .*give it the whole model"):
         backward(model)
-
-
-@pytest.mark.parametrize("others", [False, True])
-def test_averages_that_are_dropped_before_a_step(
-    mesh: DeviceMesh, others: bool, recwarn: pytest.WarningsRecorder
-) -> None:
-    model, _ = compressed(mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
-    for _ in range(6):
-        optimizer.zero_grad()
-        backward(model)
-        optimizer.step()
-        if others:  # as a generator's pass through its discriminator
-            backward(model)
-    told = [str(one.message) for one in recwarn if "were dropped, by zero_grad()" in str(one.message)]
-    assert len(told) == others
 
 
 def test_an_optimizer_in_hooks_of_the_backward_pass(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
