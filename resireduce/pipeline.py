@@ -101,10 +101,9 @@ def find_communicator(
     be used, as `parameters` of a GPU that Horovod cannot send here."""
     if group is not None and backend != "torch":
         raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
-    if isinstance(backend, Communicator):
-        communicator = backend
-    else:
-        target = BACKENDS[choose("backend", backend, BACKENDS)]
-        communicator = load(target)(group) if backend == "torch" else load(target)()
+    communicator: Any = backend
+    if not isinstance(backend, Communicator):
+        kind = load(BACKENDS[choose("backend", backend, BACKENDS)])
+        communicator = kind(group) if backend == "torch" else kind()
     communicator.check_devices(parameters)
     return communicator

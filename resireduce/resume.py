@@ -172,8 +172,7 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
     """Return the factor by which rank `rank` of `world_size` gets the residual of rank `source` of `sources`."""
     if source % world_size != rank % sources:
         return 0.0
-    heirs = len(range(source % world_size, world_size, sources))
-    return world_size / sources / heirs
+    return world_size / sources / len(range(source % world_size, world_size, sources))  # its heirs
 
 
 def _reader(optimizer: "Resumable", state: State) -> "ErrorFeedback":

@@ -122,8 +122,6 @@ BACKENDS = {
 RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
 """Precisions in which residuals can be stored, by name."""
 
-RESIDUAL_DEVICES = ("cpu",)
-
 
 def load(target: "str | type[Residual]") -> Any:
     """Return the object that `target`, "package.module:name", names; a class is returned as it is."""
@@ -168,7 +166,7 @@ def build_residual(
     if dtype is not None:
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
     if device is not None:
-        choose("residual_device", device, RESIDUAL_DEVICES)
+        choose("residual_device", device, ("cpu",))
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{'row_ratio': 0.25}}")
     chosen = [load(kind) for kind in (kinds.grouped, kinds.specific, kinds.other)]

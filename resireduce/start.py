@@ -114,15 +114,15 @@ def is_value(one: object) -> bool:
 
 def broadcast_object(value: Any, communicator: Communicator) -> Any:
     """Return rank 0's `value`, sent over `communicator` as by torch.save: a rank trusts the others of its job."""
-    file, is_first = io.BytesIO(), communicator.rank == 0
-    if is_first:
+    file = io.BytesIO()
+    if communicator.rank == 0:
         torch.save(value, file)
     size = torch.tensor([file.tell()], device=communicator.control_device)
     communicator.broadcast_(size, "resireduce.start.size")
-    memory = file.getbuffer() if is_first else bytearray(int(size))
-    data = torch.frombuffer(memory, dtype=torch.uint8).to(communicator.control_device)
-    communicator.broadcast_(data, "resireduce.start.object")
-    return value if is_first else torch.load(io.BytesIO(data.cpu().numpy().data), weights_only=False)
+    file = file if communicator.rank == 0 else io.BytesIO(bytes(int(size)))
+    memory = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    memory.copy_(communicator.broadcast_(memory.to(communicator.control_device), "resireduce.start.object"))
+    return value if communicator.rank == 0 else torch.load(file, weights_only=False)
 
 
 # --- What all ranks start from: rank 0's parameters, buffers and optimizer state ---

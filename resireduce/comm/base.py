@@ -85,11 +85,6 @@ class Communicator(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no all_to_all")
 
-    @property
-    def exchanges(self) -> bool:
-        """Whether this communicator has an `all_to_all`."""
-        return type(self).all_to_all is not Communicator.all_to_all
-
     def split(self, *partitions: Partition) -> "list[Communicator]":
         """Return for each of `partitions` the communicator of the part that this rank is in.
 

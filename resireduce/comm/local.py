@@ -25,11 +25,8 @@ class LocalCommunicator(Communicator):
         return tensor
 
 
-# --- Ranks that are only pretended, of which one is here: for planning ---
-
-
 class PretendCommunicator(LocalCommunicator):
-    """Rank 0 of `world_size` ranks, of which the others send the same. Nothing is sent."""
+    """Rank 0 of `world_size` ranks, of which the others send the same: for planning. Nothing is sent."""
 
     def __init__(self, world_size: int):
         self.world_size = world_size

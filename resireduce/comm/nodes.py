@@ -48,9 +48,8 @@ def find_nodes(
 
 
 def _listed(given: Sequence[Any], world_size: int) -> Partition:
-    right = all(isinstance(node, list | tuple) and node for node in given)
-    ranks = [rank for node in given for rank in node] if right else []
-    if not right or any(type(rank) is not int for rank in ranks) or sorted(ranks) != list(range(world_size)):
+    ranks = [rank for node in given if isinstance(node, list | tuple) for rank in node]
+    if sorted(map(repr, ranks)) != sorted(map(repr, range(world_size))):
         raise ConfigError(
             f"hierarchy: {given!r} is not allowed with {world_size} ranks; give the ranks of each node, every rank "
             "once, such as [[0, 1], [2, 3]]"

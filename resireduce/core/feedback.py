@@ -222,7 +222,7 @@ class ErrorFeedback:
     ):
         self.warm_up_steps = warm_up_steps
         """Number of first steps in which all tensors are sent dense, and residuals stay zero."""
-        if compressor.collective == "rounds" and not communicator.exchanges:
+        if compressor.collective == "rounds" and type(communicator).all_to_all is Communicator.all_to_all:
             raise ConfigError(
                 f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
                 "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"

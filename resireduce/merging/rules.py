@@ -220,23 +220,21 @@ class Costs:
         `omgs` would compress a message as one tensor; this returns only its messages. Raises ConfigError for an unknown
         rule.
         """
-        ends = TIMED[choose("rule", rule, TIMED)](self._arrivals())
-        return [[self.names[place] for place in message] for message in messages_of(ends)]
-
-    def _arrivals(self) -> Arrivals:
         ready = np.maximum.accumulate(np.asarray(self.ready_seconds, dtype=np.float64))
         nbytes, elements = (np.asarray(values, dtype=np.float64) for values in (self.nbytes, self.elements))
         compress = np.asarray(self.compress_seconds, dtype=np.float64)
         start, each = line_through(elements, compress)
-        return Arrivals(
+        arrivals = Arrivals(
             ready,
             nbytes * self.seconds_per_byte,
-            np.full(len(ready), self.latency_seconds),
+            np.array([self.latency_seconds]),
             nbytes,
             backward=np.maximum(np.diff(ready, prepend=0.0) - compress, 0.0),
             elements=elements,
             compress=lambda count: start + each * count,
         )
+        ends = TIMED[choose("rule", rule, TIMED)](arrivals)
+        return [[self.names[place] for place in message] for message in messages_of(ends)]
 
 
 def line_through(sizes: Array, seconds: Array) -> tuple[float, float]:
