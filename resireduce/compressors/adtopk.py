@@ -81,9 +81,7 @@ class ADTopKInterleaved(ADTopK):
 
 def _rows(shape: torch.Size) -> tuple[int, int, int]:
     """Return the numbers of elements before, in and after dimension 1; a tensor without it is one row."""
-    if len(shape) < 2:
-        return 1, shape.numel(), 1
-    return shape[0], shape[1], math.prod(shape[2:])
+    return (shape[0], shape[1], shape[2:].numel()) if len(shape) > 1 else (1, shape.numel(), 1)
 
 
 def _in_rows(payload: Payload, part: int) -> Tensor:

@@ -175,9 +175,11 @@ class Compressor(ABC):
     def learn_(self, state: State, payload: Payload) -> None:
         """Change `state`, in place, by `payload`, the all-reduced sum of all ranks' payloads.
 
-        It may be called more than once in a step with the same arguments, and also where this rank had no gradient.
+        Here to what the payload has `learnt`. It may be called more than once in a step with the same arguments, and
+        also where this rank had no gradient.
         """
-        return
+        for name, value in payload.learnt.items():
+            state[name].copy_(value)
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
         """Return which elements of the flat gradient the payload holds, 1-D int64; None if it holds all."""

@@ -86,7 +86,12 @@ class PowerSGD(Agreeing, Inexact):
         own = torch.zeros_like(q)
         for rows in row_pieces(matrix):
             own.addmm_(p[:, rows], matrix[rows].to(q.dtype))
-        return Payload.pack(_fitting(own, p, grad).view(-1), like=grad, known=p, rounds_bytes=p.nbytes)
+        if grad.dtype == torch.float16:  # no element of what is sent or kept may exceed its range
+            least, most = grad.aminmax()
+            room = torch.finfo(grad.dtype).max - torch.maximum(-least, most).to(own.dtype)
+            reach = torch.linalg.vector_norm(p, dim=0).amax() * torch.linalg.vector_norm(own, dim=0).amax()
+            own.mul_(torch.where(reach > room, room / reach, 1))
+        return Payload.pack(own.view(-1), like=grad, known=p, rounds_bytes=p.nbytes)
 
     def learn_(self, state: State, payload: Payload) -> None:
         """Store `payload`, the sum over all ranks, in `state`, as Q of the next step."""
@@ -114,13 +119,3 @@ def _factors(payload: Payload) -> tuple[Tensor, Tensor]:
     """Return the transpose of P, and what the payload holds, a matrix of as many rows."""
     assert payload.known is not None
     return payload.known, payload.buffer.view(len(payload.known), -1)
-
-
-def _fitting(own: Tensor, p: Tensor, grad: Tensor) -> Tensor:
-    """Return `own`, for a float16 `grad` scaled so that no element of what is sent or kept exceeds its range."""
-    if grad.dtype != torch.float16:
-        return own
-    least, most = grad.aminmax()
-    room = torch.finfo(grad.dtype).max - torch.maximum(-least, most).to(own.dtype)
-    reach = torch.linalg.vector_norm(p, dim=0).amax() * torch.linalg.vector_norm(own, dim=0).amax()
-    return own.mul_(torch.where(reach > room, room / reach, 1))

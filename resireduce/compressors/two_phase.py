@@ -66,9 +66,6 @@ class Block8TwoPhase(Agreeing, Inexact):
         learnt = {"owned": self.quantiser.error_(mean, sent)}
         return replace(payload, known=known, rounds_bytes=sent.buffer.nbytes, learnt=learnt)
 
-    def learn_(self, state: State, payload: Payload) -> None:
-        state["owned"].copy_(payload.learnt["owned"])
-
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         flat, size = dense.view(-1), self._size(dense.numel())
         for start, part in zip(range(0, flat.numel(), size), payload.buffer.chunk(self.ranks), strict=False):

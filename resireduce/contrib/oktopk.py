@@ -178,10 +178,6 @@ class OkTopK(Agreeing, Selecting):
             learnt={"common": torch.tensor(common, dtype=torch.float64, device=flat.device), "starts": starts},
         )
 
-    def learn_(self, state: State, payload: Payload) -> None:
-        for name, value in payload.learnt.items():
-            state[name].copy_(value)
-
     def sent_indices(self, payload: Payload) -> Tensor:
         return payload.parts()[1].long()
 

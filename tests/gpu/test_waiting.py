@@ -28,8 +28,7 @@ SIDCO = FITTED | {
     "compress_with": "the number of stages is on the device, where states are held",
 }
 PACKED = {
-    "_best_width": "the width that takes fewest bits decides how they lie",
-    "encode": "how many bits it takes decides the length of the message",
+    "encode": "the width that takes fewest bits decides how they lie, and how many these are the length of the message",
     "_unpacked": "how many a message holds is written in it",
     "decode": "where codes end is found by looking for ones",
 }
