@@ -21,8 +21,6 @@ from resireduce.settings import Settings
 if TYPE_CHECKING:
     from torch import nn
 
-    from resireduce.grouping import Grouping
-
 DEFAULTS = Settings()
 SILENT_SECONDS = 5
 """How long a plan says nothing of its progress."""
@@ -112,7 +110,7 @@ def patterns_in(path: str | None) -> str | dict[str, object]:
         raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}") from error
 
 
-# --- Lines in which a plan, and groups of tensors, are shown ---
+# --- Lines in which a plan is shown ---
 
 
 MIB = 2**20
@@ -158,37 +156,7 @@ def item_line(item: Item) -> str:
     return f"{item.state:<17} {item.nbytes:12,} bytes  {item.name}{part}, {shape}, {item.dtype}{shared}"
 
 
-def group_lines(
-    grouping: "Grouping", others: Sequence[str], sizes: Mapping[str, int], whole: int, saved: Mapping[str, int]
-) -> list[str]:
-    """Return lines about the tensors of a model, with their `sizes` in bytes, and what each scheme saves of the `whole`
-    of full residuals."""
-    lines = [f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors"]
-    lines += [f"  {sizes[g[0]] / MIB:10,.2f} MiB x {len(g)}  {g[0]} ... {g[-1]}" for g in grouping.groups]
-    lines += [f"{len(grouping.specific)} specific"]
-    lines += [f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific]
-    lines += [f"{len(others)} others, {sum(sizes[name] for name in others) / MIB:,.2f} MiB, keep a full residual"]
-    lines += [f"Full residuals take {whole / MIB:,.2f} MiB. Of that is saved by"]
-    alike: dict[int, list[str]] = {}  # schemes that save the same share a line
-    for scheme, nbytes in saved.items():
-        if scheme != "none":
-            alike.setdefault(nbytes, []).append(scheme)
-    shares = ((nbytes, nbytes / max(1, whole), "/".join(names)) for nbytes, names in alike.items())
-    return lines + [f"  {nbytes / MIB:10,.2f} MiB {share:6.1%}  {names}" for nbytes, share, names in shares]
-
-
 # --- The two commands ---
-
-
-def _progress() -> Callable[[str], None]:
-    """Return what says on stderr what is done next, once a plan has taken long enough to wonder."""
-    begun = time.monotonic()
-
-    def tell(what: str) -> None:
-        if (seconds := time.monotonic() - begun) > SILENT_SECONDS:
-            print(f"{seconds:.0f} s: {what}", file=sys.stderr, flush=True)
-
-    return tell
 
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
@@ -203,13 +171,19 @@ def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
 def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
 
+    begun = time.monotonic()
+
+    def progress(what: str) -> None:
+        if (seconds := time.monotonic() - begun) > SILENT_SECONDS:
+            print(f"{seconds:.0f} s: {what}", file=sys.stderr, flush=True)
+
     options = {key: value for key, value in vars(args).items() if key not in ("command", "model", "arg", "json")} | {
         "groups": patterns_in(args.groups),
         "options": arguments_in("options", args.options),
         "optimizer_args": arguments_in("optimizer_args", args.optimizer_args),
         "inputs": args.inputs and load(args.inputs),
     }
-    result = plan(_builder(args), **options, progress=_progress())
+    result = plan(_builder(args), **options, progress=progress)
     if args.json:
         return json.dumps(result, indent=2, default=Item.as_dict)
     figures = [
@@ -237,7 +211,18 @@ def _groups(args: argparse.Namespace) -> str:
     if args.json:
         kinds = {"groups": grouping.groups, "specific": grouping.specific, "others": others}
         return json.dumps({**kinds, "bytes": sizes, "residual_bytes": held, "saved_bytes": saved}, indent=2)
-    return "\n".join(group_lines(grouping, others, sizes, held["baseline"], saved))
+    left, whole = sum(sizes[name] for name in others), held["baseline"]
+    lines = [
+        f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors",
+        *(f"  {sizes[one[0]] / MIB:10,.2f} MiB x {len(one)}  {one[0]} ... {one[-1]}" for one in grouping.groups),
+        f"{len(grouping.specific)} specific",
+        *(f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific),
+        f"{len(others)} others, {left / MIB:,.2f} MiB, keep a full residual",
+        f"Full residuals take {whole / MIB:,.2f} MiB. Of that is saved by",
+    ]
+    shares = {scheme: nbytes / max(1, whole) for scheme, nbytes in saved.items() if scheme != "none"}
+    lines += [f"  {saved[scheme] / MIB:10,.2f} MiB {share:6.1%}  {scheme}" for scheme, share in shares.items()]
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
