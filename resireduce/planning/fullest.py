@@ -168,7 +168,7 @@ class Passes:
 def trace_passes(
     model: nn.Module, inputs: Inputs, batch: int, checkpointed: bool = False, loss_chunk: int | None = None
 ) -> Passes:
-    """Return the bytes of a forward and a backward pass of `model`, which has no storage, and is left to train, else as it was.
+    """Return the bytes of a forward and a backward pass of a `model` without storage, which is left in training mode.
 
     checkpointed: `checkpoint` of `resireduce.plan`, which the others are as well.
     """

@@ -136,11 +136,7 @@ OPTIMIZERS: dict[str, Maker] = {
     "adafactor": torch.optim.Adafactor,
     "rmsprop": torch.optim.RMSprop,
 }
-FUSED_KERNELS = frozenset(
-    getattr(kernel, overload)
-    for kernel in (getattr(torch.ops.aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad"))
-    for overload in kernel.overloads()
-)
+FUSED_KERNELS = {getattr(torch.ops.aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")}
 """The kernels of torch's optimizers in their fused form, each of which updates all parameters of a device in place."""
 
 
@@ -198,7 +194,7 @@ class Ones(private.DispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in FUSED_KERNELS and args[0][0].is_meta:
+        if func.overloadpacket in FUSED_KERNELS and args[0][0].is_meta:
             return None
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return torch.ones((), dtype=args[0].dtype).item()
