@@ -15,7 +15,7 @@ from resireduce.merging.rules import TIMED
 from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
 from resireduce.planning.item import Item, sums
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
-from resireduce.planning.models import Maker, make_optimizer, to_meta, without_storage
+from resireduce.planning.models import Maker, build_on_meta, make_optimizer, without_storage
 from resireduce.scheme import HIERARCHIES
 from resireduce.settings import Settings
 
@@ -84,7 +84,7 @@ def plan(
     inputs = getattr(build, "inputs", None) if inputs is None else inputs
     asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
     check_batch(batch, inputs, **asked)
-    model, arguments = _build(build), dict(optimizer_args or {})
+    model, arguments = build_on_meta(build), dict(optimizer_args or {})
     # From the third on, passes find what the second has found.
     given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
     wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
@@ -138,18 +138,6 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) ->
         )
     firsts = range(0, world_size, ranks_per_node)
     return replace(given, hierarchy=[[*range(first, first + ranks_per_node)] for first in firsts])
-
-
-def _build(build: Callable[[], nn.Module]) -> nn.Module:
-    if isinstance(build, nn.Module) or not callable(build):
-        raise ConfigError(f"build: an object of type {type(build).__name__}; give a function that returns the model")
-    with torch.device("meta"):
-        model = build()
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"build: it returns an object of type {type(model).__name__}; give one that returns a module")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
-    return to_meta(model)
 
 
 # --- Steps of training on tensors without storage: what they leave, and what they hold at their fullest moment ---

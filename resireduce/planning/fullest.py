@@ -60,8 +60,7 @@ def allocated(nbytes: int) -> int:
 
 
 def count(held: Iterable[Tensor] = ()) -> LiveBytes:
-    """Return what counts the bytes of all tensors without storage that are alive, as a GPU's allocator gives them out,
-    those of `held` too."""
+    """Return what counts tensors without storage that are alive, in bytes of a GPU's allocator, those of `held` too."""
     return LiveBytes(lambda one: one.is_meta, (one for one in held if one.is_meta), allocated)
 
 
@@ -169,7 +168,7 @@ class Passes:
 def trace_passes(
     model: nn.Module, inputs: Inputs, batch: int, checkpointed: bool = False, loss_chunk: int | None = None
 ) -> Passes:
-    """Return the bytes of a forward and a backward pass of `model`, which has no storage, and is left as it was.
+    """Return the bytes of a forward and a backward pass of a `model` without storage, which is left in training mode.
 
     checkpointed: `checkpoint` of `resireduce.plan`, which the others are as well.
     """
@@ -192,7 +191,6 @@ def trace_passes(
         passes.handed.append((parameter, most, alive.peak_bytes))
 
     hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
-    training = model.training
     for block in blocks:
         block.forward = partial(anew, partial(type(block).forward, block))
     if head is not None:
@@ -206,7 +204,6 @@ def trace_passes(
             private.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
             passes.after, passes.left = alive.since(), alive.current_bytes
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
         for module in blocks if head is None else (*blocks, head):
@@ -316,15 +313,16 @@ def hold(
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
     """Return where the fullest moment of a step lies, and the bytes of what is alive then."""
     now, gradients = held.start + held.earlier, held.earlier if held.kept else 0
-    best = (passes.forward + now, "forward", passes.forward, gradients)
+    moments = [(passes.forward + now, "forward", passes.forward, gradients)]
     for parameter, most, rest in passes.handed:
         during, onwards = held.beside.get(parameter, (0, 0))
-        best = max(best, (most + now, "backward", most, gradients), (rest + now + during, "backward", rest, gradients))
+        moments.append((most + now, "backward", most, gradients))
+        moments.append((rest + now + during, "backward", rest, gradients))
         now += onwards
         gradients += min(onwards, parameter.nbytes) if held.kept else 0
-    best = max(best, (passes.after + now, "backward", passes.after, gradients))
-    best = max(best, (passes.left + now + held.update, "update", passes.left, gradients))
-    most, where, model, gradients = best
+    moments.append((passes.after + now, "backward", passes.after, gradients))
+    moments.append((passes.left + now + held.update, "update", passes.left, gradients))
+    most, where, model, gradients = max(moments)
     states = sum(held.states.values())
     return {
         "fullest_bytes": most + WORKSPACES,

@@ -28,8 +28,7 @@ class Item:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by field, `nbytes` as `bytes`."""
-        values = asdict(self) | {"shape": list(self.shape), "members": list(self.members)}
-        return {"bytes" if key == "nbytes" else key: value for key, value in values.items()}
+        return {"bytes" if key == "nbytes" else key: value for key, value in asdict(self).items()}
 
 
 def sums(items: list[Item]) -> dict[str, int]:

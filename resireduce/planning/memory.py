@@ -53,10 +53,8 @@ def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) 
     for key, tensor in (feedback.residual.tensors() | feedback.states.tensors()).items():
         if id(tensor) not in on_host:
             add("residuals", *_owner(key, trained), tensor, sharing.get(id(tensor), ()))
-    place = {id(parameter): i for i, parameter in enumerate(parameters)}
-    # They appear in the order in which they are first needed.
-    for parameter, state in sorted(optimizer.state.items(), key=lambda pair: place.get(id(pair[0]), len(place))):
-        for key, value in state.items():
+    for parameter in dict.fromkeys([*parameters, *optimizer.state]):
+        for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 add("optimizer_states", names.get(id(parameter), "optimizer"), str(key), value)
     for key, velocity in ({} if momentum is None else momentum.tensors()).items():

@@ -98,12 +98,20 @@ PLAIN = (nn.Parameter, Tensor)
 """Types of what is put into another device; what wraps others, as quantized weights do, stays where it is."""
 
 
-def to_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` with all parameters and buffers on device meta; `model` itself if they all are there.
+def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return what `build` makes, or a copy of it with all parameters and buffers on device meta, if any is elsewhere.
 
     The fullest moment of a step is counted by what is made in it, and code for tensors with values makes other things.
-    A script's own model is left as it is.
+    A script's own model is left as it is. Raises ConfigError for what is no model, and if nothing in it is trained.
     """
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ConfigError(f"build: an object of type {type(build).__name__}; give a function that returns the model")
+    with torch.device("meta"):
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"build: it returns an object of type {type(model).__name__}; give one that returns a module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
     made: dict[int, Any] = {}
     for module in model.modules():
         for one in (*module._parameters.values(), *module._buffers.values()):
@@ -128,11 +136,7 @@ OPTIMIZERS: dict[str, Maker] = {
     "adafactor": torch.optim.Adafactor,
     "rmsprop": torch.optim.RMSprop,
 }
-FUSED_KERNELS = frozenset(
-    getattr(kernel, overload)
-    for kernel in (getattr(torch.ops.aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad"))
-    for overload in kernel.overloads()
-)
+FUSED_KERNELS = {getattr(torch.ops.aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")}
 """The kernels of torch's optimizers in their fused form, each of which updates all parameters of a device in place."""
 
 
@@ -190,7 +194,7 @@ class Ones(private.DispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in FUSED_KERNELS and args[0][0].is_meta:
+        if func.overloadpacket in FUSED_KERNELS and args[0][0].is_meta:
             return None
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return torch.ones((), dtype=args[0].dtype).item()

@@ -136,6 +136,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 REFUSED = [(("plan", "--model", model), told) for model, told in BAD_MODELS]
 REFUSED += [(("plan", "--model", "vgg-digits", *options), told) for options, told in BAD_OPTIONS]
 REFUSED += [
+    (("groups", "--model", "builtins:int"), "build: it returns an object of type int; give one that returns a module"),
     (
         ("plan", "--model", "no/such/config.json"),
         "model: 'no/such/config.json' is not there; give the config.json of a ",
