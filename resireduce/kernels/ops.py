@@ -217,16 +217,11 @@ def by_keys(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
     least = SMALLEST if flat.is_cpu or flat.is_meta else GROUP  # each piece is some launches
     best = torch.empty(0, dtype=torch.int64, device=flat.device)
     for part in slices(n, piece or max(least, -(-n // 64), k // 4)):
-        keys = torch.cat((best, _keys(flat[part], part.start)))
+        keys = flat[part].abs().view(torch.int32 if flat.element_size() == 4 else torch.int16).long()
+        keys.bitwise_left_shift_(KEY_BITS).add_(torch.arange(part.start, part.stop, device=flat.device))
+        keys = torch.cat((best, keys))
         best = torch.topk(keys, min(k, keys.numel()), sorted=False).values
     return best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
-
-
-def _keys(values: Tensor, first: int) -> Tensor:
-    """Return numbers (int64) in the order of the magnitudes, equal ones in that of their indices, `first` and on."""
-    bits = values.abs().view(torch.int32 if values.element_size() == 4 else torch.int16).long()
-    places = torch.arange(first, first + values.numel(), device=values.device)
-    return bits.bitwise_left_shift_(KEY_BITS).add_(places)
 
 
 # --- The same by one call of compiled code for several tensors ---
@@ -338,11 +333,9 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], 
         return False
     structures = []
     for dense, own in sent:
-        to, size = dense.data_ptr(), dense.numel()
         for number, (packed, count) in enumerate(own):
-            values = packed.data_ptr()
-            zeroes = zero and not number
-            structures.append(SENT.pack(to, size, values, values + BYTES // 2 * count, count, scale, zeroes))
+            places = dense.data_ptr(), dense.numel(), packed.data_ptr(), packed.data_ptr() + BYTES // 2 * count
+            structures.append(SENT.pack(*places, count, scale, zero and not number))
     return bool(compiled.resireduce_add_sent_each(b"".join(structures), len(structures)))
 
 

@@ -374,8 +374,8 @@ class Residuals:
 
     def host_tensors(self) -> list[Tensor]:
         """Return the `tensors()` that are held in the host's memory."""
-        stored = {id(held): held for one in self._all for held in one._stored.values() if isinstance(held, Hosted)}
-        return [tensor for held in stored.values() for tensor in held.tensors().values()]
+        stored = dict.fromkeys(held for one in self._all for held in one._stored.values())
+        return [tensor for held in stored if isinstance(held, Hosted) for tensor in held.tensors().values()]
 
     def meaning(self) -> dict[str, str]:
         """Return what a state to load must have in common with these beside names and shapes."""

@@ -1,6 +1,7 @@
 """Compares each kernel with the plain form in torch, on the device, for values of all kinds, many of them equal."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -117,20 +118,16 @@ def _crosses(flat: Tensor) -> bool:
     return same_bits(values, crossing) and same_bits(added, sums)
 
 
-def _codes(bits: int) -> Callable[[Tensor], bool]:
-    def same(flat: Tensor) -> bool:
-        numel, blocks = flat.numel(), -(-flat.numel() // BLOCK)
-        drawn = sample(flat.device, torch.float32, numel).abs().remainder(1.0)
-        scales, codes = plain_codes(flat, drawn, bits)
-        made = torch.empty(blocks, dtype=torch.float32, device=flat.device)
-        size, kind = (numel, torch.int8) if bits == 8 else (-(-numel // 2), torch.uint8)
-        held = torch.empty(size, dtype=kind, device=flat.device)
-        encode(flat, drawn, held, made, bits)
-        added, values = flat.clone(), (codes * scales.repeat_interleave(BLOCK)[:numel]).to(flat.dtype)
-        decode_add_(added, held, made, bits)
-        return same_bits(made, scales) and same_bits(added, flat + values)
-
-    return same
+def _codes(bits: int, flat: Tensor) -> bool:
+    numel, device = flat.numel(), flat.device
+    drawn = sample(device, torch.float32, numel).abs().remainder(1.0)
+    scales, codes = plain_codes(flat, drawn, bits)
+    kind = torch.int8 if bits == 8 else torch.uint8
+    made, held = torch.empty_like(scales), torch.empty(-(-numel * bits // 8), dtype=kind, device=device)
+    encode(flat, drawn, held, made, bits)
+    added, values = flat.clone(), (codes * scales.repeat_interleave(BLOCK)[:numel]).to(flat.dtype)
+    decode_add_(added, held, made, bits)
+    return same_bits(made, scales) and same_bits(added, flat + values)
 
 
 def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -153,7 +150,7 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "add what was sent": _adds_sent,
     "rows and columns": _crosses,
     "mean of norms": _weighs,
-    "8 bits": _codes(8),
-    "4 bits": _codes(4),
+    "8 bits": partial(_codes, 8),
+    "4 bits": partial(_codes, 4),
 }
 """By kernel, whether it has the bits of plain torch for a 1-D sample."""
