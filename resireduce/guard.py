@@ -47,13 +47,6 @@ class StreamedAway(Tensor):
     """The name of the parameter that it stands for, as the model calls it."""
 
     @classmethod
-    def of(cls, element: Tensor, parameter: Tensor, name: str) -> "StreamedAway":
-        """Return the guard of `parameter`, called `name`, in the memory of `element`: 0-D, same dtype and device."""
-        guard = element.expand(parameter.shape).as_subclass(cls)
-        guard.owner = name
-        return guard
-
-    @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise UsageError, whatever was called, except by a model that is moved."""
         if func in MOVES and isinstance(args[0], cls):
@@ -85,12 +78,11 @@ class StreamedAway(Tensor):
 
 def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
     """Return the guard of each of `parameters`, by name; those of one dtype and device share their memory."""
-    elements: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-    for parameter in parameters.values():
-        kind = (parameter.dtype, parameter.device)
-        if kind not in elements:
-            elements[kind] = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
-    return {
-        name: StreamedAway.of(elements[parameter.dtype, parameter.device], parameter, name)
-        for name, parameter in parameters.items()
-    }
+    kinds = {(one.dtype, one.device) for one in parameters.values()}
+    elements = {(dtype, device): torch.zeros((), dtype=dtype, device=device) for dtype, device in kinds}
+    found = {}
+    for name, parameter in parameters.items():
+        element = elements[parameter.dtype, parameter.device]
+        found[name] = element.expand(parameter.shape).as_subclass(StreamedAway)
+        found[name].owner = name
+    return found
