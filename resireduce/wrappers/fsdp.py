@@ -94,6 +94,15 @@ class Unit:
                 "model.set_reduce_scatter_unused_params(True) (torch 2.13)"
             )
 
+    @torch.compiler.disable
+    def refuse_after_failure(self, *_: object) -> None:
+        """Raise UsageError before a forward pass if FSDP still waits for the end of a backward pass, which failed."""
+        if self.is_in_backward and private.current_pass() == -1:
+            raise UsageError(
+                "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
+                "build model and optimizer anew, on every rank, from a checkpoint"
+            )
+
 
 def held_by(state: Any) -> list[Any]:
     """Return the FSDPParamGroups of `state`, an FSDPState: more than one since torch 2.12."""
@@ -205,6 +214,7 @@ class ShardedCompressionHook(HookState):
         # Shards are averaged, and a warning has named the others that are trained now.
         self._others = OtherSteps(model, [one for one in model.parameters() if one.requires_grad], UNKNOWN)
         for unit in self.units:
+            unit.module.register_forward_pre_hook(unit.refuse_after_failure)  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(self.reduce, unit))
 
     def start_at(self, step: int) -> None:
