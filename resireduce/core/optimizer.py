@@ -339,10 +339,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method that only the wrapped optimizer has; UsageError while gradients are those of this rank alone.
-
-        SAM's `first_step`, or an update of a curvature estimate, would then make ranks differ.
-        """
+        """Call a method that the wrapped optimizer has, as SAM's; UsageError while gradients are of this rank alone."""
         if not self._closed and self._has_own_gradients() and self.levels.world.world_size > 1:
             raise UsageError(
                 f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "

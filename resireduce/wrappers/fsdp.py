@@ -264,11 +264,8 @@ class ShardedCompressionHook(HookState):
             self._hold(flat)
 
     def _begin_pass(self) -> None:
-        """Have the step end with this backward pass, unless that is known: FSDP does not say which unit is the last.
-
-        A pass may leave out any of the units, as stochastic depth does, and reduce another one twice, so that their
-        count does not show its end. A reentrant activation checkpoint runs passes within the pass.
-        """
+        """Have the step end with this backward pass, unless that is arranged: their count does not show which unit is
+        the last, since a pass may leave out any, as stochastic depth does, and reduce another one twice."""
         task = private.current_pass()
         if task == -1:
             raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
