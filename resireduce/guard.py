@@ -16,11 +16,9 @@ SECOND_BACKWARD = (
     "optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...). If that pass was meant for "
     "another model (a GAN's generator, through the discriminator): call requires_grad_(False) on this one before it, "
     "and requires_grad_(True) after it; if it was for the gradient of an input, use torch.autograd.grad(loss, input); "
-    "if a checkpoint runs this layer several times, give it use_reentrant=False"
-)
-AFTER_FAILURE = (
-    "; and if the pass before failed half-way, as for want of memory, its gradients cannot be taken back: go on from a "
-    "checkpoint, or close() the optimizer on every rank and distribute it anew, without what residuals had kept"
+    "if a checkpoint runs this layer several times, give it use_reentrant=False; and if the pass before failed "
+    "half-way, as for want of memory, its gradients cannot be taken back: go on from a checkpoint, or close() the "
+    "optimizer on every rank and distribute it anew, without what residuals had kept"
 )
 
 
@@ -45,13 +43,6 @@ class StreamedAway(Tensor):
 
     owner: str
     """The name of the parameter that it stands for, as the model calls it."""
-
-    @classmethod
-    def of(cls, element: Tensor, parameter: Tensor, name: str) -> "StreamedAway":
-        """Return the guard of `parameter`, called `name`, in the memory of `element`: 0-D, same dtype and device."""
-        guard = element.expand(parameter.shape).as_subclass(cls)
-        guard.owner = name
-        return guard
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,12 +76,11 @@ class StreamedAway(Tensor):
 
 def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
     """Return the guard of each of `parameters`, by name; those of one dtype and device share their memory."""
-    elements: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-    for parameter in parameters.values():
-        kind = (parameter.dtype, parameter.device)
-        if kind not in elements:
-            elements[kind] = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
-    return {
-        name: StreamedAway.of(elements[parameter.dtype, parameter.device], parameter, name)
-        for name, parameter in parameters.items()
-    }
+    kinds = {(one.dtype, one.device) for one in parameters.values()}
+    elements = {(dtype, device): torch.zeros((), dtype=dtype, device=device) for dtype, device in kinds}
+    found = {}
+    for name, parameter in parameters.items():
+        element = elements[parameter.dtype, parameter.device]
+        found[name] = element.expand(parameter.shape).as_subclass(StreamedAway)
+        found[name].owner = name
+    return found

@@ -372,11 +372,8 @@ def _bits(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _sum(piece: Tensor) -> Tensor:
-    """Return a sum over the bits of 1-D `piece`, int64, as a scalar. It takes memory of several times the piece.
-
-    An element of bits b in place p counts b (b + p^2): plain sums are the same for elements in another order, and for
-    many that are multiplied by a power of two.
-    """
+    """Return a sum over the bits of 1-D `piece`, int64, 0-D: those of b in place p count b (b + p^2), since plain sums
+    are the same for elements in another order, and for many that are multiplied by a power of two."""
     bits = piece.long()
     if piece.element_size() == 8:
         bits = bits ^ bits >> 32  # what the highest bits say would be lost in products of 64 bits

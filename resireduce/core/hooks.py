@@ -15,7 +15,6 @@ from resireduce import private
 from resireduce.core.bucket import Slot, Stage, accumulation_node
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
-from resireduce.guard import AFTER_FAILURE, SECOND_BACKWARD
 from resireduce.settings import Settings
 from resireduce.watchers import (
     COMPILED_AUTOGRAD,
@@ -84,8 +83,8 @@ class BackwardPasses:
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
         self.slots, self._exchange = exchange.slots, exchange
         self._passes_per_step, self._syncing = settings.backward_passes_per_step, True
-        self.under_way, self._task = False, -1
-        """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
+        self.under_way = False
+        """Whether a backward pass has begun and not finished."""
         self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
         self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
         self._steps = [0, 0]  # whether a step is being taken, and how many have been
@@ -161,8 +160,6 @@ class BackwardPasses:
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
         if not is_clear and comes:
             self._exchange.refuse_if_failed()
-            if slot.is_over and self.under_way and self._task != private.current_pass():
-                raise UsageError(SECOND_BACKWARD.format(name=slot.name) + AFTER_FAILURE)
             self._exchange.expect(slot)
 
     def _on_finished(self, slot: Slot, _: object) -> None:
@@ -184,7 +181,7 @@ class BackwardPasses:
         refuse_capture(slot.parameter.device)
         self._exchange.refuse_if_failed()
         if not self.under_way:
-            self.under_way, self._task = True, private.current_pass()
+            self.under_way = True
             self._exchange.begin_backward()
             private.at_end_of_pass(self._end)
         self._exchange.gradient(slot, self._passes_per_step if self._syncing else None)

@@ -24,21 +24,10 @@ from resireduce.merging.rules import Costs
 from resireduce.settings import Settings
 from resireduce.watchers import Watcher, only_makes_state, refuse_capture
 
-REPLACED = (
-    "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "
-    "copy.deepcopy(optimizer.residual_state_dict()) of what resireduce.distribute(...) returned, close() that, "
-    "distribute the other, and give it what was kept by load_residual_state_dict(...)"
-)
-
-
 FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
 HARMLESS = ("train", "eval")
 """Methods of wrapped optimizers that do not read gradients."""
-ZEROS = (
-    "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
-    "use is left as it is, where zeros would let momentum and weight decay move it; for these give gradients='kept'"
-)
 WITHIN_BACKWARD = (
     "step() was called within a backward pass, as by a hook: call it when backward() has returned. To update parameters"
     " within the backward pass, give one optimizer of all parameters and update='in_backward' (with compressor='none') "
@@ -183,7 +172,11 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
             )
         self._restart()
         if self.streamed and not set_to_none:
-            warn(ZEROS)
+            warn(
+                "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step "
+                "does not use is left as it is, where zeros would let momentum and weight decay move it; for these "
+                "give gradients='kept'"
+            )
         self.wrapped.zero_grad(*([] if set_to_none else [False]))  # that of some optimizers takes no argument
 
     # --- the step ---
@@ -253,7 +246,11 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         """Set what only the wrapped optimizer has there, as it is read from there; refuse another in its place."""
         wrapped = self.__dict__.get("wrapped")
         if name == "wrapped" and wrapped is not None and value is not wrapped:
-            raise UsageError(REPLACED)
+            raise UsageError(
+                "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "
+                "copy.deepcopy(optimizer.residual_state_dict()) of what resireduce.distribute(...) returned, close() "
+                "that, distribute the other, and give it what was kept by load_residual_state_dict(...)"
+            )
         known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
         if not known and wrapped is not None and hasattr(wrapped, name):
             setattr(wrapped, name, value)
@@ -342,10 +339,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method that only the wrapped optimizer has; UsageError while gradients are those of this rank alone.
-
-        SAM's `first_step`, or an update of a curvature estimate, would then make ranks differ.
-        """
+        """Call a method that the wrapped optimizer has, as SAM's; UsageError while gradients are of this rank alone."""
         if not self._closed and self._has_own_gradients() and self.levels.world.world_size > 1:
             raise UsageError(
                 f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "

@@ -19,7 +19,7 @@ from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.step import refuse_partly_absent
-from resireduce.errors import ConfigError, UsageError
+from resireduce.errors import ConfigError, UsageError, check_count
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
@@ -64,6 +64,7 @@ def compress_ddp(
     """
     given = {name: value for name, value in locals().items() if name != "model"}
     settings = Settings(**given, gradients="kept")
+    check_count("warm_up_steps", warm_up_steps, of="steps")
     parameters = _parameters(model)
     lossy = find_compressor(settings)
     communicator = TorchCommunicator(model.process_group, shares=True)
@@ -152,17 +153,13 @@ class CompressionHook(HookState):
         return future
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
-        """Return what is to be compressed of a gradient; None if this rank has none in this pass.
-
-        Then it sends zeros; what an earlier pass has left in `.grad` is put aside, and put back if no rank has a
-        gradient.
-        """
+        """Return what is to be compressed of a gradient; None if this rank has none in this pass, and sends zeros."""
         is_present = slot.index in self._present
         is_left = not is_present and slot.parameter.grad is not None and bool(grad.any())
         leaves = self.feedback.leaves_residual(slot.name)
         if is_present or (is_left and not leaves):  # what is sent dense is averaged anew, as without a hook
             return super()._take(slot, grad)
-        if is_left:
+        if is_left:  # by an earlier pass
             self._aside.append((slot, grad, grad.clone()))
         grad.zero_()
         return None
@@ -175,11 +172,7 @@ class CompressionHook(HookState):
             held.clear()
 
     def _put_back(self) -> None:
-        """Put back what earlier passes have left in `.grad` of tensors that no rank has used in this pass.
-
-        The wrapper hands it over again. Without a hook it would be averaged with the others' gradients, but here
-        compressed averages have been taken from it already. Raises UsageError if another rank has used such a tensor.
-        """
+        """Put back what is aside, of tensors that no rank has used in this pass; UsageError if another rank has."""
         for slot, place, left in self._aside:
             if place.any():
                 raise UsageError(

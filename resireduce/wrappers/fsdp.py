@@ -8,7 +8,6 @@ slice of every tensor. Between replicas that slice is compressed, with error fee
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,30 +37,8 @@ from resireduce.wrappers.hooks import HookState
 # A unit is what one call of `fully_shard` holds together (a transformer block), and reduces at once.
 
 
-@dataclass(frozen=True)
-class Slice:
-    """This rank's slice of one gradient, and its place in the flat tensor that its unit reduces."""
-
-    name: str
-    """Name of the parameter in the model."""
-    held: Any
-    """The FSDPParam in torch."""
-    start: int
-    """The index of the first element of the slice in the flat tensor; padding may follow the last one."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the slice, which may have no elements."""
-        shape: torch.Size = self.held.sharded_size
-        return shape
-
-    def of(self, flat: Tensor) -> Tensor:
-        """Return the slice as a view of 1-D `flat`, contiguous."""
-        return flat[self.start : self.start + self.shape.numel()].view(self.shape)
-
-
 class Unit:
-    """One unit: its slices, and the flat tensor that its reduce-scatter leaves.
+    """One unit: this rank's slices of its gradients, and the flat tensor that its reduce-scatter leaves.
 
     `group` is the FSDPParamGroup in torch, of the `module` that is called `name` in the model; `names` are those of
     parameters, by id.
@@ -69,17 +46,14 @@ class Unit:
 
     def __init__(self, name: str, module: FSDPModule, group: Any, names: Mapping[int, str]):
         self.name, self.module, self.group = name, module, group
-        self.slices: list[Slice] = []
-        """One for each trained parameter, in the order in which they lie."""
-        self.numel = 0
+        self.trained: dict[str, Any] = {}
+        """The FSDPParam of each trained parameter, by its name in the model, in the order of the flat tensor."""
+        for held in trained_by(group):
+            info = held._module_info
+            self.trained[names[id(getattr(info.module, info.param_name))]] = held
+        self.numel = sum(held.padded_sharded_param_size.numel() for held in self.trained.values())
         """Elements of the flat tensor, padding included."""
-        for held in group.fsdp_params:
-            if held.sharded_param.requires_grad:
-                info = held._module_info
-                own = names[id(getattr(info.module, info.param_name))]
-                self.slices.append(Slice(own, held, self.numel))
-                self.numel += held.padded_sharded_param_size.numel()
-        first = self.slices[0].held
+        first = next(iter(self.trained.values()))
         is_widened = hasattr(first, "sharded_grad_dtype")  # torch 2.15 adds up gradients in the shards' own dtype
         computed = None if is_widened else first.mp_policy.param_dtype
         self.dtype: torch.dtype = first.mp_policy.reduce_dtype or computed or first.sharded_param.dtype
@@ -87,6 +61,14 @@ class Unit:
         self.divisor: object = group.gradient_divide_factor
         """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
         assert not self.is_in_backward, "it is read here to find out whether this torch has it"
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return this rank's slice of each gradient, by name, as a view of 1-D `flat`: it may have no elements."""
+        found, start = {}, 0
+        for name, held in self.trained.items():
+            found[name] = flat[start : start + held.sharded_size.numel()].view(held.sharded_size)
+            start += held.padded_sharded_param_size.numel()
+        return found
 
     @property
     def root(self) -> Any:
@@ -100,9 +82,8 @@ class Unit:
 
     def check(self, flat: Tensor) -> None:
         """Raise UsageError unless `flat` holds the gradients of all slices, as they were, and is to be averaged now."""
-        group, held = self.group, [one.held for one in self.slices]
-        trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
-        now = flat.numel(), flat.dtype, group.gradient_divide_factor, group.all_reduce_grads, trained == held
+        group, is_same = self.group, trained_by(self.group) == [*self.trained.values()]
+        now = flat.numel(), flat.dtype, group.gradient_divide_factor, group.all_reduce_grads, is_same
         known = self.numel, self.dtype, self.divisor, True, True
         if now != known:
             raise UsageError(
@@ -113,13 +94,25 @@ class Unit:
                 "model.set_reduce_scatter_unused_params(True) (torch 2.13)"
             )
 
+    @torch.compiler.disable
+    def refuse_after_failure(self, *_: object) -> None:
+        """Raise UsageError before a forward pass if FSDP still waits for the end of a backward pass, which failed."""
+        if self.is_in_backward and private.current_pass() == -1:
+            raise UsageError(
+                "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
+                "build model and optimizer anew, on every rank, from a checkpoint"
+            )
+
 
 def held_by(state: Any) -> list[Any]:
     """Return the FSDPParamGroups of `state`, an FSDPState: more than one since torch 2.12."""
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-    return list(groups)
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def trained_by(group: Any) -> list[Any]:
+    """Return the FSDPParams of `group`, an FSDPParamGroup, that are trained now."""
+    return [one for one in group.fsdp_params if one.sharded_param.requires_grad]
 
 
 def has_replicas(group: Any) -> bool:
@@ -144,7 +137,7 @@ def find_units(model: nn.Module) -> list[Unit]:
     for name, module in sharded:
         for group in held_by(module._get_fsdp_state()):
             _check_group(group, name)
-            if id(group) not in found and any(one.sharded_param.requires_grad for one in group.fsdp_params):
+            if id(group) not in found and trained_by(group):
                 found[id(group)] = Unit(name, module, group, names)
     if not found:
         raise ConfigError(
@@ -178,8 +171,8 @@ def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
     """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
     found: dict[str, nn.Parameter] = {}
     for unit in units:
-        element = torch.empty((), dtype=unit.dtype, device=unit.group.device)
-        found |= {one.name: nn.Parameter(element.expand(one.shape), requires_grad=False) for one in unit.slices}
+        flat = torch.empty((), dtype=unit.dtype, device=unit.group.device).expand(unit.numel)
+        found |= {name: nn.Parameter(view, requires_grad=False) for name, view in unit.views(flat).items()}
     return found
 
 
@@ -221,6 +214,7 @@ class ShardedCompressionHook(HookState):
         # Shards are averaged, and a warning has named the others that are trained now.
         self._others = OtherSteps(model, [one for one in model.parameters() if one.requires_grad], UNKNOWN)
         for unit in self.units:
+            unit.module.register_forward_pre_hook(unit.refuse_after_failure)  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(self.reduce, unit))
 
     def start_at(self, step: int) -> None:
@@ -247,8 +241,8 @@ class ShardedCompressionHook(HookState):
             )
         self._failed = True  # whatever ends it half-way
         self._begin(unit, flat)
-        views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
-        self._send(views, flat)
+        views = unit.views(flat)
+        self._send({self._slot_of[name]: view for name, view in views.items() if name in self._slot_of}, flat)
         self._receive_all()
         if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
             flat.mul_(self.feedback.communicator.world_size)
@@ -270,11 +264,8 @@ class ShardedCompressionHook(HookState):
             self._hold(flat)
 
     def _begin_pass(self) -> None:
-        """Have the step end with this backward pass, unless that is known: FSDP does not say which unit is the last.
-
-        A pass may leave out any of the units, as stochastic depth does, and reduce another one twice, so that their
-        count does not show its end. A reentrant activation checkpoint runs passes within the pass.
-        """
+        """Have the step end with this backward pass, unless that is arranged: their count does not show which unit is
+        the last, since a pass may leave out any, as stochastic depth does, and reduce another one twice."""
         task = private.current_pass()
         if task == -1:
             raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
@@ -283,10 +274,9 @@ class ShardedCompressionHook(HookState):
         self._task = task
         private.at_end_of_pass(partial(self._end_pass, False))
         for group in groups_of(self.units):
-            parameter = next((one for one in group.fsdp_params if one.sharded_param.requires_grad), None)
-            if parameter is not None and group._all_reduce_hook is None and not has_replicas(group):
+            if group._all_reduce_hook is None and not has_replicas(group) and (trained := trained_by(group)):
                 raise UsageError(
-                    f"{parameter._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
+                    f"{trained[0]._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
                     "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
                     "model that was given to that. Unfreeze and shard before, and give it the whole model"
                 )
@@ -420,7 +410,7 @@ def compress_fsdp(
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
     agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
     agreed = settings.agreed(compressor=lossy, dense=sorted(parameters.keys() - compressible(model, settings.dense)))
-    found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
+    found = {f"unit {unit.name!r}": f"{[*unit.trained]} in {unit.dtype}" for unit in units}
     for own, others in ((shards, replicas), (replicas, shards)):
         agree(kinds(parameters.items()) | found | agreed, own, beside=others)
     feedback, _ = build_feedback(model, parameters, lossy, replicas, settings, likes(units))
@@ -429,7 +419,7 @@ def compress_fsdp(
 
 def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
     """Return the trained parameters of `units`, by name, in the order of the model; warn if there are others."""
-    held = {one.name for unit in units for one in unit.slices}
+    held = {name for unit in units for name in unit.trained}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     beside = [name for name in trained if name not in held]
     if beside:

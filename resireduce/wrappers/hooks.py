@@ -71,13 +71,11 @@ class HookState(Resumable, ABC):
         self._is_known = True
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
-        """Return what is to be compressed of a gradient; None: this rank has none.
-
-        What can be left unsent is copied: a group's residual may hold an error until its turn comes, and the memory of
-        the wrapper receives averages before that.
-        """
-        leaves = self.feedback.leaves_residual(slot.name)
-        return grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
+        """Return what is to be compressed of a gradient; None: this rank has none."""
+        if not self.feedback.leaves_residual(slot.name):
+            return grad.contiguous()
+        # A group's residual may hold an error until its turn comes, and averages come into this memory before.
+        return grad.clone(memory_format=torch.contiguous_format)
 
     def _send(self, views: Mapping[Slot, Tensor], whole: Tensor) -> None:
         """Launch the messages of gradients, given as `views` of the `whole` that the wrapper holds, which receive the

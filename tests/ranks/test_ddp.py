@@ -293,6 +293,8 @@ def test_a_model_that_cannot_be_hooked_is_refused_with_the_cure(alone: None) -> 
         resireduce.distribute(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1))
     with pytest.raises(ConfigError, match=r"scheme: 'w2d'.*did you mean"):
         resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "w2d")
+    with pytest.raises(ConfigError, match=r"warm_up_steps: -1 is not allowed"):
+        resireduce.compress_ddp(DistributedDataParallel(seeded(build)), warm_up_steps=-1)
 
 
 def test_sparse_gradients_are_refused(alone: None) -> None:

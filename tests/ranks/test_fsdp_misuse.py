@@ -182,6 +182,18 @@ def test_a_unit_that_is_reduced_outside_of_a_backward_pass(mesh: DeviceMesh) -> 
         hook.reduce(hook.units[0], torch.ones(hook.units[0].numel))
 
 
+def test_after_a_backward_pass_that_failed_half_way(mesh: DeviceMesh) -> None:
+    """FSDP goes on by itself, with units that it neither reduces nor reshards any more."""
+    model, _ = compressed(mesh)
+    backward(model)
+    handle = model.blocks[1].register_full_backward_pre_hook(lambda *_: 1 / 0)  # type: ignore[union-attr, index]
+    with pytest.raises(ZeroDivisionError):
+        backward(model)
+    handle.remove()
+    with pytest.raises(UsageError, match="an earlier backward pass failed half-way"):
+        backward(model)
+
+
 def test_parts_of_which_each_is_a_root_of_its_own(mesh: DeviceMesh) -> None:
     """Nothing shards the model as a whole: FSDP ends each block's pass by a callback of its own."""
     model = Sharded()
