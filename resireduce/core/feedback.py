@@ -137,17 +137,14 @@ class CompressorStates:
 
     def __init__(self, compressor: Compressor):
         self._compressor = compressor
-        self._held: dict[str, State] = {}
+        self.held: dict[str, State] = {}
+        """Those of the last step that was taken, of tensors that have one."""
         self._working: dict[str, State] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Hold the initial state of tensor `name`, shaped like `parameter` and on its device."""
         if state := self._compressor.state(parameter.shape, parameter):
-            self._held[name] = state
-
-    def has(self, name: str) -> bool:
-        """Whether tensor `name` has a state."""
-        return name in self._held
+            self.held[name] = state
 
     def working(self, name: str) -> State:
         """Return the copy of tensor `name`'s state that this step may change; empty if it has no state."""
@@ -155,13 +152,13 @@ class CompressorStates:
 
     def copied(self, name: str) -> State:
         """Return a copy of the state of tensor `name`, whose changes are not kept; empty if it has no state."""
-        return {key: tensor.clone() for key, tensor in self._held.get(name, {}).items()}
+        return {key: tensor.clone() for key, tensor in self.held.get(name, {}).items()}
 
     def commit(self) -> None:
         """Keep this step's changes of the states: the step has been taken."""
         for name, state in self._working.items():
             for key, tensor in state.items():
-                self._held[name][key].copy_(tensor)
+                self.held[name][key].copy_(tensor)
         self.drop()
 
     def drop(self) -> None:
@@ -175,7 +172,7 @@ class CompressorStates:
     def tensors(self) -> dict[str, Tensor]:
         """Return all states, by names that no residual has."""
         return {
-            f"compressor.{name}.{key}": tensor for name, state in self._held.items() for key, tensor in state.items()
+            f"compressor.{name}.{key}": tensor for name, state in self.held.items() for key, tensor in state.items()
         }
 
     @torch.no_grad()
@@ -281,10 +278,8 @@ class ErrorFeedback:
 
     def learns(self, name: str) -> bool:
         """Whether the compressor's state of tensor `name` changes by what all ranks send in this step."""
-        if not self.states.has(name):
-            return False
         compressor = self.compressor_of(name)
-        return not compressor.lossless and compressor.collective != "all_gather"
+        return name in self.states.held and not compressor.lossless and compressor.collective != "all_gather"
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""

@@ -132,16 +132,6 @@ SIZE_BYTES = 8
 """Bytes of the number that gives the length of a payload, where lengths may differ between ranks."""
 
 
-def packed_nbytes(sizes: Sequence[int], equal_sizes: bool) -> int:
-    """Return the bytes of one rank's message of gathered payloads with `sizes` bytes each.
-
-    A single payload travels as it is. Several are aligned and, without `equal_sizes`, preceded by their sizes.
-    """
-    if len(sizes) == 1:
-        return sizes[0]
-    return sum(map(_aligned, sizes)) + (0 if equal_sizes else SIZE_BYTES * len(sizes))
-
-
 @dataclass(eq=False)
 class Message:
     """This rank's payloads of the tensors of a bucket on their way to all ranks, by one collective."""
@@ -160,7 +150,10 @@ class Message:
 
     @classmethod
     def of(cls, names: Sequence[str], compressor: "Compressor", payloads: Sequence[Payload]) -> "Message":
-        """Return the message of `payloads`, one for each of `names`, made by `compressor`; several are copied."""
+        """Return the message of `payloads`, one for each of `names`, made by `compressor`; several are copied.
+
+        Gathered ones are aligned and, unless the compressor has `equal_sizes`, preceded by their sizes.
+        """
         if len(payloads) == 1 or compressor.collective == "rounds":
             return cls(names, compressor, payloads, payloads[0].buffer)
         if compressor.collective == "all_reduce":
@@ -168,7 +161,7 @@ class Message:
             parts: Sequence[Tensor] = buffer.split([payload.buffer.numel() for payload in payloads])
         else:
             sizes = [payload.buffer.nbytes for payload in payloads]
-            nbytes = packed_nbytes(sizes, compressor.equal_sizes)
+            nbytes = sum(map(_aligned, sizes)) + (0 if compressor.equal_sizes else SIZE_BYTES * len(sizes))
             buffer = torch.zeros(nbytes, dtype=torch.uint8, device=payloads[0].buffer.device)
             if not compressor.equal_sizes:
                 _header(buffer, len(sizes)).copy_(torch.tensor(sizes, device=buffer.device))

@@ -87,13 +87,22 @@ static number count_down(const number *bits, int64_t n, int64_t k, int64_t *pass
 /* --- Elements that reach a border, found on the way as something is added to them --- */
 
 enum { BLOCK = 32, CHUNK = 1024, GROUP = 1 << 16, NO_ROOM = -1 };
-struct search {
+
+/* What is given of one tensor. */
+struct largest {
     float *x;
     const float *added; /* to x on the way; 0: nothing is */
-    int64_t n;
+    int64_t n, k, step, wanted, room; /* no room: there is no sample */
+    int threads, takes;
+    float *scratch; /* room for two numbers and a byte for each of `room` candidates, and for the sample */
+    float *values;
+    int32_t *indices;
+};
+
+struct search {
+    const struct largest *given;
     float border;
     int lanes; /* lane l has the groups l, l + lanes, ... and as large a part of the room as the others */
-    int64_t room;
     number *magnitudes;
     int32_t *places;
     int32_t *counts; /* of candidates in each group, or NO_ROOM */
@@ -104,8 +113,8 @@ struct search {
 static inline __attribute__((always_inline)) void add_and_compare(const struct search *search, int64_t at,
                                                                   int64_t count, int adds, uint8_t *restrict hits)
 {
-    float *restrict x = search->x + at;
-    const float *restrict added = adds ? search->added + at : 0;
+    float *restrict x = search->given->x + at;
+    const float *restrict added = adds ? search->given->added + at : 0;
     const float border = search->border;
     for (int64_t i = 0; i < count; i++) {
         const float value = adds ? x[i] + added[i] : x[i];
@@ -130,7 +139,7 @@ static inline __attribute__((always_inline)) int64_t take(const struct search *s
         for (int e = 0; e < BLOCK / 8; e++) /* a product of ones in eight bytes has them as eight bits on top */
             for (uint32_t left = eights[e] * 0x0102040810204080u >> 56; left; left &= left - 1) {
                 const int64_t i = block + 8 * e + __builtin_ctz(left);
-                search->magnitudes[count] = ((number *)search->x)[i] & MAGNITUDE;
+                search->magnitudes[count] = ((number *)search->given->x)[i] & MAGNITUDE;
                 search->places[count++] = (int32_t)i;
             }
     }
@@ -142,10 +151,10 @@ static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct 
                                                                    int64_t count, int64_t stop)
 {
     uint8_t hits[CHUNK];
-    if (search->n - at < CHUNK) {
+    if (search->given->n - at < CHUNK) {
         memset(hits, 0, sizeof hits);
-        add_and_compare(search, at, search->n - at, search->added != 0, hits);
-    } else if (search->added) {
+        add_and_compare(search, at, search->given->n - at, search->given->added != 0, hits);
+    } else if (search->given->added) {
         add_and_compare(search, at, CHUNK, 1, hits);
     } else {
         add_and_compare(search, at, CHUNK, 0, hits);
@@ -157,11 +166,11 @@ FOR_EACH_PROCESSOR
 static void look(const void *task, int64_t lane, int64_t stop)
 {
     const struct search *search = task;
-    int64_t count = search->room * lane / search->lanes;
-    const int64_t end = search->room * stop / search->lanes;
-    for (int64_t group = lane; group * GROUP < search->n; group += search->lanes) {
+    int64_t count = search->given->room * lane / search->lanes;
+    const int64_t end = search->given->room * stop / search->lanes;
+    for (int64_t group = lane; group * GROUP < search->given->n; group += search->lanes) {
         const int64_t before = count;
-        for (int64_t at = group * GROUP; at < search->n && at < (group + 1) * GROUP; at += CHUNK)
+        for (int64_t at = group * GROUP; at < search->given->n && at < (group + 1) * GROUP; at += CHUNK)
             count = look_at_chunk(search, at, count, end);
         search->counts[group] = (int32_t)(count < 0 ? count : count - before);
     }
@@ -172,7 +181,7 @@ static int64_t look_through(const struct search *search)
 {
     resireduce_in_threads(look, search, search->lanes, 1, search->lanes);
     int64_t total = 0;
-    for (int64_t group = 0; group * GROUP < search->n; group++) {
+    for (int64_t group = 0; group * GROUP < search->given->n; group++) {
         if (search->counts[group] < 0)
             return NO_ROOM;
         total += search->counts[group];
@@ -180,31 +189,20 @@ static int64_t look_through(const struct search *search)
     return total;
 }
 
-/* Return the `wanted`-th largest magnitude of each `step`-th element, with what is added to it; `sample` is room. If that is
- * zero, most elements are, and all others are looked for. */
-static float sampled_border(const struct search *search, int64_t step, int64_t wanted, float *sample)
+/* Return the `wanted`-th largest magnitude of each `step`-th element, with what is added to it. If that is zero, most
+ * elements are, and all others are looked for. */
+static float sampled_border(const struct largest *given)
 {
     int64_t size = 0, passed;
-    for (int64_t i = 0; i < search->n; i += step)
-        sample[size++] = fabsf(search->x[i] + (search->added ? search->added[i] : 0));
-    const number bits = kth_largest((number *)sample, size, wanted, &passed);
+    for (int64_t i = 0; i < given->n; i += given->step)
+        given->scratch[size++] = fabsf(given->x[i] + (given->added ? given->added[i] : 0));
+    const number bits = kth_largest((number *)given->scratch, size, given->wanted, &passed);
     float border;
     memcpy(&border, &bits, sizeof border);
     return border > 0 ? border : FLT_TRUE_MIN;
 }
 
 /* --- The k largest of tensors, packed --- */
-
-/* What is given of one tensor. */
-struct largest {
-    float *x;
-    const float *added; /* 0: nothing is */
-    int64_t n, k, step, wanted, room; /* no room: there is no sample */
-    int threads, takes;
-    float *scratch; /* room for two numbers and a byte for each of `room` candidates, and for the sample */
-    float *values;
-    int32_t *indices;
-};
 
 /* What is written, from the first to the last. */
 struct writing {
@@ -233,27 +231,28 @@ static void close_up(const struct search *search)
     int64_t total = 0;
     for (int lane = 0; lane < search->lanes; lane++) {
         int64_t count = 0;
-        for (int64_t group = lane; group * GROUP < search->n; group += search->lanes)
+        for (int64_t group = lane; group * GROUP < search->given->n; group += search->lanes)
             count += search->counts[group];
-        const number *from = search->magnitudes + search->room * lane / search->lanes;
+        const number *from = search->magnitudes + search->given->room * lane / search->lanes;
         memmove(search->magnitudes + total, from, count * sizeof *search->magnitudes);
         total += count;
     }
 }
 
 /* Write the largest of the candidates. */
-static void write_candidates(const struct largest *given, const struct search *search, struct writing to)
+static void write_candidates(const struct search *search, struct writing to)
 {
+    const struct largest *given = search->given;
     enum { NEXT = 32 };
     int64_t next[MOST_THREADS];
     for (int lane = 0; lane < search->lanes; lane++)
-        next[lane] = search->room * lane / search->lanes;
-    for (int64_t group = 0; group * GROUP < search->n; group++) {
+        next[lane] = search->given->room * lane / search->lanes;
+    for (int64_t group = 0; group * GROUP < search->given->n; group++) {
         const int32_t *places = search->places + next[group % search->lanes];
         next[group % search->lanes] += search->counts[group];
         for (int64_t i = 0; i < search->counts[group] && to.count < given->k; i++) {
             if (i + NEXT < search->counts[group])
-                __builtin_prefetch(search->x + places[i + NEXT], 1);
+                __builtin_prefetch(search->given->x + places[i + NEXT], 1);
             put(given, places[i], &to);
         }
     }
@@ -264,20 +263,17 @@ static void write_candidates(const struct largest *given, const struct search *s
  * than k reach it, or more than there is room for, and where there is no sample, all elements are counted. */
 static void largest(const struct largest *given)
 {
-    const int64_t room = given->room;
-    const int lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS;
-    struct search search = {.x = given->x, .added = given->added, .n = given->n, .border = INFINITY, .lanes = lanes,
-                            .room = room, .magnitudes = (number *)given->scratch,
-                            .places = (int32_t *)(given->scratch + room),
-                            .counts = (int32_t *)(given->scratch + 2 * room)};
-    if (room)
-        search.border = sampled_border(&search, given->step, given->wanted, given->scratch);
+    struct search search = {.given = given, .border = given->room ? sampled_border(given) : INFINITY,
+                            .lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS,
+                            .magnitudes = (number *)given->scratch,
+                            .places = (int32_t *)(given->scratch + given->room),
+                            .counts = (int32_t *)(given->scratch + 2 * given->room)};
     const int64_t count = look_through(&search);
     struct writing to = {0};
     if (count >= given->k) {
         close_up(&search);
         to.least = kth_largest(search.magnitudes, count, given->k, &to.passed);
-        write_candidates(given, &search, to);
+        write_candidates(&search, to);
     } else {
         to.least = count_down((const number *)given->x, given->n, given->k, &to.passed);
         for (int64_t i = 0; to.count < given->k; i++)

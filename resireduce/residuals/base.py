@@ -117,8 +117,8 @@ class Residual(ABC):
 
     # --- what it may do ---
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | None] | None:
-        """Return two addends, if all that `compensate_(grad, name)` does is to add the second, if any, to the first.
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return two addends, if all that `compensate_(grad, name)` does is to add the second to the first.
 
         They are contiguous, of one shape and dtype: code that goes through the elements anyway may add them on the way.
         None if `compensate_` does more.
@@ -335,9 +335,6 @@ class NoResidual(Residual):
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         return grad
-
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, None]:
-        return grad, None
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Drop the error, without computing it."""
