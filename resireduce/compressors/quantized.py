@@ -10,10 +10,10 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.compressors.base import Collective, Inexact, Sum, form_each_
-from resireduce.core.messages import Payload
+from resireduce.core.messages import Payload, unfilled
 from resireduce.errors import check, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
-from resireduce.kernels.ops import infinity_norm, norms_of_blocks
+from resireduce.kernels.ops import in_one_launch, infinity_norm, norms_of_blocks
 from resireduce.pieces import generator, is_host, pieces, spread, worth_a_piece
 
 FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -108,6 +108,45 @@ class Block8(Inexact):
     def __post_init__(self) -> None:
         is_allowed = is_count(self.block) and self.block >= BYTE and not self.block % BYTE
         check("block", self.block, is_allowed, f"a number of elements, a multiple of {BYTE}")
+
+    @property
+    def adds(self) -> bool:
+        """Whether `compress` is the one here: False for subclasses of a user's."""
+        return type(self) in (Block8, Block4)
+
+    def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], None]:
+        """Form all `sums`, round them, and leave what that takes away; return as `Compressor` says. On a GPU one launch
+        does it for all."""
+        dense = [one.dense for one in sums]
+        shapes = [(self._shape(one.numel()), -(-one.numel() // self.block)) for one in dense]
+        wide = torch.promote_types(dense[0].dtype, torch.float32)
+        layouts = [((torch.uint8, rows * columns), (wide, blocks)) for (rows, columns), blocks in shapes]
+        buffer, parts = unfilled(layouts, dense[0].device)
+        payloads = [
+            Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
+        ]
+        if self._in_one_launch(dense):
+            from resireduce.kernels.gpu.blocks import compress_blocks_
+
+            compress_blocks_([(one.dense, one.added) for one in sums], parts, self.block, self.bits)
+            return buffer, payloads, None
+        form_each_(sums)
+        for one, payload in zip(sums, payloads, strict=True):
+            payload.buffer.copy_(self.compress(one.dense, "", 0).buffer)
+            if one.is_kept:
+                self.error_(one.dense, payload)
+        return buffer, payloads, None
+
+    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+        if not (self.adds and self._in_one_launch(targets)):
+            return super().combine_each_(targets, payloads, scale)
+        from resireduce.kernels.gpu.blocks import add_blocks_
+
+        add_blocks_(targets, [[one.buffer for one in own] for own in payloads], self.block, self.bits, scale, True)
+
+    def _in_one_launch(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether they are on a GPU whose kernels take blocks of this size: a power of two, from 16 to 4096."""
+        return in_one_launch(tensors) and self.block in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from resireduce.kernels.gpu import bucket, one_pass
+from resireduce.kernels.gpu import blocks, bucket, one_pass
 from resireduce.kernels.gpu.one_pass import EXACT
 
 BUCKET = {"table": "*i64", "spoilt": "*i32", "answers": "*i32", "counts": "*i32", "found": "*i32", "until": "*i32"}
@@ -24,6 +24,9 @@ WHOLE = LOOK | {"BITS": 31}
 HALF = LOOK | {"BITS": 15}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
+BLOCKS = KEYS | {"scales": "*fp32", "codes": "*u8", "ranks": "i32", "distance": "i32"}
+HALF_BLOCKS = BLOCKS | {"like": "*fp16"}
+LEVELS = {"BLOCK": 256, "ROWS": 16}
 CROSSING = {"down": "*i32", "across": "*i32", "width": "i32"}
 NORM = {
     "sums": "*fp64",
@@ -53,6 +56,10 @@ KERNELS = {
     "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False}),
     "add what was sent": (bucket._add_sent, SENT, {"ZERO": True, "RANKS": 8, "TILE": bucket.SENT_TILE}),
     "add what one has sent": (bucket._add_sent, SENT, {"ZERO": False, "RANKS": 1, "TILE": bucket.SENT_TILE}),
+    "encode blocks of 8 bits": (blocks._encode_blocks, BLOCKS, LEVELS | {"BITS": 8, "TINY": one_pass.TINY}),
+    "encode blocks of 4 bits": (blocks._encode_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "TINY": one_pass.TINY}),
+    "add blocks of 8 bits": (blocks._add_blocks, BLOCKS, LEVELS | {"BITS": 8, "ZERO": True}),
+    "add blocks of 4 bits": (blocks._add_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "ZERO": False}),
     "add a crossing": (one_pass._add_crossing, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, TILED),
     "cut a crossing": (one_pass._cut_crossing, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, TILED),
     "mean norm": (one_pass._mean_norm, NORM | {"flat": "*fp32"}, NORMED),

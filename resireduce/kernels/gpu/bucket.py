@@ -350,9 +350,8 @@ def add_topk_(targets: Sequence[Tensor], sent: Sequence[Sent], scale: float, zer
     zero: whether the targets are set to zeros before.
     """
     places = [[packed.data_ptr() for packed, _ in own] for own in sent]
-    first, counts = sent[0][0][0], [[count for _, count in own] for own in sent]
-    steps = {(after - before) for own in places for before, after in pairwise(own)}
-    if len(steps) > 1 or any(len({*own}) > 1 for own in counts):
+    first, counts, distance = sent[0][0][0], [[count for _, count in own] for own in sent], apart(places)
+    if distance is None or any(len({*own}) > 1 for own in counts):
         for target, own in zip(targets, sent, strict=True):
             for number, one in enumerate(own):
                 add_topk_([target], [[one]], scale, zero and not number)
@@ -361,11 +360,17 @@ def add_topk_(targets: Sequence[Tensor], sent: Sequence[Sent], scale: float, zer
     for target, (at, *_), (count, *_) in zip(targets, places, counts, strict=True):
         value_at = (at - first.data_ptr()) // width
         rows.append((target.data_ptr(), 0, target.numel(), count, value_at, value_at + count))
-    values, apart = first.view(torch.float32), steps.pop() // width if steps else 0
     with on_device(first):
         table, chunks = _table(tuple(rows), 2, SENT_TILE, *_where(first))
-        numbers = len(rows), ranks, apart, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
-        _add_sent[(chunks,)](table, values, first.view(torch.int32), *numbers, **EXACT)
+        numbers = len(rows), ranks, distance // width, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
+        _add_sent[(chunks,)](table, first.view(torch.float32), first.view(torch.int32), *numbers, **EXACT)
+
+
+def apart(places: Sequence[Sequence[int]]) -> int | None:
+    """Return how many bytes lie between what one rank has sent of a tensor and what the next has, by the `places` of
+    all ranks' for each tensor; 0 for a single rank, and None if it is not always as many."""
+    steps = {after - before for own in places for before, after in pairwise(own)} or {0}
+    return steps.pop() if len(steps) == 1 else None
 
 
 def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tensor, takes: bool) -> Tensor:

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from resireduce.kernels.gpu.blocks import add_blocks_, compress_blocks_
 from resireduce.kernels.gpu.bucket import add_topk_, blank_spoilt_, compress_topk_, message_places, select
 from resireduce.kernels.gpu.one_pass import BLOCK, add_crossing_, cut_crossing_into, decode_add_, encode, mean_norm
 
@@ -143,6 +144,26 @@ def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]
     return scales, codes.clamp(-largest, largest)
 
 
+def _levels(bits: int, flat: Tensor) -> bool:
+    """Return whether levels of 8 or 4 `bits` with a scale for each block leave, and add up to, what they should: two
+    tensors, of which two ranks send the same."""
+    numel, blocks = flat.numel(), -(-flat.numel() // BLOCK)
+    most = torch.tensor(2.0 ** (bits - 1) - 1, device=flat.device)
+    values = torch.nn.functional.pad(flat.float(), (0, -numel % BLOCK)).view(-1, BLOCK)
+    scales = values.abs().amax(1, keepdim=True)
+    levels = (values / scales.clamp(min=torch.finfo(torch.float32).tiny)).mul(most).round()
+    levels += 0.0  # no zero that is sent is negative
+    sent = (levels / most * scales).view(-1)[:numel].to(flat.dtype)
+    size = -(-(4 * blocks + bits * -(-numel // 8)) // 8) * 8
+    message = torch.zeros(2 * size, dtype=torch.uint8, device=flat.device)
+    left, added = [flat.clone(), flat.clone()], [torch.full_like(flat, 7.0) for _ in range(2)]
+    sums = [(left[0], None), (left[1], torch.zeros_like(flat))]
+    compress_blocks_(sums, message.split(size), BLOCK, bits)
+    add_blocks_(added, [[part, part] for part in message.split(size)], BLOCK, bits, 1.0, True)
+    same = same_bits(left[0], flat - sent) and same_bits(left[1], flat + 0.0 - sent)
+    return same and all(torch.equal(one, sent + sent) for one in added)
+
+
 CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "select": _selects,
     "top-k of a bucket": _compresses,
@@ -152,5 +173,7 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "mean of norms": _weighs,
     "8 bits": partial(_codes, 8),
     "4 bits": partial(_codes, 4),
+    "levels of 8 bits": partial(_levels, 8),
+    "levels of 4 bits": partial(_levels, 4),
 }
 """By kernel, whether it has the bits of plain torch for a 1-D sample."""
