@@ -129,9 +129,8 @@ class AverageResidual(GroupResidual):
     def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
         total, weight = folded
-        is_other = (
-            isinstance(stored, Plain) and stored.values.dtype != total.dtype
-        )  # then it is not freed, but copied to
+        # Memory of another dtype is copied to: `room` would free it.
+        is_other = isinstance(stored, Plain) and stored.values.dtype != total.dtype
         room = None if is_other else stored.room(total.dtype)
         divisor = weight.clamp(min=torch.finfo(weight.dtype).tiny)
         return torch.div(total, divisor, out=total if room is None else room)
