@@ -1,4 +1,4 @@
-/* Norms of float32 tensors, of rows and of columns, added up in the order of the plain forms in norms.py. */
+/* Norms of float32 tensors, of rows and of columns, added up in the order of the plain forms in ops.py. */
 
 #include <math.h>
 #include <stdint.h>

@@ -11,7 +11,7 @@ from torch import Tensor
 from resireduce.errors import ConfigError, choose, is_number
 from resireduce.kernels.ops import l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, Residual, addends_of, named, norm_dtype
-from resireduce.residuals.stored import Stored
+from resireduce.residuals.stored import Plain, Stored
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +129,9 @@ class AverageResidual(GroupResidual):
     def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
         total, weight = folded
-        room = stored.room(total.dtype)
+        # Memory of another dtype is copied to: `room` would free it.
+        is_other = isinstance(stored, Plain) and stored.values.dtype != total.dtype
+        room = None if is_other else stored.room(total.dtype)
         divisor = weight.clamp(min=torch.finfo(weight.dtype).tiny)
         return torch.div(total, divisor, out=total if room is None else room)
 

@@ -146,28 +146,26 @@ def _cut_crossing(matrix, down, across, values, width, n, TILE: tl.constexpr):  
     tl.store(values + row.to(tl.int64) * n + at, tl.load(matrix + place, mask=at < n, other=0.0), mask=at < n)
 
 
-def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, tile: int = TILE) -> None:
+def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
     """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, in place; no index occurs twice.
 
-    All are contiguous; matrix and values are float32, float16 or bfloat16, the others int32. tile: columns of one
-    program, a power of two.
+    All are contiguous; matrix and values are float32, float16 or bfloat16, the others int32.
     """
-    _go_through(_add_crossing, matrix, rows, columns, values, tile)
+    _go_through(_add_crossing, matrix, rows, columns, values)
 
 
-def cut_crossing_into(values: Tensor, matrix: Tensor, rows: Tensor, columns: Tensor, tile: int = TILE) -> None:
+def cut_crossing_into(values: Tensor, matrix: Tensor, rows: Tensor, columns: Tensor) -> None:
     """Copy into 2-D `values` what lies where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, which has their dtype.
 
-    All are contiguous; rows and columns are int32. tile: columns of one program, a power of two.
+    All are contiguous; rows and columns are int32.
     """
-    _go_through(_cut_crossing, matrix, rows, columns, values, tile)
+    _go_through(_cut_crossing, matrix, rows, columns, values)
 
 
-def _go_through(kernel, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, tile: int) -> None:  # type: ignore[no-untyped-def]
-    if values.numel():
-        height, n = values.shape
-        with on_device(matrix):
-            kernel[(height, -(-n // tile))](matrix, rows, columns, values, matrix.shape[1], n, tile, **EXACT)
+def _go_through(kernel: Any, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
+    height, n = values.shape
+    with on_device(matrix):
+        kernel[(height, -(-n // TILE))](matrix, rows, columns, values, matrix.shape[1], n, TILE, **EXACT)
 
 
 # --- Codes of 8 and 4 bits with a scale for each block of 64: encoding, and decoding onto a gradient ---
@@ -220,12 +218,12 @@ def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int) -> Non
         _decode_add[(-(-n // TILE),)](target, codes, scales, n, bits, TILE, **EXACT)
 
 
-def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int, rows: int = ROWS) -> None:
+def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
     """Write `values` as `codes` of 8 or 4 `bits` and `scales`, in the form that `decode_add_` reads.
 
     values: contiguous, float32, float16 or bfloat16. drawn: float32, as many, on [0, 1): each value, in units of its
-    scale, is rounded up if its fraction and this number add up to 1 or more. rows: blocks of one program.
+    scale, is rounded up if its fraction and this number add up to 1 or more.
     """
     n = values.numel()
     with on_device(values):
-        _encode[(-(-n // (rows * BLOCK)),)](values, drawn, codes, scales, n, TINY, bits, rows, **EXACT)
+        _encode[(-(-n // (ROWS * BLOCK)),)](values, drawn, codes, scales, n, TINY, bits, ROWS, **EXACT)
