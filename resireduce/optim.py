@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError, is_number
+from resireduce.errors import check, is_number
 
 
 class ParameterwiseOptimizer(torch.optim.Optimizer):
@@ -21,9 +21,8 @@ class ParameterwiseOptimizer(torch.optim.Optimizer):
         options = self.defaults | param_group
         for name, limit in self.limits.items():
             value = options[name].item() if isinstance(options[name], Tensor) else options[name]
-            if not is_number(value) or not 0 <= value < limit:
-                upper = "" if limit == math.inf else f", less than {limit}"
-                raise ConfigError(f"{name}: {value!r} is not allowed; give a number, 0 or more{upper}")
+            upper = "" if limit == math.inf else f", less than {limit}"
+            check(name, value, is_number(value) and 0 <= value < limit, f"a number, 0 or more{upper}")
         super().add_param_group(param_group)
 
     @torch.no_grad()

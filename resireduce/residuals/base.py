@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError, check_share, is_number
+from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
 from resireduce.kernels.ops import largest_magnitudes
 from resireduce.pieces import generator, one_of_each, pieces, share
@@ -255,9 +255,7 @@ class DecayedResidual(FullResidual):
 
     def __init__(self, *, decay: float = 0.999, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        if not is_number(decay) or not 0 < decay <= 1:
-            raise ConfigError(f"decay: {decay!r} is not allowed; give a number more than 0 and at most 1")
-        self.decay = decay
+        self.decay = check_share("decay", decay)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         super().update(name, lambda: error().mul_(self.decay), step)

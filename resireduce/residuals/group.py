@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError, choose, is_number
+from resireduce.errors import check, choose, is_number
 from resireduce.kernels.ops import l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, Residual, addends_of, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
@@ -151,8 +151,7 @@ class WeightedResidual(AverageResidual):
 
     def __init__(self, *, phi: float = 0.5, norms: str = "residual", **options: object):
         super().__init__(**options)
-        if not is_number(phi) or not 0 <= phi <= 1:
-            raise ConfigError(f"phi: {phi!r} is not allowed; give the weight of the L1 norm, 0 <= phi <= 1")
+        check("phi", phi, is_number(phi) and 0 <= phi <= 1, "the weight of the L1 norm, 0 <= phi <= 1")
         self.phi, self.norms = phi, choose("norms", norms, NORMS)
         self._weights: dict[str, Tensor] = {}
 
@@ -184,10 +183,8 @@ class MemberResidual(GroupResidual):
 
     def __init__(self, *, norm: int = 1, smallest: bool = False, **options: object):
         super().__init__(**options)
-        if norm not in (1, 2):
-            raise ConfigError(f"norm: {norm!r} is not allowed; give 1 or 2")
-        if not isinstance(smallest, bool):
-            raise ConfigError(f"smallest: {smallest!r} is not allowed; give true or false")
+        check("norm", norm, norm in (1, 2), "1 or 2")
+        check("smallest", smallest, isinstance(smallest, bool), "true or false")
         self.norm, self.smallest = norm, smallest
 
     def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:

@@ -175,7 +175,7 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (WeightedResidual, {"phi": -1}, "phi: -1 is not allowed"),
     (WeightedResidual, {"norms": "residuals"}, "norms: 'residuals' is not known .did you mean 'residual'"),
     *(
-        (DecayedResidual, {"decay": bad}, "decay: .* a number more than 0 and at most 1")
+        (DecayedResidual, {"decay": bad}, "decay: .* a share, 0 < decay <= 1")
         for bad in (0, 1.5, -1, "a", True, math.nan)
     ),
 ]
