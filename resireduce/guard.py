@@ -16,9 +16,9 @@ SECOND_BACKWARD = (
     "optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...). If that pass was meant for "
     "another model (a GAN's generator, through the discriminator): call requires_grad_(False) on this one before it, "
     "and requires_grad_(True) after it; if it was for the gradient of an input, use torch.autograd.grad(loss, input); "
-    "if a checkpoint runs this layer several times, give it use_reentrant=False; and if the pass before failed "
-    "half-way, as for want of memory, its gradients cannot be taken back: go on from a checkpoint, or close() the "
-    "optimizer on every rank and distribute it anew, without what residuals had kept"
+    "if a checkpoint runs this layer several times, give it use_reentrant=False; and if the pass before "
+    "failed half-way, as for want of memory, its gradients cannot be taken back: go on from a checkpoint, or close() "
+    "the optimizer on every rank and distribute it anew, without what residuals had kept"
 )
 
 

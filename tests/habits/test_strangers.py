@@ -58,6 +58,16 @@ def test_parameters_that_nobody_averages_come_later(change: str) -> None:
         train(whole=True)
 
 
+def test_a_gradient_that_no_optimizer_uses_is_not_told() -> None:
+    model = net()
+    optimizer = distributed(model, optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(2):
+            loss_of(model, seed).backward()
+            optimizer.step()
+
+
 def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_said() -> None:
     model = net()
     with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\): streamed gradients are let go"):
