@@ -13,7 +13,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, choose, is_count
 from resireduce.merging.rules import TIMED
 from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
-from resireduce.planning.item import Item, sums
+from resireduce.planning.item import sums
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
 from resireduce.planning.models import Maker, build_on_meta, make_optimizer, without_storage
 from resireduce.scheme import HIERARCHIES
@@ -92,7 +92,13 @@ def plan(
         waits = distributed.streamed and not distributed.updates_in_backward
         waiting = sum(slot.template.nbytes for slot in distributed.slots if slot.dense) if waits else 0
         with without_storage():
-            items, peak = two_steps(model, distributed)
+            _step(model, distributed)  # which makes optimizer states
+            items, peak = itemise_states(distributed, model), 0
+            for _ in range(distributed.feedback.compressor.turns):
+                distributed.zero_grad()
+                with track_states(distributed) as tracker:
+                    _step(model, distributed)
+                peak = max(peak, tracker.peak_bytes)
         host_residuals = sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors())
     states = ModelStates(**sums(items))
     trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
@@ -140,20 +146,7 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) ->
     return replace(given, hierarchy=[[*range(first, first + ranks_per_node)] for first in firsts])
 
 
-# --- Steps of training on tensors without storage: what they leave, and what they hold at their fullest moment ---
-
-
-def two_steps(model: nn.Module, optimizer: DistributedOptimizer) -> tuple[list[Item], int]:
-    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of as many further
-    ones as the compressor has turns."""
-    _step(model, optimizer)
-    items, peak = itemise_states(optimizer, model), 0
-    for _ in range(optimizer.feedback.compressor.turns):
-        optimizer.zero_grad()
-        with track_states(optimizer) as tracker:
-            _step(model, optimizer)
-        peak = max(peak, tracker.peak_bytes)
-    return items, peak
+# --- A step of training on tensors without storage ---
 
 
 def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
