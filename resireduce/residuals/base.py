@@ -237,7 +237,8 @@ class FullResidual(Residual):
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         left = error()
-        self._stored[name].set_(left, self.source(name, left, step))
+        if left is not self.memory(name):  # else the sum was formed there
+            self._stored[name].set_(left, self.source(name, left, step))
 
 
 class DecayedResidual(FullResidual):
