@@ -24,7 +24,7 @@ from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.watchers import OtherSteps, is_distributed
+from resireduce.watchers import OtherSteps
 from resireduce.wrappers.hooks import HookState
 
 UNKNOWN = (
@@ -81,18 +81,8 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel around "
             "your model, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
-    parameters = {
-        name: parameter
-        for name, parameter in model.module.named_parameters()
-        if parameter.requires_grad and name not in model.parameters_to_ignore
-    }
-    twice = next((name for name, parameter in parameters.items() if is_distributed(parameter)), None)
-    if twice is not None:
-        raise ConfigError(
-            f"model: {twice!r} is distributed already, by resireduce.distribute(...), which averages gradients itself; "
-            "use one of the two"
-        )
-    return parameters
+    named = model.module.named_parameters()
+    return {name: one for name, one in named if one.requires_grad and name not in model.parameters_to_ignore}
 
 
 # --- The communication hook of DistributedDataParallel: what happens to one bucket of gradients ---
