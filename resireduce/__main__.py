@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from resireduce.errors import ConfigError, UsageError, in_one_line
 from resireduce.planning.item import Item
-from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load
+from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load_given
 from resireduce.settings import Settings
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _plan(args: argparse.Namespace) -> str:
         "groups": patterns_in(args.groups),
         "options": arguments_in("options", args.options),
         "optimizer_args": arguments_in("optimizer_args", args.optimizer_args),
-        "inputs": args.inputs and load(args.inputs),
+        "inputs": args.inputs and load_given("input", args.inputs),
     }
     result = plan(_builder(args), **options, progress=progress)
     if args.json:

@@ -131,6 +131,14 @@ def load(target: "str | type[Residual]") -> Any:
     return getattr(import_module(module), name)
 
 
+def load_given(field: str, target: str, cure: str = "give module:callable") -> Any:
+    """Return what `target` names, which a user has given as `field`. Raises ConfigError if it cannot be loaded."""
+    try:
+        return load(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{field}: {target!r} cannot be loaded: {type(error).__name__}: {error}; {cure}") from error
+
+
 def build_compressor(name: str, density: float | Callable[[int], float]) -> "Compressor":
     """Return the compressor called `name`, which sends a share `density` of the elements if it selects any.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from resireduce import private
 from resireduce.errors import ConfigError, choose
 from resireduce.optim import SecondMomentAdamW
-from resireduce.scheme import COMPRESSORS, load
+from resireduce.scheme import COMPRESSORS, load_given
 from resireduce.settings import Settings
 
 # --- Models of a Hugging Face configuration: config.json, which says what a model is made of, not its weights ---
@@ -79,11 +79,7 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
     if is_config_file(name):
         return partial(build_from_config, name, **given)
     models = {name: name} if ":" in name else offered_models()
-    target = models[choose("model", name, models)]
-    try:
-        make = load(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"model: {name!r} cannot be loaded: {type(error).__name__}: {error}; {CURE}") from error
+    make = load_given("model", models[choose("model", name, models)], CURE)
     if isinstance(make, nn.Module) or not callable(make):
         raise ConfigError(f"model: {name!r} is of type {type(make).__name__}, and cannot be called to make one; {CURE}")
     built = partial(make, **given)
@@ -152,10 +148,8 @@ def make_optimizer(
         arguments = {"momentum": 0.0, **arguments}  # the compressor has it
     make: Any = optimizer
     if isinstance(optimizer, str):
-        try:
-            make = load(optimizer) if ":" in optimizer else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"optimizer: {optimizer!r} cannot be loaded: {error}; give module:callable") from error
+        is_path = ":" in optimizer
+        make = load_given("optimizer", optimizer) if is_path else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     made = make(parameters, **arguments)
     if callable(train := getattr(made, "train", None)):  # schedule-free ones refuse to step before
         train()

@@ -100,6 +100,10 @@ BAD_OPTIONS = [
     (("--world-size", "0"), "world_size: 0 is not allowed; give a number of ranks, 1 or more"),
     (("--model", "tests.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
     (("--option", "row_ratio=2"), "row_ratio: 2 is not allowed; give a share"),
+    (
+        ("--batch", "2", "--input", "no_such_module:x"),
+        "input: 'no_such_module:x' cannot be loaded: ModuleNotFoundError: ",
+    ),
     (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
 ]
 
