@@ -167,8 +167,7 @@ class Block8(Inexact):
         for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             part = codes[:, self._columns(piece)]
             whole = part[0] if self.bits == BYTE else unpack_codes(part, piece.stop - piece.start, torch.uint8)
-            levels = whole.to(scales.dtype)
-            values = levels.sub_(self.most).div_(self.most).mul_(spread(scales, self.block, piece))
+            values = whole.to(scales.dtype).sub_(self.most).div_(self.most).mul_(spread(scales, self.block, piece))
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
 
