@@ -22,7 +22,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.errors import ConfigError, UsageError, check_count, warn
+from resireduce.errors import ConfigError, UsageError, check_count
 from resireduce.grouping import Grouping, compressible
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.residuals.base import DecayedResidual
@@ -186,8 +186,8 @@ def groups_of(units: Sequence[Unit]) -> list[Any]:
 
 
 UNKNOWN = (
-    "unfrozen or added after fully_shard(...), which does not hold it, so that each rank has its own gradient of it: "
-    "do that before the model is sharded, or average it yourself"
+    "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, and call "
+    "fully_shard(model) too, or average it yourself"
 )
 SHARD = ("shard_rank", "shard_world_size")
 """Additional keys of a residual state: the number of this rank's shard, and how many there are."""
@@ -211,8 +211,8 @@ class ShardedCompressionHook(HookState):
         self._failed, self._is_fresh = False, True
         self._task = -1  # which run of autograd's engine the last unit was of
         self._stream: torch.cuda.Stream | None = None  # on which units are reduced, if they are on a GPU
-        # Shards are averaged, and a warning has named the others that are trained now.
-        self._others = OtherSteps(model, [one for one in model.parameters() if one.requires_grad], UNKNOWN)
+        shards_held = [held.sharded_param for unit in self.units for held in unit.trained.values()]
+        self._others = OtherSteps(model, shards_held, UNKNOWN)
         for unit in self.units:
             unit.module.register_forward_pre_hook(unit.refuse_after_failure)  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(self.reduce, unit))
@@ -404,7 +404,9 @@ def compress_fsdp(
     settings = Settings(**given, gradients="kept")
     check_count("warm_up_steps", warm_up_steps, of="steps")
     units = find_units(model)
-    parameters, lossy = _parameters(model, units), find_compressor(settings)
+    held = {name for unit in units for name in unit.trained}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if name in held}
+    lossy = find_compressor(settings)
     ranks = _shard_group(units)
     across = _replicas(replicate, ranks)
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
@@ -415,19 +417,6 @@ def compress_fsdp(
         agree(kinds(parameters.items()) | found | agreed, own, beside=others)
     feedback, _ = build_feedback(model, parameters, lossy, replicas, settings, likes(units))
     return ShardedCompressionHook(model, units, feedback, shards)
-
-
-def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
-    """Return the trained parameters of `units`, by name, in the order of the model; warn if there are others."""
-    held = {name for unit in units for name in unit.trained}
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    beside = [name for name in trained if name not in held]
-    if beside:
-        warn(
-            f"{beside[0]!r}: trained, but in no unit of fully_shard, so that each rank has a gradient of its own: call "
-            "fully_shard(model) too, or average it yourself"
-        )
-    return {name: parameter for name, parameter in trained.items() if name in held}
 
 
 def _shard_group(units: Sequence[Unit]) -> dist.ProcessGroup:
