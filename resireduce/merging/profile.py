@@ -66,7 +66,8 @@ class Profiler(Watcher):
         All ranks come here together: rank 0 decides, by the largest times of all ranks.
         """
         now, self._now = self._now, {}
-        order = self._queue.compressed
+        slots = [slot for bucket in self._queue.buckets for slot in bucket.slots]
+        order = [slot for slot in slots if self.feedback.compresses(slot.name)]
         if self.rule is None or self._exchange.steps == self._taken or self.feedback.warms_up or not order:
             return
         self._steps.append(now)
