@@ -191,10 +191,7 @@ class Exchange:
         slot.hide()
 
     def _take(self, slot: Slot) -> None:
-        """Take `slot`'s gradient of this step, compress its bucket if that is complete, and launch what is ready.
-
-        With two levels it goes through the node first.
-        """
+        """Take `slot`'s gradient of this step, by way of the node if there are two levels, and launch what is ready."""
         slot.check_kind()
         try:
             if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
