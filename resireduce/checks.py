@@ -26,11 +26,30 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
     """Raise ConfigError for `settings` that cannot be used with `model`, whatever compressor and optimizer it has."""
     choose("gradients", settings.gradients, GRADIENTS)
     check_count("backward_passes_per_step", settings.backward_passes_per_step, 1, "passes")
-    _check_norms(settings)
-    _check_scaler(settings.grad_scaler, model)
     check_count("warm_up_steps", settings.warm_up_steps, of="steps")
     if not isinstance(settings.hierarchy, list | tuple):
         choose("hierarchy", settings.hierarchy, HIERARCHIES)
+    for field, largest in (("max_grad_norm", math.inf), ("max_local_grad_norm", sys.float_info.max)):
+        value = getattr(settings, field)
+        if value is not None and not (is_number(value) and 0 < value <= largest):
+            raise ConfigError(f"{field}: {value!r} is not allowed; give a number greater than 0, or None")
+    if settings.max_local_grad_norm is not None and settings.streamed:
+        raise ConfigError(
+            f"max_local_grad_norm: {settings.max_local_grad_norm} is not allowed with gradients='streamed', which are "
+            "sent before the norm of all is known; give max_grad_norm, which clips the averages, or gradients='kept'"
+        )
+    scaler = settings.grad_scaler
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise ConfigError(
+            f"grad_scaler: an object of type {type(scaler).__module__}.{type(scaler).__name__} is not allowed; give a "
+            "resireduce.GradScaler"
+        )
+    half = next((name for name, p in model.named_parameters() if p.dtype == torch.float16), None)
+    if scaler is not None and half is not None:
+        raise ConfigError(
+            f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
+            "are unscaled; keep parameters in float32 and use torch.autocast"
+        )
 
 
 def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
@@ -82,35 +101,6 @@ def check_update(
             f"update: 'in_backward' is not allowed with {tied[0]!r} and {tied[1]!r}, which lie in the same memory: an "
             "update of one would change the other before all of its uses; assign the parameter itself (layer.weight = "
             "other.weight) and not its .data, before the optimizer is made, or give update='in_step'"
-        )
-
-
-def _check_norms(settings: Settings) -> None:
-    """Raise ConfigError unless gradients can be clipped to the norms that `settings` ask for."""
-    for field, largest in (("max_grad_norm", math.inf), ("max_local_grad_norm", sys.float_info.max)):
-        value = getattr(settings, field)
-        if value is not None and not (is_number(value) and 0 < value <= largest):
-            raise ConfigError(f"{field}: {value!r} is not allowed; give a number greater than 0, or None")
-    local = settings.max_local_grad_norm
-    if local is not None and settings.streamed:
-        raise ConfigError(
-            f"max_local_grad_norm: {local} is not allowed with gradients='streamed', which are sent "
-            "before the norm of all is known; give max_grad_norm, which clips the averages, or gradients='kept'"
-        )
-
-
-def _check_scaler(scaler: object, model: nn.Module) -> None:
-    """Raise ConfigError unless `scaler` is None, or the library's own and no parameter of `model` is float16."""
-    if scaler is not None and not isinstance(scaler, GradScaler):
-        raise ConfigError(
-            f"grad_scaler: an object of type {type(scaler).__module__}.{type(scaler).__name__} is not allowed; give a "
-            "resireduce.GradScaler"
-        )
-    half = next((name for name, p in model.named_parameters() if p.dtype == torch.float16), None)
-    if scaler is not None and half is not None:
-        raise ConfigError(
-            f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
-            "are unscaled; keep parameters in float32 and use torch.autocast"
         )
 
 

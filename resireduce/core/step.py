@@ -191,10 +191,7 @@ class Exchange:
         slot.hide()
 
     def _take(self, slot: Slot) -> None:
-        """Take `slot`'s gradient of this step, compress its bucket if that is complete, and launch what is ready.
-
-        With two levels it goes through the node first.
-        """
+        """Take `slot`'s gradient of this step, by way of the node if there are two levels, and launch what is ready."""
         slot.check_kind()
         try:
             if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
@@ -463,23 +460,18 @@ class LaunchQueue:
 
     def merge(self, merge: object) -> None:
         """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
-        made = in_buckets([*reversed(self.slots)], merge, self.feedback)
-        self.buckets = [*arrange(made, self._order)]
-        """All buckets, in the order of their launch."""
+        self._arrange(in_buckets([*reversed(self.slots)], merge, self.feedback))
         self.bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket.slots}
         """The bucket of each slot."""
-        self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
 
-    @property
-    def compressed(self) -> list[Slot]:
-        """Return the slots whose tensors are compressed, once warm-up is over, in the order of arrival."""
-        return [slot for slot in self._order if self.feedback.compresses(slot.name)]
+    def _arrange(self, buckets: Iterable[Bucket]) -> None:
+        self.buckets = [*arrange(buckets, self._order)]
+        """All buckets, in the order of their launch."""
+        slots = [slot for bucket in self.buckets for slot in bucket.slots if self.feedback.keeps_residual(slot.name)]
+        self._next = dict(pairwise(slots))  # each slot with the next that has a residual
 
     def prefetch_after(self, slot: Slot) -> None:
         """Start copying the residual that will be needed next, after that of `slot`, whose gradient has come."""
-        if self._next is None:
-            slots = [slot for bucket in self.buckets for slot in bucket.slots]
-            self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
         if slot in self._next:
             name = self._next[slot].name
             self.feedback.residual.of(name).prefetch(name)
@@ -613,8 +605,8 @@ class LaunchQueue:
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]
-            self.buckets = [*arrange(self.buckets, self._order)]
-            self._order_is_learnt, self._next = True, None
+            self._arrange(self.buckets)
+            self._order_is_learnt = True
         self._restart()
 
 

@@ -1,7 +1,7 @@
 """The second half of a step: averages come back, and the wrapped optimizer's `step()` updates their parameters."""
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -253,8 +253,7 @@ class Updater(Watcher):
 
 def largest_layer(slots: Sequence[Slot]) -> int:
     """Return the gradient bytes of the largest layer of `slots`: tensors whose names differ only in the last part."""
-    layers: dict[str, int] = {}
+    layers: Counter[str] = Counter()
     for slot in slots:
-        layer = slot.name.rpartition(".")[0]
-        layers[layer] = layers.get(layer, 0) + slot.nbytes
+        layers[slot.name.rpartition(".")[0]] += slot.nbytes
     return max(layers.values())

@@ -59,7 +59,8 @@ class Profiler(Watcher):
         """
         now, self._now = self._now, {}
         taken, self._taken = self._taken, self._exchange.steps
-        order = self._queue.compressed
+        slots = [slot for bucket in self._queue.buckets for slot in bucket.slots]
+        order = [slot for slot in slots if self.feedback.compresses(slot.name)]
         if self.rule is None or self._taken == taken or self.feedback.warms_up or not order:
             return
         self._steps.append(now)
