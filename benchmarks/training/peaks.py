@@ -9,7 +9,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,15 +37,18 @@ LEFT_OUT = ("full residuals, streamed", "int8 residuals, streamed", "no compress
 WITHIN = 0.05
 """How far a plan may be from what was held."""
 FUSED = {"fused": True}
-Way = tuple[str, Any, dict[str, Any], dict[str, Any]]
+ASKED = "as asked"
+"""The choice that a plan calls so: the defaults of `distribute`."""
+Way = tuple[str, Settings, Any, dict[str, Any]]
 
 
 def ways(model: str) -> list[Way]:
-    """Return the choices that are measured: in words, the optimizer's name and arguments, and changed settings."""
-    optimizer = "sgd" if WORKLOADS[model].optimizer == "sgd" else "adamw"
-    found = choices(optimizer, FUSED, Settings())
-    own = {"sgd": "adamw", "adamw": "sgd"}[optimizer]
-    return [(kind, *rest) for kind, *rest in found if kind not in (*LEFT_OUT, f"as asked, {own}")]
+    """Return the choices that are measured: in words, settings, and the name and arguments of the optimizer."""
+    optimizer, other = ("sgd", "adamw") if WORKLOADS[model].optimizer == "sgd" else ("adamw", "sgd")
+    asked = Settings(backend="local")
+    found = choices(asked, optimizer, FUSED)
+    left_out = (*LEFT_OUT, f"as asked, {other}")
+    return [(ASKED, asked, optimizer, FUSED), *(way for way in found if way[0] not in left_out)]
 
 
 def measured(name: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
@@ -71,8 +73,7 @@ def measured(name: str, device: torch.device, tiny: bool) -> Iterator[dict[str, 
 
 def held(model: nn.Module, name: str, batch: int, checkpointed: bool, way: Way) -> int | None:
     """Return the most bytes that were allocated at once in the last of a few steps."""
-    _, kind, arguments, changed = way
-    given = replace(Settings(backend="local", merge=None), **changed)
+    _, given, kind, arguments = way
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     wrapped = fullest.make_optimizer(kind, trained, arguments, given)
     task, inputs = sample_of(name, batch, trained[0].device)
@@ -99,7 +100,7 @@ def beside_plan(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if row["held_bytes"] is None:
             continue
         if place not in plans:
-            optimizer = ways(row["model"])[0][1]
+            optimizer = ways(row["model"])[0][2]
             of_model = plan(
                 load(MODELS[row["model"]]), optimizer=optimizer, optimizer_args=FUSED, world_size=1, batch=row["batch"]
             )
