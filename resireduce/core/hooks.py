@@ -1,5 +1,6 @@
 """The hooks of the library on a model, and its backward passes: gradients are taken as autograd makes them."""
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +103,8 @@ class BackwardPasses:
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
         self.slots, self._exchange, self._watchers = exchange.slots, exchange, watchers
-        self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
+        self.passes_per_step = settings.backward_passes_per_step
+        self._last_pass: float = self.passes_per_step
         self.under_way, self._task = False, -1
         """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
         end_watch(slot.parameter for slot in self.slots)
@@ -113,7 +115,7 @@ class BackwardPasses:
         own = self._own = weakref.ref(self)
         for slot in self.slots:
             OWNERS[slot.parameter] = own
-        world_size = exchange.world.world_size
+        world_size = exchange.queue.world.world_size
         self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._guards, self._steps, world_size)
         self._lost.atexit = False
         try:
@@ -136,7 +138,7 @@ class BackwardPasses:
             if isinstance(guard, StepGuard):  # of an owner that was lost
                 del wrapped._optimizer_step_pre_hooks[key]
         self._guards.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
-        if not self._exchange.hides:  # a guard in `.grad` would show a wrapper that averages too
+        if not self._exchange.lifetime.hides:  # a guard in `.grad` would show a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
             for module in model.modules():
@@ -165,11 +167,11 @@ class BackwardPasses:
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
         """Return a context in which backward passes only add up gradients; the next pass outside it sends the sum."""
-        outer, self._syncing = self._syncing, False
+        outer, self._last_pass = self._last_pass, math.inf
         try:
             yield
         finally:
-            self._syncing = outer
+            self._last_pass = outer
 
     def end(self) -> None:
         """Remove all hooks, and forget the gradients under way."""
@@ -183,7 +185,6 @@ class BackwardPasses:
         self._exchange.refuse_if_failed()
         if not self.under_way:
             self.under_way, self._task = True, private.current_pass()
-            self._exchange.begin_backward()
             private.at_end_of_pass(self._end)
 
     def _before(self, slot: Slot, gradients: Sequence[Tensor | None]) -> None:
@@ -211,13 +212,12 @@ class BackwardPasses:
             with torch.no_grad():
                 return self._on_gradient(slot)
         self._begin(slot)
-        self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
+        self._exchange.gradient(slot, self._last_pass)
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""
         with self.turn:
             self.under_way = False
-            self._exchange.end_backward()
             for watcher in self._watchers:
                 watcher.after_backward()
 
