@@ -243,5 +243,5 @@ def build_exchange(
     if settings.max_grad_norm is not None or (settings.streamed and scaling.skips):
         updater = MeasuringUpdater(optimizer, queue, lifetime)
         updater.largest = settings.max_grad_norm
-    refusals = [] if isinstance(world, LocalCommunicator) else [partial(refuse_fork, os.getpid())]
-    return Exchange(queue, updater, lifetime, refusals)
+    is_alone = isinstance(world, LocalCommunicator)  # and may be forked
+    return Exchange(queue, updater, lifetime, bool if is_alone else partial(refuse_fork, os.getpid()))

@@ -45,14 +45,12 @@ class Exchange:
     """Takes the gradients of a step, has them compressed and sent, receives the averages, and has parameters updated.
 
     What options change is done by its parts: by the `lifetime` of gradients, the `scaling` of the loss, the `updater`,
-    and the route of the `queue`; `refusals` are called before a gradient or a step is taken, and may raise.
+    and the route of the `queue`. `refuse_fork` raises in a process that was forked from the one that was to train.
     """
 
-    def __init__(
-        self, queue: "LaunchQueue", updater: Updater, lifetime: "Streamed", refusals: Sequence[Callable[[], None]]
-    ):
+    def __init__(self, queue: "LaunchQueue", updater: Updater, lifetime: "Streamed", refuse_fork: Callable[[], object]):
         self.slots, self.feedback, self.queue, self.updater = queue.slots, queue.feedback, queue, updater
-        self.lifetime, self.scaling, self._refusals = lifetime, queue.scaling, refusals
+        self.lifetime, self.scaling, self._refuse_fork = lifetime, queue.scaling, refuse_fork
         self.feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
@@ -74,8 +72,7 @@ class Exchange:
 
     def refuse_if_failed(self) -> None:
         """Raise UsageError if an earlier step failed, or this is a fork of the process that was to train."""
-        for refuse in self._refusals:
-            refuse()
+        self._refuse_fork()
         if self.failed:
             raise UsageError(
                 "an earlier step failed, and ranks may have updated different parameters: build model and optimizer "
@@ -194,7 +191,8 @@ class Exchange:
         Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
         """
         step, self.failed = self.steps, True  # if anything ends it half-way
-        self.queue.begin_step()
+        for one in self.queue.comparisons:  # before anything is updated
+            one.look()
         try:
             self._send_and_use(step, loss)
         except Skipped:
@@ -437,11 +435,6 @@ class LaunchQueue:
         if slot in self._next:
             name = self._next[slot].name
             self.feedback.residual.of(name).prefetch(name)
-
-    def begin_step(self) -> None:
-        """Begin the `step()` of a step: nothing has been updated yet."""
-        for one in self.comparisons:
-            one.look()
 
     def compress_ready(self, slot: Slot, step: int) -> None:
         """Compress the bucket of `slot`, of which something has come, if all its gradients have."""
