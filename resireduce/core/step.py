@@ -314,8 +314,6 @@ OTHER_STEP = (
     "of several steps. Call it on all, with what they saved in one step: build model and optimizer anew, from a "
     "checkpoint"
 )
-
-
 GATHERED = 16
 """The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
 
@@ -353,9 +351,8 @@ class UnderWay:
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, or the first round of it."""
         assert bucket.message is not None
-        size = self._gathered_bytes(bucket)
+        self._sent.append((bucket, self._gathered_bytes(bucket)))
         self._feedback.send(bucket.message)
-        self._sent.append((bucket, size))
 
     def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
         """Make the payloads that ranks make in rounds: each round for all tensors in the same order.
