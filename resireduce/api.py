@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from resireduce.checks import (
-    check_beside_optimizer,
-    check_merge,
-    check_settings,
-    check_types,
-    check_update,
-    optimized,
-)
+from resireduce.checks import check_beside_optimizer, check_merge, check_settings, check_types, optimized
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
@@ -131,8 +124,7 @@ def distribute(
     check_settings(settings, model)
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)
-    check_beside_optimizer(settings, lossy, optimizer)
-    check_update(settings, lossy, optimizer, model, parameters)
+    check_beside_optimizer(settings, lossy, optimizer, model, parameters)
     check_merge(settings.merge, lossy, parameters)
     communicator = find_communicator(settings.backend, settings.group, parameters.values())
     check_optimizer_agreement(model, optimizer, communicator)

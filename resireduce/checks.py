@@ -52,8 +52,15 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
         )
 
 
-def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or with `settings`."""
+def check_beside_optimizer(
+    settings: Settings,
+    compressor: Compressor,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    trained: Mapping[str, Tensor],
+) -> None:
+    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or with `settings`; or if parameters,
+    those `trained` of `model`, are to change during the backward pass and this would train wrongly."""
     name, own = type(compressor).__name__, own_momentum(optimizer)
     if compressor.momentum is not None and own is not None:
         raise ConfigError(
@@ -65,17 +72,6 @@ def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer
             f"grad_scaler: it is not allowed with {name} and gradients='streamed': velocities of a step that is "
             "skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
         )
-
-
-def check_update(
-    settings: Settings,
-    compressor: Compressor,
-    optimizer: torch.optim.Optimizer,
-    model: nn.Module,
-    trained: Mapping[str, Tensor],
-) -> None:
-    """Raise ConfigError if the `trained` parameters of `model` are to change during the backward pass and this would
-    train wrongly."""
     if choose("update", settings.update, UPDATES) == "in_step":
         return
     right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}

@@ -26,7 +26,7 @@ HELD = (
     "optimizer.state_differs_by_rank = True, so that each keeps its own); that of "
 )
 """Begins a field for each parameter whose state is held."""
-VALUES = (Number, str, bytes, set, frozenset, Tensor, torch.dtype, type(None))
+VALUES = (Number, str, bytes, Tensor, torch.dtype, type(None))
 """What an optimizer's options and states may hold, also in dicts, lists and tuples, to be sent to other ranks."""
 
 
@@ -109,7 +109,8 @@ def torchs_options() -> frozenset[str]:
 def is_value(one: object) -> bool:
     """Whether `one` is a value, or made of values and tensors: other objects, as locks or process groups, refer to
     something of this process."""
-    return all(isinstance(leaf, VALUES) for leaf in private.tree_leaves(one))
+    leaves = private.tree_leaves(one)
+    return all(is_value([*leaf]) if isinstance(leaf, set | frozenset) else isinstance(leaf, VALUES) for leaf in leaves)
 
 
 def broadcast_object(value: Any, communicator: Communicator) -> Any:
@@ -161,8 +162,10 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
     from a checkpoint."""
     groups, state = optimizer.param_groups, optimizer.state
     parameters = [parameter for group in groups for parameter in group["params"]]
-    held = [number for number, parameter in enumerate(parameters) if parameter in state]
-    held, others = broadcast_object((held, [key for key in state if not isinstance(key, Tensor)]), communicator)
+    sent = {key for key, one in state.items() if isinstance(one, dict) or is_value(one)}  # the rest stays where it is
+    held = [number for number, parameter in enumerate(parameters) if parameter in sent]
+    others = [key for key in state if key in sent and not isinstance(key, Tensor) and is_value(key)]
+    held, others = broadcast_object((held, others), communicator)
     takes_options = (held or others) and not state
     for group in groups:
         options = {key: one for key, one in group.items() if key != "params"}
@@ -195,5 +198,5 @@ def _merged(mine: Any, theirs: Any) -> Any:
     if isinstance(mine, dict) and isinstance(theirs, dict):
         own = {key: one for key, one in mine.items() if not is_value(one)}
         return own | {key: _merged(mine.get(key), one) for key, one in theirs.items()}
-    are_tensors = isinstance(mine, Tensor) and isinstance(theirs, Tensor)
-    return mine.copy_(theirs) if are_tensors and _kind(mine) == _kind(theirs) else theirs
+    are_alike = isinstance(mine, Tensor) and isinstance(theirs, Tensor) and _kind(mine) == _kind(theirs)
+    return mine.copy_(theirs) if are_alike and 0 not in mine.stride() else theirs  # else its elements share memory

@@ -348,6 +348,29 @@ DRIFTED = (
 )
 
 
+class Drift:
+    """Compares digests of `parameters` between ranks, as they were before each of the first steps that was taken."""
+
+    def __init__(self, parameters: Iterable[Tensor]):
+        self._parameters, self._left, self.numbers = [*parameters], STEPS, [0, 0]
+        """`numbers` are summed over all ranks."""
+
+    def look(self) -> None:
+        """Look at the parameters, before a step changes them."""
+        here = digest(self._parameters)
+        self.numbers = [here, here**2]
+
+    def compare(self, sums: Sequence[int], world_size: int) -> None:
+        """Warn unless the `sums` are those of equal numbers."""
+        if sums[1] * world_size != sums[0] ** 2:
+            warn(DRIFTED)
+
+    def goes_on(self, was_skipped: bool) -> bool:
+        """Whether there is another step to compare; one that was skipped has changed nothing."""
+        self._left -= not was_skipped
+        return self._left > 0
+
+
 def digest(parameters: Iterable[Tensor]) -> int:
     """Return a number from 1 to 2^20, almost surely another one for other `parameters`: a hash of sums over their bits.
 

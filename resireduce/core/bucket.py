@@ -37,7 +37,7 @@ class Stage(Enum):
     ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
     SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
     LAST = "the last pass is over, and what it left in `.grad` is being taken"
-    TAKEN = "this rank has a gradient of it, and the average may be put into `.grad`"
+    TAKEN = "this rank, or another one of its node, has a gradient of it, and the average may be put into `.grad`"
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
     DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
 
@@ -76,8 +76,6 @@ class Slot:
     its slice of the node's mean. None: the residual has absorbed it, or there is none."""
     is_ready: bool = False
     """Whether the bucket need not wait for it any more."""
-    elsewhere: bool = False
-    """With two levels: whether other ranks of the node have a gradient of it, and this one has none."""
     average: Tensor | None = None
     """With two levels: the average, which came together with those of its bucket, until it is used."""
     passes: int = 0
@@ -125,15 +123,14 @@ class Slot:
     @property
     def is_taken(self) -> bool:
         """Whether this rank, or with two levels another one of its node, has taken a gradient of it in this step."""
-        return self.elsewhere or self.stage in HERE
+        return self.stage in HERE
 
     def restart(self) -> None:
         """Begin a step anew: drop a streamed parameter's `.grad`, and what was made, sent and received."""
         if self.is_guarded:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.gradient, self.average = 0, None, None, None, None
-        self.is_ready = self.elsewhere = False
-        self.stage = Stage.OPEN
+        self.is_ready, self.stage = False, Stage.OPEN
 
     def hide(self) -> None:
         """Replace `.grad` by the guard."""
@@ -158,10 +155,10 @@ class Slot:
         grad = None if self.is_guarded else self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
-    def own(self, grad: Tensor, streamed: bool) -> Tensor:
-        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it. So is one that
-        is `streamed` and shared, since autograd may still hand out that memory to others."""
-        if grad.is_meta or (grad.data_ptr() == self.made and not (streamed and is_shared(grad))):
+    def own(self, grad: Tensor, shared: bool = False) -> Tensor:
+        """Return `grad`, which may be overwritten; if it is `shared`, since autograd may still hand out that memory to
+        others, or was put there by hand, a copy that replaces it."""
+        if grad.is_meta or (grad.data_ptr() == self.made and not shared):
             return grad
         return self.copy_grad(grad)
 

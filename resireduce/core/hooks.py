@@ -1,5 +1,6 @@
 """The hooks of the library on a model, and its backward passes: gradients are taken as autograd makes them."""
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +83,8 @@ class BackwardPasses:
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
         self.slots, self._exchange = exchange.slots, exchange
-        self._passes_per_step, self._syncing = settings.backward_passes_per_step, True
+        self.passes_per_step = settings.backward_passes_per_step
+        self._last_pass: float = self.passes_per_step
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
         self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
@@ -90,7 +92,8 @@ class BackwardPasses:
         self._steps = [0, 0]  # whether a step is being taken, and how many have been
         self._own = weakref.ref(self)
         DISTRIBUTED.update(dict.fromkeys((slot.parameter for slot in self.slots), True))
-        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._steps, exchange.world.world_size)
+        world_size = exchange.queue.world.world_size
+        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._steps, world_size)
         self._lost.atexit = False
         try:
             self._attach(model, wrapped, settings.streamed)
@@ -111,7 +114,7 @@ class BackwardPasses:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
             if streamed:
                 self._announce(slot)
-        if not self._exchange.hides:  # a guard in `.grad` would show a wrapper that averages too
+        if not self._exchange.lifetime.hides:  # a guard in `.grad` would show a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
             for module in model.modules():
@@ -143,11 +146,11 @@ class BackwardPasses:
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
         """Return a context in which backward passes only add up gradients; the next pass outside it sends the sum."""
-        outer, self._syncing = self._syncing, False
+        outer, self._last_pass = self._last_pass, math.inf
         try:
             yield
         finally:
-            self._syncing = outer
+            self._last_pass = outer
 
     def end(self) -> None:
         """Remove all hooks, and forget the gradients under way."""
@@ -182,15 +185,14 @@ class BackwardPasses:
         self._exchange.refuse_if_failed()
         if not self.under_way:
             self.under_way = True
-            self._exchange.begin_backward()
             private.at_end_of_pass(self._end)
-        self._exchange.gradient(slot, self._passes_per_step if self._syncing else None)
+        self._exchange.gradient(slot, self._last_pass)
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""
         with self.turn:
             self.under_way = False
-            self._exchange.end_backward()
+            self._exchange.lifetime.after_backward()
 
 
 def _note_gradient(passes: BackwardPasses, slot: Slot, _: object) -> None:

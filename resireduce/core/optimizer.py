@@ -18,8 +18,9 @@ from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
-from resireduce.core.step import Exchange
+from resireduce.core.update import OwnMomentum
 from resireduce.errors import UsageError, check_count, warn
+from resireduce.forms import build_exchange
 from resireduce.merging.rules import Costs
 from resireduce.settings import Settings
 from resireduce.watchers import Watcher, only_makes_state, refuse_capture
@@ -130,10 +131,13 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         self._closed = False
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         others = [one for name, one in model.named_parameters() if name not in parameters]
-        self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
+        self._exchange = build_exchange(optimizer, self.slots, feedback, settings, levels, others)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self.watchers = [self._exchange.updater]
+        self.watchers: list[Watcher] = [self._exchange.updater, self._exchange.lifetime]
+        """What looks at steps, to refuse or to measure them; more may be appended before the first."""
+        if feedback.momentum is not None:
+            self.watchers.append(OwnMomentum(optimizer))
         self._exchange.restart()
         # Last, as no hook may stay on a model that is refused.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings)
@@ -293,7 +297,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         """What takes a step, by name, for those who measure it; None for a part that is not there."""
         exchange = self._exchange
         parts = {"exchange": exchange, "feedback": self.feedback, "queue": exchange.queue, "updater": exchange.updater}
-        return parts | {"scatter": exchange.scatter, "gather": exchange.queue.gather}
+        by_nodes = None if self.levels.node is None else exchange.queue.route
+        return parts | {"scatter": by_nodes, "gather": by_nodes}
 
     @property
     def messages(self) -> list[list[str]]:

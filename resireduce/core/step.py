@@ -1,7 +1,5 @@
 """One step: gradients are taken and compressed, their messages go out, and the averages come back."""
 
-import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
@@ -9,29 +7,24 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from resireduce.comm.local import LocalCommunicator
-from resireduce.comm.nodes import Levels
+from resireduce.comm.base import Communicator
 from resireduce.core.bucket import (
     HERE,
     Bucket,
     Slot,
     Stage,
     arrange,
-    clip_factor,
     in_buckets,
+    is_shared,
     laid_out,
-    scale_,
-    separate,
 )
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
 from resireduce.core.update import Updater
-from resireduce.errors import NonFiniteGradient, UsageError, warn
+from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.guard import SECOND_BACKWARD
 from resireduce.merging.rules import Costs
-from resireduce.node import Gather, Scatter
-from resireduce.settings import Settings
-from resireduce.watchers import DRIFTED, STEPS, digest, refuse_fork
+from resireduce.watchers import Drift, Watcher
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed is sent "
@@ -44,42 +37,25 @@ WAS_DROPPED = (
 )
 
 
+class Skipped(Exception):
+    """Ends a step that is skipped on all ranks, since a gradient overflowed on one: nothing of it has been used."""
+
+
 class Exchange:
     """Takes the gradients of a step, has them compressed and sent, receives the averages, and has parameters updated.
 
-    Streamed gradients are taken as autograd finishes them in the backward pass, kept ones all in `step()`. With
-    `update="in_backward"` parameters are updated during the backward pass, too. `others` are parameters of the model
-    that somebody else updates; they are held weakly.
+    What options change is done by its parts: by the `lifetime` of gradients, the `scaling` of the loss, the `updater`,
+    and the route of the `queue`. `refuse_fork` raises in a process that was forked from the one that was to train.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        slots: list[Slot],
-        feedback: ErrorFeedback,
-        settings: Settings,
-        levels: Levels,
-        others: Iterable[Tensor],
-    ):
-        self._process = None if isinstance(levels.world, LocalCommunicator) else os.getpid()
-        self.slots, self.feedback, self.world = slots, feedback, levels.world
-        self.streamed, self.grad_scaler = settings.streamed, settings.scaler
-        self.hides = settings.streamed and not settings.in_backward
-        """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
-        self._max_norm = settings.max_local_grad_norm
-        self.queue = LaunchQueue(slots, feedback, levels, settings)
-        self.updater = Updater(optimizer, slots, self.queue, settings)
-        held = self.updater.chunk_bytes if settings.streamed else sum(slot.nbytes for slot in slots)
-        self.scatter = None if levels.node is None else Scatter(slots, levels.node, held)
-        feedback.finiteness.at_once = False
+    def __init__(self, queue: "LaunchQueue", updater: Updater, lifetime: "Streamed", refuse_fork: Callable[[], object]):
+        self.slots, self.feedback, self.queue, self.updater = queue.slots, queue.feedback, queue, updater
+        self.lifetime, self.scaling, self._refuse_fork = lifetime, queue.scaling, refuse_fork
+        self.feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
         self.steps = 0
         """How many steps have been taken, without those that were skipped."""
-        self._others = [weakref.ref(other) for other in others]
-        alone = self.world.world_size == 1 or settings.in_backward  # some are updated before the others are sent
-        self._comparisons_left = 0 if alone else STEPS
-        """In how many of the next steps parameters are compared between ranks."""
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
@@ -88,20 +64,15 @@ class Exchange:
         self.has_begun = False
         """Whether a gradient of this step has been compressed, absorbed or dropped."""
         self._non_finite: NonFiniteGradient | None = None
-        self._inverse_scale: float | None = None
-        self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
         self.feedback.finiteness.restart()
         for slot in self.slots:
             slot.restart()
-        if self.scatter is not None:
-            self.scatter.restart()
         self.updater.restart()
         self.feedback.begin_step(self.steps)
 
     def refuse_if_failed(self) -> None:
         """Raise UsageError if an earlier step failed, or this is a fork of the process that was to train."""
-        if self._process is not None:
-            refuse_fork(self._process)
+        self._refuse_fork()
         if self.failed:
             raise UsageError(
                 "an earlier step failed, and ranks may have updated different parameters: build model and optimizer "
@@ -109,19 +80,6 @@ class Exchange:
             )
 
     # --- gradients arrive, from a backward pass or by hand ---
-
-    def begin_backward(self) -> None:
-        """Begin a backward pass: if averages are used within it, no guard of an earlier pass may be in `.grad`."""
-        if self.updater.in_backward:
-            for slot in self.arrived:
-                if slot.stage is Stage.GUARDED:
-                    slot.uncover()
-
-    def end_backward(self) -> None:
-        """End a backward pass: guard all that has been taken."""
-        if self.updater.in_backward:
-            for slot in self.arrived:
-                slot.hide()
 
     def expect(self, slot: Slot) -> None:
         """Prepare for a gradient of `slot`, which autograd is about to add to `.grad`, from which what the residual has
@@ -148,42 +106,40 @@ class Exchange:
             return True
         return slot.stage is Stage.OPEN
 
-    def gradient(self, slot: Slot, passes: int | None) -> None:
+    def gradient(self, slot: Slot, passes: float) -> None:
         """Take `slot`'s gradient, which autograd has finished. UsageError if it was already under way.
 
-        passes: number of backward passes, of which the last is sent; None: this one is not the last.
+        passes: number of backward passes, of which the last is sent; infinity: this one is not the last.
         """
         if slot.is_over:
             raise UsageError(SECOND_BACKWARD.format(name=slot.name))
         slot.note_made()
         slot.passes += 1
-        is_last = passes is not None and slot.passes >= passes
         if slot.stage is Stage.SPOILT:
             slot.parameter.grad = None
-            if is_last:
+            if slot.passes >= passes:
                 slot.stage = Stage.DROPPED
-        elif is_last:
+        elif slot.passes < passes:
+            self._hold(slot)
+        else:
             slot.stage = Stage.LAST
             self.queue.prefetch_after(slot)
             self._take(slot)
-            if self.updater.in_backward:
-                self.updater.update_early(slot)
-        else:
-            self._hold(slot)
+            self.lifetime.use_early(slot, self.updater)
 
     def _hold(self, slot: Slot) -> None:
         """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`."""
         grad = slot.parameter.grad
-        absorbs = self.streamed and slot.slices is None and self.feedback.absorbs(slot.name)
+        absorbs = slot.slices is None and self.feedback.absorbs(slot.name)
         if not absorbs or grad is None or grad.layout != torch.strided:
             return
         slot.check_kind()
-        if self.grad_scaler is not None:
-            grad = slot.own(grad, self.streamed)
+        if self.scaling.skips:
+            grad = self.lifetime.owned(grad, slot)
         try:
-            self.feedback.absorb(self._unscale_(grad), slot.name)
+            self.feedback.absorb(grad, slot.name)
         except NonFiniteGradient as error:
-            self._drop(slot, error, Stage.SPOILT)
+            self.drop(slot, error, Stage.SPOILT)
             slot.parameter.grad = None
             return
         self.has_begun = True
@@ -191,68 +147,38 @@ class Exchange:
         slot.hide()
 
     def _take(self, slot: Slot) -> None:
-        """Take `slot`'s gradient of this step, by way of the node if there are two levels, and launch what is ready."""
+        """Take `slot`'s gradient of this step, have it go its route, and launch what is ready."""
         slot.check_kind()
         try:
             if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
-                grad = self._gradient(slot)
-                if slot.slices is not None:
-                    self.feedback.finiteness.check_(grad, slot.name)
+                grad = self.gradient_of(slot)
+                self.queue.route.check_(grad, slot)
                 slot.gradient = grad.contiguous()
         except NonFiniteGradient as error:
-            self._drop(slot, error, Stage.DROPPED)
+            self.drop(slot, error, Stage.DROPPED)
         else:
             self.has_begun = True
-            slot.is_ready = slot.slices is None
             slot.stage = Stage.TAKEN
             self.arrived.append(slot)
-        if self.hides:
-            slot.hide()
-        elif self.streamed:
-            slot.parameter.grad = None
-        if self.scatter is None:
-            self._compress(slot)
-        else:
-            for one, mean in self.scatter.advance(self.queue.buckets):
-                self._take_slice(one, mean)
+        self.lifetime.took(slot)
+        self.queue.route.advance(slot, self.queue, self.steps)
         self.queue.launch(self.steps)
 
-    def _take_slice(self, slot: Slot, mean: Tensor | None) -> None:
-        """With two levels: take this rank's slice of the `mean` over its node; None if no rank there has one."""
-        if slot.elsewhere:
-            self.arrived.append(slot)
-        slot.gradient, slot.is_ready = mean, True
-        self._compress(slot)
-
-    def _compress(self, slot: Slot) -> None:
-        """Compress the bucket of `slot`, which has just come, if all its gradients have."""
-        bucket = self.queue.bucket_of[slot]
-        if bucket.is_ready:
-            self.queue.compress(bucket, self.steps)
-
-    def _gradient(self, slot: Slot) -> Tensor:
-        """Return the gradient that has come in this step, unscaled."""
+    def gradient_of(self, slot: Slot) -> Tensor:
+        """Return the gradient that has come in this step, unscaled: it may be overwritten."""
         grad = slot.parameter.grad
         if grad is None or slot.stage is Stage.ABSORBED:
             raise UsageError(WAS_DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
-        return grad if self._prepared else self._unscale_(slot.own(grad, self.streamed))
+        return self.lifetime.owned(grad, slot)
 
-    def _unscale_(self, grad: Tensor) -> Tensor:
-        """Divide by the scale of the loss, in place; it is read once per step."""
-        if self.grad_scaler is None:
-            return grad
-        if self._inverse_scale is None:
-            self._inverse_scale = self.grad_scaler.inverse_scale()
-        return grad.mul_(self._inverse_scale)
-
-    def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
+    def drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
         self._non_finite, self.has_begun = self._non_finite or error, True
         slot.stage = stage
 
-    def _is_spoilt(self) -> bool:
+    def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
         self._non_finite = self._non_finite or self.queue.refused or self.feedback.finiteness.failure()
         return self._non_finite is not None
@@ -264,84 +190,123 @@ class Exchange:
 
         Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
         """
-        self.queue.digest = digest(slot.parameter for slot in self.slots) if self._comparisons_left else 0
-        self.failed = True  # if anything ends it half-way
-        is_taken = self._send_rest() and self._finish(loss)
-        if not is_taken:
+        step, self.failed = self.steps, True  # if anything ends it half-way
+        for one in self.queue.comparisons:  # before anything is updated
+            one.look()
+        try:
+            self._send_and_use(step, loss)
+        except Skipped:
+            self.steps = step
             self.updater.skip()
         self.failed = False
-        return is_taken
+        return self.steps > step
 
-    def _send_rest(self) -> bool:
-        """Compress the remaining gradients. False: the gradient of some rank overflowed, and nothing was sent."""
-        if not self.streamed:
-            separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
-        waiting = (Stage.OPEN, Stage.ABSORBED)
-        left = [slot for slot in reversed(self.slots) if slot.stage in waiting]  # also what was put there by hand
-        pending = [slot for slot in left if (slot.passes and self.streamed) or slot.parameter.grad is not None]
-        if not self.streamed and not self._prepare(pending):
-            return False
-        for slot in pending:
-            if slot.stage is not Stage.DROPPED:
-                self._take(slot)
+    def _send_and_use(self, step: int, loss: Tensor | float | None) -> None:
+        for slot in self.lifetime.pending(self):
+            self._take(slot)
         for slot in self.slots:  # room for the averages
             if slot.stage is Stage.GUARDED:
                 slot.uncover()
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
-        if self.scatter is not None:
-            for slot, mean in self.scatter.complete(self.queue.buckets):
-                self._take_slice(slot, mean)
-                self.queue.launch(self.steps)
-        return True
-
-    def _prepare(self, pending: Sequence[Slot]) -> bool:
-        """Unscale and clip this rank's kept gradients. False: the gradient of some rank overflowed."""
-        if self._max_norm is None and self.grad_scaler is None:
-            return True
-        norms = {}
-        for slot in pending:
-            grad = self._gradient(slot)
-            try:
-                self.feedback.finiteness.check_(grad, slot.name)
-                norms[slot] = torch.linalg.vector_norm(grad)
-            except NonFiniteGradient as error:
-                self._drop(slot, error, Stage.DROPPED)
-        if self._max_norm is not None:
-            _, factor = clip_factor(list(reversed(norms.values())), self._max_norm)
-            scale_(norms, factor)
-        self._prepared = True
-        if self.grad_scaler is None:
-            return True
-        # No message is under way yet, so all ranks ask at the same point.
-        count = torch.tensor([int(self._is_spoilt())], device=self.world.control_device)
-        return not self.world.all_reduce(count, "resireduce.overflow").wait()
-
-    def _finish(self, loss: Tensor | float | None) -> bool:
-        """Receive all averages, and update. False: the step was skipped, and what was sent has been put back."""
-        step = self.steps
+        self.queue.route.complete(self.queue, self.arrived, step)
+        self.queue.compress_rest(step)
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         self.queue.launch(step, complete=True)
         self.feedback.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step, self._is_spoilt, loss)
+        self.updater.finish(step, self.is_spoilt, loss)
         self.queue.finish(self.arrived)
-        if not self.queue.flagged:
-            for slot in self.queue.unused:  # with two levels the averages of a bucket come together
-                self.feedback.states.forget(slot.name)
-            self.feedback.states.commit()
-            self._comparisons_left = max(0, self._comparisons_left - 1)  # a step that was skipped has changed nothing
-            return True
-        if self.grad_scaler is None:
-            raise self._non_finite or NonFiniteGradient(
-                "a gradient of another rank holds NaN or infinity; that rank says which"
-            )
-        for slot in self.arrived:
-            if slot.sent is not None:
-                sent = self.feedback.compressor_of(slot.name).decompress(slot.sent)
-                self.feedback.add_to_residual(sent, slot.name, step + 1)
-        self.feedback.end_step(step + 1)  # another number: what was drawn for this step is drawn again
-        self.steps = step
-        return False
+        if self.queue.flagged:
+            self.scaling.refuse(self.arrived, step, self._non_finite)
+        for slot in self.queue.unused:  # with two levels the averages of a bucket come together
+            self.feedback.states.forget(slot.name)
+        self.feedback.states.commit()
+
+
+# --- What a plain step does where an option would do something else: `resireduce.forms` has the other forms ---
+
+
+class Unscaled:
+    """The loss is not scaled, so that no step is skipped."""
+
+    skips = False
+    """Whether a step is skipped in which a gradient of some rank overflows."""
+
+    def unscale_(self, grad: Tensor) -> Tensor:
+        """Divide `grad` by the scale of the loss, in place, and return it."""
+        return grad
+
+    def remember(self, bucket: Bucket, refused: Container[str] = ()) -> None:
+        """Keep what is about to be sent of `bucket`, without the tensors `refused`, for a step that is skipped."""
+
+    def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:
+        """Raise the `error` of this rank or another's, or put back what `step` sent of `arrived`, and raise Skipped."""
+        raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
+
+
+class Streamed(Watcher):
+    """Gradients are taken as autograd finishes them; until averages come, in `step()`, a guard stands in `.grad`."""
+
+    hides, updates_early = True, False
+    """Whether a guard is in `.grad` as soon as a gradient is taken; whether the backward pass uses averages."""
+
+    def __init__(self, scaling: Unscaled, chunk_bytes: float):
+        self.scaling, self.chunk_bytes = scaling, chunk_bytes
+        """Averages of so many bytes may be alive at once, where the wrapped optimizer allows that."""
+
+    def owned(self, grad: Tensor, slot: Slot) -> Tensor:
+        """Return `grad`, which is in `.grad` of `slot`, unscaled: a copy, where others use its memory."""
+        return self.scaling.unscale_(slot.own(grad, is_shared(grad)))
+
+    def took(self, slot: Slot) -> None:
+        """Note that the gradient of `slot` has been taken, or dropped."""
+        slot.hide()
+
+    def after_backward(self) -> None:
+        """Note that a backward pass has ended."""
+
+    def use_early(self, slot: Slot, updater: Updater) -> None:
+        """Use averages, if any are used early, when the gradient of `slot` has been taken in the backward pass."""
+
+    def pending(self, exchange: Exchange) -> list[Slot]:
+        """Return the slots whose gradient, in `.grad`, also by hand, or absorbed, `step()` has to take: last first."""
+        left = [slot for slot in reversed(exchange.slots) if slot.stage in (Stage.OPEN, Stage.ABSORBED)]
+        return [slot for slot in left if slot.passes or slot.parameter.grad is not None]
+
+    def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
+        """Return parameters with what is in their `.grad` and is no average, while those of `updating` are used."""
+        return []
+
+    def free(self, used: Sequence[Slot]) -> None:
+        """Let averages go that have been used."""
+        for slot in used:
+            slot.parameter.grad = None
+
+
+class Flat:
+    """The route of gradients on one level: each rank compresses its own as they are."""
+
+    def __init__(self, feedback: ErrorFeedback):
+        self.feedback = feedback
+
+    def check_(self, grad: Tensor, slot: Slot) -> None:
+        """Look for NaN in the gradient of `slot`, as `Finiteness.check_`, if nobody does when it is compressed."""
+
+    def advance(self, slot: Slot, queue: "LaunchQueue", step: int) -> None:
+        """Compress, or send on, what is complete now that the gradient of `slot` has been taken, or dropped."""
+        slot.is_ready = slot.is_taken
+        queue.compress_ready(slot, step)
+
+    def complete(self, queue: "LaunchQueue", arrived: list[Slot], step: int) -> None:
+        """Send on the rest, when all gradients have been taken; note in `arrived` what has come from other ranks."""
+
+    def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return the averages of `slots` of a `bucket`, whose message has come, perhaps in the tensors `into`."""
+        assert isinstance(bucket.message, Message)
+        targets = [one if one is not None and one.is_contiguous() else None for one in into]
+        chosen = {*slots}
+        places = [place for place, slot in enumerate(bucket.slots) if slot in chosen]
+        return self.feedback.receive(bucket.message, places, targets)
 
 
 # --- The queue of buckets: in which order their messages leave, and how they come back ---
@@ -353,8 +318,6 @@ OTHER_STEP = (
     "of several steps. Call it on all, with what they saved in one step: build model and optimizer anew, from a "
     "checkpoint"
 )
-
-
 GATHERED = 16
 """The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
 
@@ -392,9 +355,8 @@ class UnderWay:
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, or the first round of it."""
         assert bucket.message is not None
-        size = self._gathered_bytes(bucket)
+        self._sent.append((bucket, self._gathered_bytes(bucket)))
         self._feedback.send(bucket.message)
-        self._sent.append((bucket, size))
 
     def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
         """Make the payloads that ranks make in rounds: each round for all tensors in the same order.
@@ -421,40 +383,39 @@ class LaunchQueue:
     In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
     gradients arrived in the first step.
 
-    With two `levels` messages carry slices, and the averages are then gathered within the node.
+    What comes of a gradient before it is compressed, and of a message that has come, its `route` says.
 
     Where ranks make payloads in rounds, the first round takes a message's place. The others follow in `step()`, after
     the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
     the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
-
-    With a GradScaler and streamed gradients a copy of what is sent is kept, for a step that is skipped.
     """
 
-    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, levels: Levels, settings: Settings):
-        self.slots, self.feedback, self.world = slots, feedback, levels.world
-        self._remembers = settings.streamed and settings.scaler is not None
-        self.gather = None if levels.node is None else Gather(levels.node, feedback)
-        self.keeps_messages = False
-        """Whether a message may be delivered again."""
+    def __init__(self, slots: list[Slot], world: Communicator, route: Flat, scaling: Unscaled, merge: object):
+        self.slots, self.feedback, self.world = slots, route.feedback, world
+        self.route, self.scaling = route, scaling
+        self.gates = [agree_first] if self.feedback.varies and world.world_size > 1 else []
+        """What says whether messages may leave yet, of the step of that number, which may be complete."""
+        self.checks = [] if self.feedback.momentum is None else [refuse_partly_absent]
+        """What may raise for how many of all ranks have a gradient of each slot, if all are finite."""
+        self.comparisons: list[Drift] = []
+        """What ranks compare in their first steps."""
         self.unused: list[Slot] = []
         """The slots that had no gradient on any rank in the last step."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
         self.costs: Costs | None = None
         """Measured times by which tensors are merged, if they are."""
-        self.digest = 0
-        """The digest of this rank's parameters as they were before the step; 0 in a step that compares none."""
         self._order, self._order_is_learnt = list(reversed(slots)), False
-        self.merge(settings.merge)
-        self._under_way = UnderWay(feedback, slots)
-        self._step_is_agreed = self.world.world_size == 1 or not feedback.varies
+        self.merge(merge)
+        self.under_way = UnderWay(self.feedback, slots)
+        """The buckets whose messages are under way."""
         self._restart()
 
     def _restart(self) -> None:
         self._launched = 0
         self.refused: NonFiniteGradient | None = None
         """The error of the first gradient that was not finite when its bucket was compressed."""
-        self._under_way.drop()
+        self.under_way.drop()
         for bucket in self.buckets:
             bucket.message = None
 
@@ -476,6 +437,12 @@ class LaunchQueue:
             name = self._next[slot].name
             self.feedback.residual.of(name).prefetch(name)
 
+    def compress_ready(self, slot: Slot, step: int) -> None:
+        """Compress the bucket of `slot`, of which something has come, if all its gradients have."""
+        bucket = self.bucket_of[slot]
+        if bucket.is_ready:
+            self.compress(bucket, step)
+
     def compress(self, bucket: Bucket, step: int) -> None:
         """Make the message of `bucket`, and let its gradients go; those that are not finite are left out: zeros are
         sent in their place."""
@@ -486,81 +453,61 @@ class LaunchQueue:
         refused: dict[str, NonFiniteGradient] = {}
         bucket.message = self.feedback.compress(gradients, step, absorbed, refused)
         del gradients  # before copies are made
-        self._remember(bucket, refused)
+        self.scaling.remember(bucket, refused)
         for slot in bucket.slots:
             if slot.name in refused:
                 self.refused = self.refused or refused[slot.name]
                 if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
                     slot.stage = Stage.DROPPED
 
-    def _remember(self, bucket: Bucket, refused: Container[str] = ()) -> None:
-        """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""
-        message = bucket.message
-        if not self._remembers or not isinstance(message, Message):
-            return
-        for slot, payload in zip(bucket.slots, message.payloads, strict=True):
-            if slot.is_taken and slot.name not in refused and self.feedback.leaves_residual(slot.name):
-                slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
+    def compress_rest(self, step: int) -> None:
+        """Compress all buckets that have not been, with zeros for gradients that have not come: residuals are about to
+        end this step, while messages may have to wait until there is room for them."""
+        for bucket in self.buckets[self._launched :]:
+            if bucket.message is None:
+                self.compress(bucket, step)
 
     def launch(self, step: int, complete: bool = False) -> None:
-        """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros.
+        """Launch what is ready. `complete`: no more gradients will come, and all buckets have been compressed.
 
-        If messages depend on the step number, they wait until ranks have compared theirs once, when the first step is
-        complete. Raises UsageError, on all ranks, if `step` is not the same on each.
+        Raises what a gate raises.
         """
-        if complete and not self._step_is_agreed:
-            self._sums([], step)  # where messages depend on the step number: at the end of the first step alone
-            self._step_is_agreed = True
-        if not self._step_is_agreed:
-            return
-        while self._launched < len(self.buckets):
+        while self._launched < len(self.buckets) and all(gate(self, step, complete) for gate in self.gates):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
             bucket = self.buckets[self._launched]
-            if bucket.message is None:
-                if not complete:
-                    return
-                self.compress(bucket, step)
-            if not self._under_way.has_room(bucket):
+            if bucket.message is None or not self.under_way.has_room(bucket):
                 return
-            self._under_way.launch(bucket)
+            self.under_way.launch(bucket)
             self._launched += 1
         if complete:
-            self._under_way.end_rounds(self._remember)
-
-    def next(self) -> Bucket | None:
-        """Return the bucket whose message is the oldest under way, if any is."""
-        return self._under_way.oldest
+            self.under_way.end_rounds(self.scaling.remember)
 
     def receive(self) -> list[Slot]:
         """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.
 
         A tensor without a gradient on this rank waits until `settle` asks the other ranks.
         """
-        taken = [slot for slot in self._under_way.pop().slots if slot.is_taken]
+        taken = [slot for slot in self.under_way.pop().slots if slot.is_taken]
         if taken:
             self.deliver(taken)
         return taken
 
     def deliver(self, slots: Sequence[Slot]) -> None:
         """Decompress what has come for `slots`, all of one bucket, into the `.grad` of their parameters."""
-        bucket = self.bucket_of[slots[0]]
-        assert isinstance(bucket.message, Message)
         kept = [slot.parameter.grad for slot in slots]
-        if self.gather is not None:
-            averages = self.gather.averages(slots, bucket)
-        else:
-            into = [one if one is not None and one.is_contiguous() else None for one in kept]
-            chosen = {*slots}
-            places = [place for place, slot in enumerate(bucket.slots) if slot in chosen]
-            averages = self.feedback.receive(bucket.message, places, into)
+        averages = self.route.averages(slots, self.bucket_of[slots[0]], kept)
         for slot, own, average in zip(slots, kept, averages, strict=True):
             if own is None:
                 slot.parameter.grad = laid_out(average, slot.parameter)
             elif own is not average:
                 own.copy_(average)
-        if not (self.keeps_messages or any(not slot.is_taken for slot in bucket.slots)):
-            bucket.message = None
+
+    def release(self, slots: Sequence[Slot]) -> None:
+        """Let the messages go that have brought averages of `slots`, unless others may have gradients of the rest."""
+        for bucket in {self.bucket_of[slot] for slot in slots}:
+            if all(slot.is_taken for slot in bucket.slots):
+                bucket.message = None
 
     def settle(self, flag: bool, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
@@ -569,8 +516,9 @@ class LaunchQueue:
         This is the step's last collective, since a rank may still be launching the others.
         """
         presence = self.agree(flag, step)
-        if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
-            refuse_partly_absent(self.slots, presence, self.world.world_size)
+        for check in self.checks:
+            if not self.flagged:  # one that is not finite is present nowhere
+                check(self.slots, presence, self.world.world_size)
         absent = [slot for bucket in self.buckets for slot in bucket.slots if not slot.is_taken]
         found = [slot for slot in absent if presence[slot.index]]
         self.unused = [slot for slot in absent if not presence[slot.index]]
@@ -582,14 +530,14 @@ class LaunchQueue:
         """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`. Warns if digests of
         parameters differ."""
         here = [*(int(slot.is_taken) for slot in self.slots), int(flag)]
-        compared = [self.digest, self.digest**2] if self.digest else []  # on all ranks in the same steps
-        sums = self._sums([*here, *compared], step)
+        compared = [number for one in self.comparisons for number in one.numbers]
+        sums = self.sums([*here, *compared], step)
         self.flagged = bool(sums[len(self.slots)])
-        if compared and sums[-1] * self.world.world_size != sums[-2] ** 2:
-            warn(DRIFTED)
+        for one in self.comparisons:
+            one.compare(sums[len(here) :], self.world.world_size)
         return sums[: len(self.slots)]
 
-    def _sums(self, here: list[int], step: int) -> list[int]:
+    def sums(self, here: list[int], step: int) -> list[int]:
         """Return the sums of all ranks' numbers. Raises UsageError, on all ranks, if `step` differs between them."""
         mine = torch.tensor([*here, step, step * step], device=self.world.control_device)
         *sums, total, squares = self.world.all_reduce(mine, "resireduce.presence").wait().tolist()
@@ -607,7 +555,17 @@ class LaunchQueue:
             self._order = [self.slots[index] for index in order.tolist()]
             self._arrange(self.buckets)
             self._order_is_learnt = True
+        self.comparisons = [one for one in self.comparisons if one.goes_on(self.flagged)]
         self._restart()
+
+
+def agree_first(queue: LaunchQueue, step: int, complete: bool) -> bool:
+    """Where messages depend on the number of the step: a gate that opens when the first is complete, and ranks have
+    compared its number. Raises UsageError, on all of them, if it is not the same."""
+    if complete:
+        queue.sums([], step)
+        queue.gates.clear()
+    return complete
 
 
 def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:

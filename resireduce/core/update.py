@@ -10,13 +10,12 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.compressors.momentum import own_momentum
-from resireduce.core.bucket import Slot, clip_factor, scale_
-from resireduce.errors import UsageError, warn
-from resireduce.settings import Settings
+from resireduce.core.bucket import Slot
+from resireduce.errors import UsageError
 from resireduce.watchers import StepGuard, Watcher
 
 if TYPE_CHECKING:
-    from resireduce.core.step import LaunchQueue
+    from resireduce.core.step import LaunchQueue, Streamed
 
 # --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
 
@@ -65,33 +64,19 @@ def can_be_sliced(optimizer: torch.optim.Optimizer) -> bool:
 class Updater(Watcher):
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
-    With streamed gradients, if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are
-    alive at once: the optimizer is called for one chunk of them after the other. Otherwise all are received for one
-    call.
-
-    With a limit on the norm, or a GradScaler and streamed gradients, nothing is updated before all averages have been
-    received. Until then averages that will be used in chunks are freed again; their messages are kept, and decompressed
-    a second time.
+    With streamed gradients, if the optimizer updates each parameter by itself, averages of a bounded number of bytes
+    are alive at once: the optimizer is called for one chunk of them after the other. Otherwise all are received for one
+    call. What becomes of `.grad` the `lifetime` of gradients says.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: "LaunchQueue", settings: Settings
-    ):
-        self.optimizer, self.slots, self.queue, self.streamed = optimizer, slots, queue, settings.streamed
-        self.in_backward, self.max_grad_norm = settings.in_backward, settings.max_grad_norm
-        self.chunk_bytes = largest_layer(slots)
-        self.waits = (settings.streamed and settings.scaler is not None) or self.max_grad_norm is not None
-        self.grad_norm: Tensor | None = None
+    grad_norm: Tensor | None = None
+    """The global norm of the last averages, if it was measured."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, queue: "LaunchQueue", lifetime: "Streamed"):
+        self.optimizer, self.slots, self.queue, self.lifetime = optimizer, queue.slots, queue, lifetime
         self._held = self._parameters()
-        known = {slot.parameter for slot in slots}
+        known = {slot.parameter for slot in self.slots}
         self._frozen = [one for one in self._held.values() if one not in known]
-        if self.streamed and not is_separable(optimizer):
-            name, nbytes = type(optimizer).__name__, sum(slot.nbytes for slot in slots)
-            warn(
-                f"{name} is not known to update each parameter by itself, so all averages, {nbytes / 2**20:,.1f} MiB, "
-                "are held at once for its step(). If it does, say so by a class attribute step_is_separable = True in "
-                f"{name}"
-            )
         self.restart()
 
     def _parameters(self) -> dict[int, Tensor]:
@@ -112,38 +97,21 @@ class Updater(Watcher):
                 "parameters were added to the optimizer, removed, or replaced, after resireduce.distribute(...): do "
                 "that before, or close() it and distribute anew"
             )
-        own = None if self.queue.feedback.momentum is None else own_momentum(self.optimizer)
-        if own is not None:
-            raise UsageError(
-                f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
-                "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"
-            )
-        if self.in_backward and not can_be_sliced(self.optimizer):
-            raise UsageError(
-                "a hook before the step was registered, or another function put in the place of the optimizer's step, "
-                "which would not see what update='in_backward' has used before: do that before "
-                "resireduce.distribute(...), with update='in_step'"
-            )
 
     def restart(self) -> None:
         """Forget what an unfinished step has brought."""
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
-        self._norms: dict[Slot, Tensor] = {}  # of averages that wait for all others
-        self._in_chunks = self.in_backward
-        self._early_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
 
-    def update_early(self, arrived: Slot) -> None:
-        """Update by averages in the backward pass once payloads exceed a chunk; that of `arrived` has just come."""
-        self._early_bytes += arrived.nbytes
-        while self._early_bytes > self.chunk_bytes and self.queue.next():
-            self._updating = self.queue.receive()
-            self._early_bytes -= sum(slot.nbytes for slot in self._updating)
-            self.update_some()
+    def note(self, slots: Sequence[Slot]) -> None:
+        """Note the averages of `slots`, which have come, to be used with others."""
+        self._updating += slots
+        self.queue.release(slots)
+
+    def use(self) -> None:
+        """Use what has waited for all averages, if anything has."""
 
     def skip(self) -> None:
-        """Note that the step is skipped, since a gradient was not finite: `grad_norm` is infinite."""
-        if self.max_grad_norm is not None:
-            self.grad_norm = torch.tensor(math.inf, device="cpu")
+        """Note that the step is skipped, since a gradient was not finite."""
 
     def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
         """Receive everything under way, and update all parameters whose averages have come.
@@ -151,63 +119,28 @@ class Updater(Watcher):
         `flag` returns whether a gradient of this rank cannot be used; it is called when all messages have come. If any
         rank's cannot, parameters that have not been updated by then are not updated on any rank.
         """
-        self._in_chunks = self.streamed and can_be_sliced(self.optimizer)
-        self.queue.keeps_messages = self._in_chunks and self.waits
-        while bucket := self.queue.next():
-            self._make_room(bucket.slots)
-            self._note(self.queue.receive())
+        self.room = self.lifetime.chunk_bytes if can_be_sliced(self.optimizer) else math.inf
+        while bucket := self.queue.under_way.oldest:
+            self.make_room(bucket.slots)
+            self.note(self.queue.receive())
             self.queue.launch(step, complete=True)
-        self._note(self.queue.settle(flag(), step))
-        if self.queue.flagged:
-            self._updating += self._norms
-        else:
-            self._use_measured()
+        self.note(self.queue.settle(flag(), step))
+        if not self.queue.flagged:
+            self.use()
             self.update_rest(loss)
-        self._free()
+        self.free()
 
-    def _note(self, slots: Sequence[Slot]) -> None:
-        """Note the averages of `slots`, which have come: that they may be used or, if all wait, their norms."""
-        if not self.waits:
-            self._updating += slots
-            return
-        for slot in slots:
-            self._norms[slot] = torch.linalg.vector_norm(slot.parameter.grad)
-            if self._in_chunks:
-                slot.parameter.grad = None  # until it is brought back, to be used
-
-    def _use_measured(self) -> None:
-        """Use the averages that were measured, scaled to the global norm that clip_grad_norm_ would give."""
-        norms = dict(sorted(self._norms.items(), key=lambda item: item[0].index))
-        if self.max_grad_norm is not None:
-            self.grad_norm, factor = clip_factor([*norms.values()], self.max_grad_norm)
-        for bucket in {self.queue.bucket_of[slot]: None for slot in norms}:
-            slots = [slot for slot in bucket.slots if slot in norms]
-            self._make_room(slots)
-            if self._in_chunks:
-                self.queue.deliver(slots)
-            if self.max_grad_norm not in (None, math.inf):
-                scale_(slots, factor)
-            self._updating += slots
-            bucket.message = None
-
-    def _make_room(self, slots: Sequence[Slot]) -> None:
-        """Update first, in chunks, if the averages of `slots` would make more than one."""
-        if not self._in_chunks or not self._updating:
-            return
-        if sum(slot.nbytes for slot in [*self._updating, *slots]) > self.chunk_bytes:
+    def make_room(self, slots: Sequence[Slot]) -> None:
+        """Update first, if the averages of `slots` would make more bytes than there is room for."""
+        if self._updating and sum(slot.nbytes for slot in [*self._updating, *slots]) > self.room:
             self.update_some()
 
     def update_some(self) -> None:
         """Let the wrapped optimizer update the parameters whose averages have come; it skips those without `.grad`.
 
-        A gradient that lies there within the backward pass is this rank's own until `step()` averages it. This is a
-        part of a step, without the hooks: a `step` that calls its base class's would run them there.
+        This is a part of a step, without the hooks: a `step` that calls its base class's would run them there.
         """
-        aside = [
-            (slot.parameter, grad)
-            for slot in (self.slots if self.in_backward else ())
-            if (grad := slot.parameter.grad) is not None and slot not in self._updating
-        ]
+        aside = self.lifetime.aside(self._updating)
         step, optimizer = type(self.optimizer).step, self.optimizer
         bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
         hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
@@ -220,7 +153,7 @@ class Updater(Watcher):
             optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
             for parameter, grad in aside:
                 parameter.grad = grad
-        self._free()
+        self.free()
 
     def update_rest(self, loss: Tensor | float | None) -> None:
         """Call the wrapped optimizer's `step()` itself, for the parameters that are left.
@@ -244,10 +177,9 @@ class Updater(Watcher):
 
         self.optimizer.step(evaluated)  # type: ignore[arg-type]
 
-    def _free(self) -> None:
+    def free(self) -> None:
         """Forget the averages that have been used; free them, unless gradients are kept."""
-        for slot in self._updating if self.streamed else ():
-            slot.parameter.grad = None
+        self.lifetime.free(self._updating)
         self._updating = []
 
 
@@ -257,3 +189,19 @@ def largest_layer(slots: Sequence[Slot]) -> int:
     for slot in slots:
         layers[slot.name.rpartition(".")[0]] += slot.nbytes
     return max(layers.values())
+
+
+class OwnMomentum(Watcher):
+    """Refuses momentum of `optimizer` beside a compressor that corrects it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._optimizer = optimizer
+
+    def before_step(self) -> None:
+        """Raise UsageError if the optimizer has momentum now."""
+        own = own_momentum(self._optimizer)
+        if own is not None:
+            raise UsageError(
+                f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
+                "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"
+            )
