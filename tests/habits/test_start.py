@@ -4,6 +4,7 @@ leaves."""
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NoReturn
@@ -81,6 +82,32 @@ def test_the_state_of_a_parameter_is_rank_0s_whatever_it_is(held: Callable[[Tens
         for mine, right in pairs:
             assert [type(one) for one in tree_leaves(mine)] == [type(one) for one in tree_leaves(right)]
             torch.testing.assert_close(_plain(mine), _plain(right), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_what_is_no_value_stays_on_its_rank_and_what_cannot_be_overwritten_is_rank_0s(of_all: bool) -> None:
+    """Locks and functions, alone and in lists and sets; and states whose elements share memory."""
+
+    def rank(communicator: Communicator) -> bool:
+        model = seeded(Net)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        own: list[Any] = [threading.Lock(), lambda: communicator.rank]
+        plain.state.update({"lock": own[0], "several": {"of": own[1], "all": {own[0]}, "number": communicator.rank}})
+        for one in model.parameters():
+            expanded = torch.full((1,), float(communicator.rank)).expand(one.shape)
+            plain.state[one] = [expanded, own[1]] if of_all else {"momentum": expanded, "by": own}
+        resireduce.distribute(model, plain, backend=communicator, **DENSE).close()
+        several, number = plain.state["several"], communicator.rank
+        kept = plain.state["lock"] is own[0] and several == {"of": own[1], "all": {own[0]}, "number": 0}
+        for one in model.parameters():
+            held = plain.state[one]
+            if of_all:
+                kept &= bool((held[0] == number).all()) and held[1] is own[1]
+            else:
+                kept &= bool((held["momentum"] == 0).all()) and held["by"] is own
+        return bool(kept)
+
+    assert LocalWorld(2).run(rank) == [True, True]
 
 
 def test_views_of_one_buffer_stay_that() -> None:
