@@ -470,9 +470,12 @@ class LaunchQueue:
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, and all buckets have been compressed.
 
-        Raises what a gate raises.
+        Nothing leaves while a gate is closed; one may raise, as for steps that ranks number differently.
         """
-        while self._launched < len(self.buckets) and all(gate(self, step, complete) for gate in self.gates):
+        for gate in self.gates:
+            if not gate(self, step, complete):
+                return
+        while self._launched < len(self.buckets):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
             bucket = self.buckets[self._launched]
