@@ -25,7 +25,7 @@ from resireduce.pipeline import build_feedback, find_communicator, find_compress
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
-from resireduce.watchers import watchers_of
+from resireduce.watchers import NOT_HELD, Around, OtherSteps, Resumed
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -141,9 +141,11 @@ def distribute(
     distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
-        distributed.watchers += watchers_of(
-            model, distributed.slots, optimizer, feedback.residual, settings.streamed, communicator.world_size
-        )
+        kept = () if settings.streamed or communicator.world_size == 1 else distributed.slots
+        others = OtherSteps(model, parameters.values(), NOT_HELD, kept)
+        distributed.watchers += [others, Resumed(feedback.residual, optimizer)]
+        if settings.streamed:
+            distributed.watchers.append(Around(optimizer))
         if settings.merge in [*TIMED]:
             distributed.watchers.append(Profiler(settings.merge, distributed.parts["exchange"], communicator))
         broadcast_start(model, optimizer, communicator)

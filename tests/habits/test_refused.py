@@ -96,13 +96,6 @@ def of(kind: str, *arguments: Any, **settings: Any) -> torch.optim.Optimizer:
     return getattr(torch.optim, kind)(arguments[0].parameters() if arguments else MODEL.parameters(), **settings)
 
 
-class Around(torch.optim.Optimizer):
-    """An optimizer around another, made without the constructor of torch."""
-
-    def __init__(self, base: torch.optim.Optimizer):
-        self.param_groups, self.defaults, self.state = base.param_groups, base.defaults, base.state
-
-
 MODEL, OTHER = seeded(Net), seeded(Net)
 PARAMETERS = [nn.Parameter(torch.ones(3))]
 OPTIMIZERS: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
