@@ -257,7 +257,13 @@ class ShardedCompressionHook(HookState):
             self._compare_replicas()
         self._begin_pass()
         if unit in self._reduced:
-            self._refuse_acting_twice(unit)
+            decays = any(isinstance(self.feedback.residual.of(slot.name), DecayedResidual) for slot in self.slots)
+            if decays or self.feedback.momentum is not None:
+                raise UsageError(
+                    f"{unit.name!r} is reduced twice in a backward pass, as where it is called twice, so that momentum "
+                    "or residuals would decay twice in a step: use a compressor without momentum and a scheme without "
+                    "decay"
+                )
             self.feedback.end_step(self.steps)  # of the residuals, so that they may be used again
             self._reduced.clear()
         if flat.is_cuda:
@@ -293,15 +299,6 @@ class ShardedCompressionHook(HookState):
                 self._end_step()
             if self._stream is not None:
                 torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-    def _refuse_acting_twice(self, unit: Unit) -> None:
-        """Raise UsageError if a second reduction of `unit` in a step would multiply momentum or residuals again."""
-        residuals = [self.feedback.residual.of(slot.name) for slot in self.slots]
-        if self.feedback.momentum is not None or any(isinstance(one, DecayedResidual) for one in residuals):
-            raise UsageError(
-                f"{unit.name!r} is reduced twice in a backward pass, as where it is called twice, so that momentum or "
-                "residuals would decay twice in a step: use a compressor without momentum and a scheme without decay"
-            )
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
@@ -360,9 +357,7 @@ class ShardedCompressionHook(HookState):
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load a `state` that `state_dict` made; ConfigError if it has nothing of this rank."""
         (key,) = self.state_dict()
-        if key not in state:
-            raise ConfigError(f"residual state: it has nothing of {key}; go on with as many ranks, or use redistribute")
-        self.load_residual_state_dict(state[key])
+        self.load_residual_state_dict(state.get(key, {}))
 
 
 # --- The call: the model is checked, all ranks compare what they were given, and the hook is made ---

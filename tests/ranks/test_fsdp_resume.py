@@ -54,9 +54,10 @@ def check_fewer_replicas(states: list[dict[str, Tensor]], communicator: Communic
         hook.load_residual_state_dict(own["alone"])
     with pytest.raises(ConfigError, match=rf"none is that of shard {dist.get_rank()} of 2, which this rank holds"):
         hook.load_residual_state_dict(own["other"])
+    for act in (hook.load_residual_state_dict, hook.load_state_dict):
+        with pytest.raises(ConfigError, match=r"none is that of shard \d of 2, which"):
+            act({})
     with pytest.raises(ConfigError, match=r"none is that of shard \d of 2, which"):
-        hook.load_residual_state_dict({})
-    with pytest.raises(ConfigError, match=r"it has nothing of replica 0, shard \d"):
         hook.load_state_dict({"replica 7, shard 0": own["alone"]})
     resireduce.redistribute(hook, states)
     held, pair = hook.residual_state_dict(), states[dist.get_rank() :: 2]
