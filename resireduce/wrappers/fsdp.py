@@ -22,10 +22,11 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.errors import ConfigError, UsageError, check_count
+from resireduce.errors import ConfigError, UsageError, check, check_count
 from resireduce.grouping import Grouping, compressible
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.residuals.base import DecayedResidual
+from resireduce.resume import SHARD
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import agree, kinds
@@ -189,8 +190,6 @@ UNKNOWN = (
     "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, and call "
     "fully_shard(model) too, or average it yourself"
 )
-SHARD = ("shard_rank", "shard_world_size")
-"""Additional keys of a residual state: the number of this rank's shard, and how many there are."""
 
 
 class ShardedCompressionHook(HookState):
@@ -206,6 +205,7 @@ class ShardedCompressionHook(HookState):
     def __init__(self, model: nn.Module, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
         super().__init__({name: like for name, like in likes(units).items() if like.numel()}, feedback)
         self._shards, self.units = shards, tuple(units)
+        feedback.place = {**feedback.place, **dict(zip(SHARD, (shards.rank, shards.world_size), strict=True))}
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._reduced: set[Unit] = set()
         self._failed, self._is_fresh = False, True
@@ -319,38 +319,12 @@ class ShardedCompressionHook(HookState):
                     tensor.record_stream(stream)
             self._is_fresh = False
 
-    # --- saved states: residuals of the slices that this rank owns, named by shard ---
-
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, and the number of its shard; torch.distributed.checkpoint takes this object."""
-        place = (self._shards.rank, self._shards.world_size)
-        named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
-        return super().residual_state_dict() | named
-
-    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number."""
-        (own,) = self.of_this_shard([state])
-        super().load_residual_state_dict(own)
-
-    def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Return those of `states`, one saved by each rank, that belong to this rank's shard, without its number.
-
-        Raises ConfigError if there is none.
-        """
-        place = self._shards.rank, self._shards.world_size
-        own = [state for state in states if place == tuple(int(state.get(key, -1)) for key in SHARD)]
-        if not own:
-            raise ConfigError(
-                f"residual state: none is that of shard {place[0]} of {place[1]}, which this rank holds: load its own, "
-                "in a job of as many shards. Slices of residuals are not cut anew; the number of replicas may change: "
-                "resireduce.redistribute"
-            )
-        return [{key: value for key, value in state.items() if key not in SHARD} for state in own]
+    # --- saved states, for torch.distributed.checkpoint ---
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return `residual_state_dict` for torch.distributed.checkpoint, under a key that only this rank has.
+        """Return `residual_state_dict` under a key that only this rank has.
 
-        Of tensors that several ranks save under one name, it keeps a single one, and the others would be lost.
+        Of tensors that several ranks save under one name, torch.distributed.checkpoint keeps a single one.
         """
         return {f"replica {self.feedback.communicator.rank}, shard {self._shards.rank}": self.residual_state_dict()}
 
@@ -423,17 +397,12 @@ def _shard_group(units: Sequence[Unit]) -> dist.ProcessGroup:
     return groups[0]
 
 
-def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup:
+def _replicas(replicate: Any, shards: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return the process group that `replicate` stands for. Raises ConfigError unless it crosses `shards` here."""
-    if isinstance(replicate, DeviceMesh) and replicate.ndim == 1:
-        group = replicate.get_group()
-    elif isinstance(replicate, dist.ProcessGroup):
-        group = replicate
-    else:
-        raise ConfigError(
-            f"replicate: {replicate!r} is not allowed; give a mesh of one dimension, such as mesh['replicate'], or a "
-            "process group that this rank is in"
-        )
+    is_mesh = isinstance(replicate, DeviceMesh) and replicate.ndim == 1
+    group = replicate.get_group() if is_mesh else replicate
+    wanted = "a mesh of one dimension, such as mesh['replicate'], or a process group that this rank is in"
+    check("replicate", replicate, isinstance(group, dist.ProcessGroup), wanted)
     ranks = dist.get_process_group_ranks(group)
     common = sorted({*ranks} & {*dist.get_process_group_ranks(shards)})
     if common != [dist.get_rank()]:
