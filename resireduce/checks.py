@@ -159,13 +159,11 @@ def check_types(model: object, optimizer: object) -> None:
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
             "and train that without the wrapper, or use resireduce.compress_ddp(...)"
         )
-    sharded = next((name for name, p in model.named_parameters() if hasattr(p, "placements")), None)
-    wrapper = next((m for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"), None)
-    if sharded is not None or wrapper is not None:
-        what = "the model" if sharded is None else repr(sharded)
+    is_wrapped = any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules())
+    if is_wrapped or any(hasattr(one, "placements") for one in model.parameters()):
         raise ConfigError(
-            f"model: {what} is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model "
-            "whose parameters are whole on every rank, or use resireduce.compress_fsdp(...)"
+            "model: it is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model whose "
+            "parameters are whole on every rank, or use resireduce.compress_fsdp(...)"
         )
 
 

@@ -205,13 +205,6 @@ class Around(Watcher):
 # --- Training without the distributed optimizer, which is gone ---
 
 
-TRAINED_ON = (
-    "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its gradients any "
-    "more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes its optimizer anew, "
-    "distribute that one too, in the function that makes it. If each rank is to train by itself, close() it before"
-)
-
-
 def watch_orphans(parameters: Iterable[Tensor]) -> None:
     """Have a warning given once if a backward pass reaches `parameters`, whose distributed optimizer is gone."""
     handles: list[RemovableHandle] = []
@@ -224,18 +217,15 @@ def _warn_of_loss(handles: Iterable[RemovableHandle], parameter: Tensor) -> None
     for handle in handles:
         handle.remove()
     if not is_distributed(parameter):  # by another optimizer since
-        warn(TRAINED_ON)
+        warn(
+            "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
+            "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes "
+            "its optimizer anew, distribute that one too, in the function that makes it. If each rank is to train by "
+            "itself, close() it before"
+        )
 
 
 # --- Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not ---
-
-
-FORGOTTEN = (
-    "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left by steps "
-    "that this state does not know. Save residual_state_dict() of every rank beside it, and load it by "
-    "load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. If that state is of "
-    "training without compression, call start_at(0), and nothing is missing"
-)
 
 
 class Resumed(Watcher):
@@ -273,7 +263,12 @@ class Resumed(Watcher):
         is_forgotten = self._is_loaded and not self._has_residuals
         self._is_loaded, self._has_residuals, self._has_stepped = False, False, True
         if is_forgotten and self._residual.tensors():
-            warn(FORGOTTEN)
+            warn(
+                "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left "
+                "by steps that this state does not know. Save residual_state_dict() of every rank beside it, and load "
+                "it by load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. "
+                "If that state is of training without compression, call start_at(0), and nothing is missing"
+            )
 
 
 def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:

@@ -27,11 +27,6 @@ from resireduce.settings import Settings
 from resireduce.watchers import OtherSteps
 from resireduce.wrappers.hooks import HookState
 
-UNKNOWN = (
-    "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "
-    "gradient of it: do that before the model is wrapped, or wrap it anew"
-)
-
 
 def compress_ddp(
     model: DistributedDataParallel,
@@ -101,7 +96,11 @@ class CompressionHook(HookState):
     def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         super().__init__(parameters, feedback)
         ignored = [one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore]
-        self._others = OtherSteps(model.module, [*ignored, *parameters.values()], UNKNOWN)
+        reason = (
+            "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its "
+            "own gradient of it: do that before the model is wrapped, or wrap it anew"
+        )
+        self._others = OtherSteps(model.module, [*ignored, *parameters.values()], reason)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._strides = {slot: _strides(slot.parameter) for slot in self.slots}
         self._results: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of this pass

@@ -186,12 +186,6 @@ def groups_of(units: Sequence[Unit]) -> list[Any]:
 # --- The all-reduce hook of FSDP2: what happens to the gradients of one unit after their reduce-scatter ---
 
 
-UNKNOWN = (
-    "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, and call "
-    "fully_shard(model) too, or average it yourself"
-)
-
-
 class ShardedCompressionHook(HookState):
     """Made by `compress_fsdp`: holds this rank's residuals, of the slices that it owns, and the messages under way.
 
@@ -212,7 +206,11 @@ class ShardedCompressionHook(HookState):
         self._task = -1  # which run of autograd's engine the last unit was of
         self._stream: torch.cuda.Stream | None = None  # on which units are reduced, if they are on a GPU
         shards_held = [held.sharded_param for unit in self.units for held in unit.trained.values()]
-        self._others = OtherSteps(model, shards_held, UNKNOWN)
+        reason = (
+            "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, "
+            "and call fully_shard(model) too, or average it yourself"
+        )
+        self._others = OtherSteps(model, shards_held, reason)
         for unit in self.units:
             unit.module.register_forward_pre_hook(unit.refuse_after_failure)  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(self.reduce, unit))
