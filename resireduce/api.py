@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from resireduce.checks import (
-    check_beside_optimizer,
-    check_merge,
-    check_settings,
-    check_types,
-    check_update,
-    optimized,
-)
+from resireduce.checks import check_merge, check_settings, check_types, check_update, optimized
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
@@ -128,10 +121,9 @@ def distribute(
     settings = Settings(**{name: value for name, value in locals().items() if name not in ("model", "optimizer")})
     check_types(model, optimizer)
     check_kinds(model)
-    check_settings(settings, model)
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)
-    check_beside_optimizer(settings, lossy, optimizer)
+    check_settings(settings, lossy, model, optimizer)
     check_update(settings, lossy, optimizer, model, parameters)
     check_merge(settings.merge, lossy, parameters)
     communicator = find_communicator(settings.backend, settings.group, parameters.values())

@@ -20,8 +20,10 @@ from resireduce.watchers import is_distributed
 # --- The settings of `resireduce.distribute`, checked before anything is changed ---
 
 
-def check_settings(settings: Settings, model: nn.Module) -> None:
-    """Raise ConfigError for `settings` that cannot be used with `model`, whatever compressor and optimizer it has."""
+def check_settings(
+    settings: Settings, compressor: Compressor, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Raise ConfigError for `settings` that cannot be used with one another, `compressor`, `model` or `optimizer`."""
     choose("gradients", settings.gradients, GRADIENTS)
     check_count("backward_passes_per_step", settings.backward_passes_per_step, 1, "passes")
     check_count("warm_up_steps", settings.warm_up_steps, of="steps")
@@ -43,17 +45,13 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
             f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
             "are unscaled; keep parameters in float32 and use torch.autocast"
         )
-
-
-def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or with `settings`."""
     name, own = type(compressor).__name__, own_momentum(optimizer)
     if compressor.momentum is not None and own is not None:
         raise ConfigError(
             f"compressor: {name} corrects momentum and is not allowed with the {own} of {type(optimizer).__name__}; "
             "give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', which leaves momentum to it"
         )
-    if compressor.momentum is not None and settings.streamed and settings.grad_scaler is not None:
+    if compressor.momentum is not None and settings.streamed and scaler is not None:
         raise ConfigError(
             f"grad_scaler: it is not allowed with {name} and gradients='streamed': velocities of a step that is "
             "skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
